@@ -1,0 +1,97 @@
+"""Entry point of the `shardplan` command: finds the sub-command, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "plan": "Plan a model on a cluster and write the plan file.",
+    "profile": "Price a model: totals, costliest blocks and operators, coverage.",
+    "check": "Check a plan file against its schema, model and hardware.",
+    "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",
+    "simulate": "Play a plan's schedule out: step time, bubble, memory over time.",
+    "diff": "Compare two plans by meaning.",
+    "hardware": "List, show, lint and write hardware profiles.",
+    "models": "List and build bundled models.",
+    "schema": "Print the JSON Schema of a file format.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Sub-commands are modules beside this one, imported only when used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__package__}.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from planner.registry import did_you_mean
+
+            raise click.UsageError(f"no such command {args[0]!r} ({did_you_mean(args[0], COMMANDS)})", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show tracebacks instead of one-line errors.")
+@click.version_option(package_name="shardplan")
+@click.pass_context
+def app(ctx: click.Context, debug: bool) -> None:
+    """Plan how to split a DNN training job over devices, and prove it.
+
+    \b
+    Examples:
+      shardplan plan model.onnx --hardware dgx-a100 --global-batch 512 -o model.plan.json
+      shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
+      shardplan explain model.plan.json
+    """
+    ctx.obj = {"debug": debug}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits the process with a code that says the kind of failure."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        sys.exit(_report(error))
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _report(error: Exception) -> int:
+    """Print an error as one line (plus one line for each further finding) and give its exit code."""
+    from planner import ShardplanError
+
+    if isinstance(error, ShardplanError):
+        findings = error.problems or (error.problem,)
+        for finding in findings:
+            click.echo(f"shardplan: error: {finding}", err=True)
+            if finding.excerpt:
+                click.echo(finding.excerpt, err=True)
+        return error.exit_code
+    click.echo(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)", err=True)
+    return 70

@@ -1,0 +1,1 @@
+"""Hardware profiles: YAML, data only, each figure with its source."""

@@ -1,0 +1,1 @@
+"""Builders of well-known models as ONNX graphs: shapes, no weights."""

@@ -1,0 +1,43 @@
+"""Plans how to split a DNN training job over devices, and proves it.
+
+The front door re-exports the names that users and the command line need; each is imported when first used, so that
+`import planner` is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    # errors
+    "ShardplanError": "planner.errors",
+    "UsageError": "planner.errors",
+    "ModelError": "planner.errors",
+    "HardwareError": "planner.errors",
+    "JobError": "planner.errors",
+    "InfeasibleError": "planner.errors",
+    "PlanError": "planner.errors",
+    "OutputError": "planner.errors",
+    "did_you_mean": "planner.registry",
+    # graph
+    "Graph": "planner.graph",
+    "Node": "planner.graph",
+    "Tensor": "planner.graph",
+    "Parameter": "planner.graph",
+    "DType": "planner.graph",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

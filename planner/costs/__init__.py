@@ -1,0 +1,1 @@
+"""Work to seconds: roofline with efficiency curves, measured and imported profiles."""

@@ -1,0 +1,84 @@
+"""Every error that a user can cause: what went wrong, where, and what to do about it.
+
+Each kind has an exit code of its own, so that scripts can tell a bad file from a model that does not fit.
+Errors are raised by the library and turned into one line on standard error by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding inside a file or an option: where it is, what is wrong, and how to mend it."""
+
+    message: str
+    where: str = ""
+    hint: str = ""
+    excerpt: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class ShardplanError(Exception):
+    """Base of all errors a user can cause.
+
+    Args:
+        message: what is wrong, one line.
+        where: file, file:line:column, node name or field path.
+        hint: what to do about it.
+        problems: further findings of the same kind, when a file has several.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "", problems: Sequence[Problem] = ()) -> None:
+        self.problem = Problem(message, where, hint)
+        self.problems = tuple(problems)
+        super().__init__(str(self.problem))
+
+
+class UsageError(ShardplanError):
+    """An option or argument that cannot be used (exit code 2, as click's own)."""
+
+    exit_code = 2
+
+
+class ModelError(ShardplanError):
+    """A model that cannot be read, or read far enough to price it (exit code 3)."""
+
+    exit_code = 3
+
+
+class HardwareError(ShardplanError):
+    """A hardware profile that cannot be found or is wrong (exit code 4)."""
+
+    exit_code = 4
+
+
+class JobError(ShardplanError):
+    """A job that makes no sense, such as a global batch that no micro-batch divides (exit code 5)."""
+
+    exit_code = 5
+
+
+class InfeasibleError(ShardplanError):
+    """No plan fits: the smallest set of reasons, in the user's terms (exit code 6)."""
+
+    exit_code = 6
+
+
+class PlanError(ShardplanError):
+    """A plan file that is malformed, inconsistent, or made for something else (exit code 7)."""
+
+    exit_code = 7
+
+
+class OutputError(ShardplanError):
+    """A result that cannot be written (exit code 8)."""
+
+    exit_code = 8

@@ -1,0 +1,264 @@
+"""The model as a DAG of operators over named tensors, independent of the file format it came from."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+
+AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+ConstantValue = tuple[int, ...] | tuple[float, ...]
+
+_EMPTY: Mapping[str, ConstantValue] = MappingProxyType({})
+
+
+class DType(StrEnum):
+    """Element types, by the name that torch and numpy users know."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8"
+    FLOAT4 = "float4"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    INT4 = "int4"
+    INT2 = "int2"
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
+    UINT8 = "uint8"
+    UINT4 = "uint4"
+    UINT2 = "uint2"
+    BOOL = "bool"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+    STRING = "string"
+
+    @property
+    def bits(self) -> int:
+        """Bits an element takes in memory (a string counts as 64)."""
+        return _BITS[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether gradients can flow through a tensor of this type."""
+        return self.value.startswith(("float", "bfloat", "complex"))
+
+
+_BITS = {
+    DType.FLOAT64: 64, DType.FLOAT32: 32, DType.FLOAT16: 16, DType.BFLOAT16: 16, DType.FLOAT8: 8, DType.FLOAT4: 4,
+    DType.INT64: 64, DType.INT32: 32, DType.INT16: 16, DType.INT8: 8, DType.INT4: 4, DType.INT2: 2,
+    DType.UINT64: 64, DType.UINT32: 32, DType.UINT16: 16, DType.UINT8: 8, DType.UINT4: 4, DType.UINT2: 2,
+    DType.BOOL: 8, DType.COMPLEX64: 64, DType.COMPLEX128: 128, DType.STRING: 64,
+}  # fmt: skip
+
+
+class TensorKind(StrEnum):
+    """Where a tensor's content comes from."""
+
+    INPUT = "input"
+    """Fed from outside at every step (token ids, images, masks, labels)."""
+    ACTIVATION = "activation"
+    """Computed from an input."""
+    PARAMETER = "parameter"
+    """A trained weight, or computed from trained weights alone (a transposed copy, a slice, a cast)."""
+    CONSTANT = "constant"
+    """Fixed: a table, a mask, a scalar, or computed from such alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array with a known shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    kind: TensorKind
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes the tensor takes, sub-byte types packed."""
+        return (self.elements * self.dtype.bits + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight tensor as the file stores it.
+
+    Attributes:
+        name: the initializer's (or constant's) name in the file; unique.
+        label: what a person would call it, `model.layers.7.mlp.up_proj.weight`; equals `name` when nothing better is known.
+        shape: as stored in the file.
+        dtype: as stored in the file.
+        module: path of the module that owns it, "" when unknown.
+        trainable: false for buffers (batch norm's running statistics, position ids).
+        transposed: the file stores the transpose of the module's weight.
+        tied_to: name of the parameter this one is a copy of (counted once, gradients summed), else "".
+    """
+
+    name: str
+    label: str
+    shape: tuple[int, ...]
+    dtype: DType
+    module: str = ""
+    trainable: bool = True
+    transposed: bool = False
+    tied_to: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of the model.
+
+    Attributes:
+        key: name of the first output, unique in the graph; plans refer to nodes by it, since node names may be empty.
+        op: ONNX operator type, other domains in front: `MatMul`, `com.microsoft.Gelu`.
+        inputs: tensor names by position, "" for an optional input that is absent.
+        outputs: tensor names by position, "" for an output nobody asked for.
+        attributes: plain Python values by name.
+        module: path of the module the exporter says it belongs to, `model.layers.7.self_attn`; "" when unknown.
+        name: the node's own name in the file, may be empty.
+        repeat: how often it runs in one forward pass (loop bodies; a Loop or Scan is inlined once with its trip count).
+    """
+
+    key: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    module: str = ""
+    name: str = ""
+    repeat: int = 1
+
+
+class NoteLevel(StrEnum):
+    """How much an import note matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the importer assumed, dropped or could not do, to be said to the user by name."""
+
+    level: NoteLevel
+    code: str
+    message: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What the importer did with the file's nodes.
+
+    `total = kept + plumbing + folded + dead`; notes say what was assumed.
+    """
+
+    format: str
+    total_nodes: int
+    kept_nodes: int
+    plumbing_nodes: int
+    folded_nodes: int
+    dead_nodes: int
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model: operators in topological order over named tensors of known shape.
+
+    Attributes:
+        name: a short name for people.
+        fingerprint: sha256 of the source file's structure (hex), the identity that plans are bound to.
+        nodes: cost-bearing operators in topological order; shape plumbing, dead and constant-only nodes are not here.
+        tensors: every tensor that a node reads or writes, by name.
+        inputs: names of the tensors fed at each step.
+        outputs: names of the results.
+        parameters: weights, in order of first use.
+        sources: for a tensor of kind PARAMETER: names of the parameters it is computed from.
+        constants: values of small constant tensors (axes, shapes, epsilons), flattened, by name.
+        batch: size of the batch dimension the shapes are for; 0 when unknown.
+        opset: version of the default ONNX operator set; 0 for other formats.
+        report: what the importer kept, dropped and assumed.
+    """
+
+    name: str
+    fingerprint: str
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    sources: Mapping[str, tuple[str, ...]]
+    constants: Mapping[str, ConstantValue] = _EMPTY
+    batch: int = 0
+    opset: int = 0
+    report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0, 0))
+
+    @functools.cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Index of the node that writes a tensor; graph inputs, parameters and constants have none."""
+        return {out: i for i, node in enumerate(self.nodes) for out in node.outputs if out}
+
+    @functools.cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """Indices of the nodes that read a tensor, ascending, each once."""
+        found: dict[str, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for name in dict.fromkeys(node.inputs):
+                if name:
+                    found.setdefault(name, []).append(i)
+        return {name: tuple(users) for name, users in found.items()}
+
+    @functools.cached_property
+    def edges(self) -> np.ndarray:
+        """Data dependencies between nodes as an int64 array of shape [edges, 2] (producer, consumer), each pair once."""
+        pairs = {
+            (self.producer[name], i)
+            for i, node in enumerate(self.nodes)
+            for name in node.inputs
+            if name in self.producer
+        }
+        return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+
+    @functools.cached_property
+    def parameter_index(self) -> Mapping[str, int]:
+        """Position of a parameter in `parameters` by name."""
+        return {p.name: i for i, p in enumerate(self.parameters)}
+
+    @functools.cached_property
+    def node_parameters(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, indices of the parameters it uses, ties resolved to the parameter they are a copy of."""
+        resolved = [self.parameter_index[p.tied_to] if p.tied_to else i for i, p in enumerate(self.parameters)]
+        result = []
+        for node in self.nodes:
+            used: dict[int, None] = {}
+            for name in node.inputs:
+                for source in self.sources.get(name, ()):
+                    used[resolved[self.parameter_index[source]]] = None
+            result.append(tuple(used))
+        return tuple(result)
+
+    def parameter_count(self, *, trainable_only: bool = True) -> int:
+        """Number of weight elements, a tied copy counted once."""
+        return sum(p.elements for p in self.parameters if not p.tied_to and (p.trainable or not trainable_only))

@@ -1,0 +1,140 @@
+"""Devices, links and clusters: what the planner knows about the machines, in SI units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+
+class Collective(StrEnum):
+    """Ways in which a group of devices exchanges data."""
+
+    SEND = "send"
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """An achievable fraction of a peak that grows with the size of the work.
+
+    `fractions[i]` holds from `sizes[i]` on; between two points the fraction is interpolated linearly in log(size);
+    below the first point it is `fractions[0]`, beyond the last `fractions[-1]`. Sizes are FLOPs or bytes, ascending.
+    """
+
+    sizes: tuple[float, ...]
+    fractions: tuple[float, ...]
+
+    def at(self, size: np.ndarray | float) -> np.ndarray:
+        """Fractions (0..1] for an array of sizes of any shape."""
+        return np.asarray(np.interp(np.log(np.maximum(size, 1.0)), np.log(self.sizes), self.fractions))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator.
+
+    Attributes:
+        name: as in the profile, `a100-sxm-80gb`.
+        memory_bytes: all of the device's memory.
+        reserve_bytes: what the runtime keeps for itself (context, collective buffers, fragmentation); not plannable.
+        matrix_flop_per_s: nominal dense peak of the matrix units by data type name (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
+        matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
+        vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
+        memory_byte_per_s: nominal bandwidth of device memory.
+        memory_efficiency: achievable fraction of that bandwidth by bytes of one operation.
+        launch_s: host-side cost of launching one kernel.
+        price_per_hour: US dollars a device and hour, 0 when unknown.
+    """
+
+    name: str
+    memory_bytes: int
+    reserve_bytes: int
+    matrix_flop_per_s: Mapping[str, float]
+    matrix_efficiency: Curve
+    vector_flop_per_s: float
+    memory_byte_per_s: float
+    memory_efficiency: Curve
+    launch_s: float
+    price_per_hour: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory a plan may use."""
+        return self.memory_bytes - self.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFit:
+    """A measured collective on one level: `seconds = latency_s + traffic / byte_per_s`.
+
+    Traffic is what a ring moves per rank: 2 (n-1)/n of the payload for all-reduce, (n-1)/n for the other collectives.
+    """
+
+    collective: Collective
+    ranks: int
+    latency_s: float
+    byte_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One tier of links, joining `size` groups of the tier below (devices, for the innermost).
+
+    Attributes:
+        name: `nvlink`, `node network`, ...
+        size: groups joined; the product over all levels is the number of devices.
+        byte_per_s: what one group can send into this tier, one direction.
+        device_byte_per_s: what a single device can send into this tier, one direction (at most `byte_per_s`).
+        latency_s: start-up time of one message.
+        efficiency: achievable fraction of the nominal bandwidths, applied by the pricing functions.
+        fits: measured collectives that override the model.
+    """
+
+    name: str
+    size: int
+    byte_per_s: float
+    device_byte_per_s: float
+    latency_s: float
+    efficiency: float = 1.0
+    fits: tuple[CollectiveFit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices in a line, numbered so that neighbours share the innermost level.
+
+    Attributes:
+        name: as in the profile, with the number of nodes where the user gave one.
+        fingerprint: sha256 (hex) of the resolved profile, the identity that plans are bound to.
+        devices: the distinct device types.
+        device_types: int64 [device_count], index into `devices` for each rank.
+        levels: innermost first; empty for a single device.
+    """
+
+    name: str
+    fingerprint: str
+    devices: tuple[Device, ...]
+    device_types: np.ndarray
+    levels: tuple[Level, ...]
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices (ranks)."""
+        return len(self.device_types)
+
+    def device(self, rank: int) -> Device:
+        """The device of a rank."""
+        return self.devices[int(self.device_types[rank])]
+
+    def group_sizes(self) -> tuple[int, ...]:
+        """Devices in one group of each level: `(8, 64)` for 8 nodes of 8 devices."""
+        return tuple(math.prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))

@@ -1,0 +1,1 @@
+"""What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""

@@ -1,0 +1,177 @@
+"""What an operator is: iteration dimensions, operands, work, what backward needs, and how it may be split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One operator applied to concrete tensors: all that a rule may look at.
+
+    Attributes:
+        op: operator type as in `Node.op`.
+        opset: version of the default operator set.
+        inputs: by position, None where an optional input is absent.
+        outputs: by position, None where nobody reads the output.
+        attributes: by name.
+        constants: by input position, the flattened value where it is a small known constant, else None.
+    """
+
+    op: str
+    opset: int
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    attributes: Mapping[str, AttributeValue]
+    constants: tuple[ConstantValue | None, ...]
+
+    @staticmethod
+    def of(graph: Graph, node: Node) -> OpCall:
+        """The call that a node of a graph makes."""
+        return OpCall(
+            node.op,
+            graph.opset,
+            tuple(graph.tensors[name] if name else None for name in node.inputs),
+            tuple(graph.tensors.get(name) if name else None for name in node.outputs),
+            node.attributes,
+            tuple(graph.constants.get(name) if name else None for name in node.inputs),
+        )
+
+    def signature(self) -> tuple[object, ...]:
+        """What the cost depends on: equal signatures cost the same. Tensor names are left out."""
+        return (
+            self.op,
+            tuple((t.shape, t.dtype, t.kind) if t else None for t in self.inputs),
+            tuple((t.shape, t.dtype) if t else None for t in self.outputs),
+            tuple(sorted(self.attributes.items(), key=lambda kv: kv[0])),
+            self.constants,
+        )
+
+
+class DimKind(StrEnum):
+    """How an iteration dimension may be treated."""
+
+    PARALLEL = "parallel"
+    """Indexes a result: a split gives a sharded result."""
+    REDUCED = "reduced"
+    """Summed over: a split gives partial sums."""
+    COUPLED = "coupled"
+    """Its points depend on each other (softmax's axis, a recurrence's time): no split without communication inside."""
+    WHOLE = "whole"
+    """Never split (a kernel window, a tiny axis)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One iteration dimension of a loop nest."""
+
+    name: str
+    size: int
+    kind: DimKind
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a loop nest reads or writes one tensor.
+
+    Attributes:
+        position: index of the operand among the call's inputs (for reads) or outputs (for writes).
+        dims: for each dimension of the tensor, the iteration dimensions that index it, in order, outermost first:
+            `("n",)`; `()` for a broadcast dimension of size 1; `("y", "r")` for a window `y * stride + r` (see `halo`);
+            two names without halo mean the tensor dimension is their product (a reshape's split or merge).
+        halo: for tensor dimensions indexed by a window: (dimension, extra elements a neighbour must supply on each side).
+    """
+
+    position: int
+    dims: tuple[tuple[str, ...], ...]
+    halo: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """The iteration space of (a part of) an operator.
+
+    `matrix_flops` is 2 per multiply-add over the nest when it is a contraction run by matrix units, else 0;
+    `vector_flops` counts element-wise arithmetic.
+    """
+
+    dims: tuple[Dim, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    matrix_flops: float = 0.0
+    vector_flops: float = 0.0
+
+    def dim(self, name: str) -> Dim:
+        """The iteration dimension of that name."""
+        return next(d for d in self.dims if d.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Something kept between forward and backward.
+
+    Attributes:
+        source: "input", "output" or "extra" (made by the operator itself: a dropout mask, statistics, pool indices).
+        position: which input or output; for extras a running number.
+        byte_count: bytes kept, for extras; 0 for inputs and outputs, whose own size counts.
+        random: kept only when the operator draws random numbers in training (dropout masks).
+    """
+
+    source: str
+    position: int
+    byte_count: int = 0
+    random: bool = False
+
+
+class Origin(StrEnum):
+    """How an operator's price was found; the coverage report counts these."""
+
+    RULE = "rule"
+    FALLBACK = "fallback"
+    PLUMBING = "plumbing"
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """Everything the planner knows about one operator call.
+
+    Attributes:
+        nests: loop nests in order of execution; most operators have one; empty for views and plumbing.
+        saved: what backward keeps.
+        view: the first output shares the first input's storage (reshape, squeeze): no bytes moved, nothing saved.
+        kernels: how many device kernels one forward pass launches.
+        forward_bytes: device memory traffic of the forward pass, reads plus writes.
+        backward_bytes: device memory traffic of the backward pass.
+        backward_kernels: kernels the backward pass launches.
+        input_grad_matrix_flops: matrix work of the gradients with respect to activations.
+        weight_grad_matrix_flops: matrix work of the gradients with respect to parameters.
+        backward_vector_flops: element-wise work of the backward pass.
+        origin: rule or fallback.
+    """
+
+    nests: tuple[LoopNest, ...]
+    saved: tuple[Saved, ...] = ()
+    view: bool = False
+    kernels: int = 1
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    backward_kernels: int = 2
+    input_grad_matrix_flops: float = 0.0
+    weight_grad_matrix_flops: float = 0.0
+    backward_vector_flops: float = 0.0
+    origin: Origin = Origin.RULE
+    details: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def matrix_flops(self) -> float:
+        """Forward matrix and convolution work, 2 per multiply-add."""
+        return sum(n.matrix_flops for n in self.nests)
+
+    @property
+    def vector_flops(self) -> float:
+        """Forward element-wise work."""
+        return sum(n.vector_flops for n in self.nests)

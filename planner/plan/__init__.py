@@ -1,0 +1,1 @@
+"""The answer as a file: types, JSON, assembly, diff, validation, explanation."""

@@ -1,0 +1,1 @@
+"""Play a plan's schedule out in time and memory."""

@@ -1,0 +1,1 @@
+"""A problem to its best decision and a bound; one file a solver."""

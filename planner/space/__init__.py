@@ -1,0 +1,1 @@
+"""What can be decided and at what price, and an independent judge."""

@@ -1,0 +1,212 @@
+"""What is asked, what can be decided, and what a decision costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the user wants trained.
+
+    Attributes:
+        global_batch: samples per optimizer step over all devices.
+        precision: name in `planner.costs.precision.PRECISIONS`.
+        optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
+        micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that fits.
+        schedules: allowed schedules.
+        recompute: allowed choices per stage: "never", "always" or "auto".
+        zero: allowed ZeRO stages (0: none, 1: optimizer state sharded over a stage's replicas).
+        max_stages: most pipeline stages; 0 means no limit.
+        devices: use at most that many devices of the cluster; 0 means all.
+        fused_attention: attention keeps q, k, v and the output, not the score matrix.
+        dropout: dropout masks are drawn and kept.
+        overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1).
+    """
+
+    global_batch: int
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    micro_batches: tuple[int, ...] = ()
+    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    recompute: str = "auto"
+    zero: tuple[int, ...] = (0, 1)
+    max_stages: int = 0
+    devices: int = 0
+    fused_attention: bool = True
+    dropout: bool = True
+    overlap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """One stage: blocks `start` (inclusive) to `stop` (exclusive) on `replicas` neighbouring devices."""
+
+    start: int
+    stop: int
+    replicas: int
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A point of the space: indices and numbers only.
+
+    The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the whole
+    pipeline, and in it stage i takes the next `replicas` devices in line. So stage i has `copies * replicas` replicas in all.
+
+    Attributes:
+        stages: in order; together they cover all blocks.
+        copies: copies of the whole pipeline.
+        micro_batch: samples a replica runs at a time.
+        micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
+        schedule: name of the schedule.
+        zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
+    """
+
+    stages: tuple[StageChoice, ...]
+    copies: int
+    micro_batch: int
+    micro_batches: int
+    schedule: str
+    zero: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBytes:
+    """Memory of one device, by kind."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    reserve: float
+
+    @property
+    def total(self) -> float:
+        """Sum over all kinds."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace + self.reserve
+
+
+@dataclass(frozen=True, slots=True)
+class StageTerms:
+    """What one stage of a decision costs (times for one micro-batch on one replica, unless said otherwise).
+
+    Attributes:
+        forward_s: forward computation.
+        backward_s: backward computation, recomputation included.
+        recompute_s: the part of `backward_s` that repeats the forward.
+        receive_s: time to receive the stage's input activations from the stage before (0 for the first); the gradient that
+            flows back over the same boundary costs the same again.
+        sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
+        exposed_sync_s: what of `sync_s` is not hidden behind backward work.
+        update_s: optimizer step per iteration.
+        in_flight: micro-batches whose activations one replica keeps at the most.
+        memory: bytes of one device, by kind.
+        capacity_bytes: memory of the smallest device that the stage uses, reserve included.
+    """
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    receive_s: float
+    sync_s: float
+    exposed_sync_s: float
+    update_s: float
+    in_flight: int
+    memory: MemoryBytes
+    capacity_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A limit that a decision breaks: `kind` is "memory", "coverage", "devices", "divisibility" or "option"."""
+
+    kind: str
+    stage: int
+    message: str
+    needed: float = 0.0
+    available: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The judge's verdict on one decision.
+
+    Attributes:
+        iteration_s: closed form of the iteration time (see `planner.space.evaluate`).
+        stages: terms by stage.
+        violations: empty when the decision is feasible.
+        bottleneck: index of the stage that sets the pace.
+    """
+
+    iteration_s: float
+    stages: tuple[StageTerms, ...]
+    violations: tuple[Violation, ...]
+    bottleneck: int
+
+    @property
+    def feasible(self) -> bool:
+        """Whether no limit is broken."""
+        return not self.violations
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What is proven about an answer.
+
+    Attributes:
+        bound_s: no decision of the space is faster than this.
+        gap: (answer - bound) / answer.
+        space: in words, what the bound speaks of.
+        proven_optimal: the gap is zero up to rounding.
+    """
+
+    bound_s: float
+    gap: float
+    space: str
+    proven_optimal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A decision worth showing: the answer, a runner-up, or a trivial plan priced beside it."""
+
+    label: str
+    decision: Decision
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
+
+    n blocks, t device types. Boundary p (0..n) lies before block p.
+
+    Attributes:
+        micro_batch: samples per micro-batch.
+        forward_s: [t, n] seconds.
+        backward_s: [t, n] seconds, without recomputation.
+        update_s: [t, n] seconds of the optimizer step on the block's parameters, unsharded.
+        parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j), storages once.
+        checkpoint_bytes: [n] activation bytes kept by block i when it is recomputed (its inputs).
+        boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
+        gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
+        workspace_bytes: [n] transient bytes.
+    """
+
+    micro_batch: int
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    update_s: np.ndarray
+    parameter_elements: np.ndarray
+    saved_bytes: np.ndarray
+    checkpoint_bytes: np.ndarray
+    boundary_bytes: np.ndarray
+    gradient_boundary_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+    names: tuple[str, ...] = field(default=())
