@@ -1,5 +1,6 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
+from planner.graph.blocks import Block, Chain, build_chain, layer_of, structural_hash
 from planner.graph.types import (
     AttributeValue,
     ConstantValue,
@@ -16,6 +17,8 @@ from planner.graph.types import (
 
 __all__ = [
     "AttributeValue",
+    "Block",
+    "Chain",
     "ConstantValue",
     "DType",
     "Graph",
@@ -26,4 +29,7 @@ __all__ = [
     "Parameter",
     "Tensor",
     "TensorKind",
+    "build_chain",
+    "layer_of",
+    "structural_hash",
 ]

@@ -101,7 +101,8 @@ class Parameter:
 
     Attributes:
         name: the initializer's (or constant's) name in the file; unique.
-        label: what a person would call it, `model.layers.7.mlp.up_proj.weight`; equals `name` when nothing better is known.
+        label: what a person would call it, `model.layers.7.mlp.up_proj.weight`; equals `name` when
+            nothing better is known.
         shape: as stored in the file.
         dtype: as stored in the file.
         module: path of the module that owns it, "" when unknown.
@@ -232,7 +233,7 @@ class Graph:
 
     @functools.cached_property
     def edges(self) -> np.ndarray:
-        """Data dependencies between nodes as an int64 array of shape [edges, 2] (producer, consumer), each pair once."""
+        """Data dependencies as an int64 array of shape [edges, 2] (producer, consumer), each pair once."""
         pairs = {
             (self.producer[name], i)
             for i, node in enumerate(self.nodes)

@@ -1,0 +1,213 @@
+"""A graph contracted to a chain of blocks: the places where it may be cut, and which blocks are alike."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.graph.order import lifetimes, linear_order, side_nodes
+from planner.graph.types import Graph, TensorKind
+
+DEFAULT_MAX_BLOCKS = 160
+_BROADCAST_LAYERS = 3
+_LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring nodes of a chain that always stay together.
+
+    Attributes:
+        name: the module it is, `model.layers.7`; `[2/3]` is added where a module is cut in
+            several blocks. Unique in a chain.
+        nodes: indices into `Graph.nodes`, in the chain's order.
+        side: indices of the parameter-free nodes (masks, rotary tables) that this block reads, ancestors included.
+        signature: equal for blocks of equal structure, shapes and types.
+    """
+
+    name: str
+    nodes: tuple[int, ...]
+    side: tuple[int, ...]
+    signature: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A graph as a line of blocks; every tensor goes from a block to itself or to a later one.
+
+    Attributes:
+        graph: the graph.
+        blocks: in order.
+        duplicated: parameter-free nodes that more than one block reads: each stage computes them for itself.
+        crossing: for boundary p = 0..n (before block p): names of the tensors made before it and read after it,
+            graph inputs and results of duplicated nodes left out. Empty at both ends.
+    """
+
+    graph: Graph
+    blocks: tuple[Block, ...]
+    duplicated: tuple[int, ...]
+    crossing: tuple[tuple[str, ...], ...]
+
+
+def layer_of(module: str) -> str:
+    """The layer a module path belongs to: the path up to its first number, or all of it when it has none."""
+    found = _LAYER.match(module)
+    return found.group(1) if found else module
+
+
+def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
+    """Contract a graph to a chain of at most about `max_blocks` blocks.
+
+    A cut may lie where a single tensor crosses (tensors that three or more layers read do not count, their bytes do: an
+    encoder's output, a position bias), and, inside long stretches without such a place, between two layers. Of the cuts
+    between two weighted nodes the one with the fewest bytes is kept. O(nodes log nodes).
+    """
+    side = side_nodes(graph)
+    order = linear_order(graph, [i for i in range(len(graph.nodes)) if not side[i]])
+    layers = _layers_along(graph, order)
+    cuts = _choose_cuts(graph, order, layers, max_blocks)
+    bounds = [0, *cuts, len(order)]
+    members = [tuple(order[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
+    sides = [_side_of(graph, nodes, side) for nodes in members]
+    uses = np.zeros(len(graph.nodes), dtype=np.int64)
+    for found in sides:
+        uses[list(found)] += 1
+    names = _names([_block_layer(graph, nodes) for nodes in members])
+    blocks = tuple(
+        Block(name, nodes, reads, structural_hash(graph, (*reads, *nodes)))
+        for name, nodes, reads in zip(names, members, sides, strict=True)
+    )
+    return Chain(graph, blocks, tuple(int(i) for i in np.flatnonzero(uses > 1)), _crossing(graph, members))
+
+
+def _layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
+    """Layer of each node of the order; nodes without a module take their predecessor's."""
+    layers, last = [], ""
+    for i in order:
+        last = layer_of(graph.nodes[i].module) or last
+        layers.append(last)
+    return layers
+
+
+def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_blocks: int) -> list[int]:
+    spans = lifetimes(graph, order)
+    count = np.zeros(len(order) + 2)
+    size = np.zeros(len(order) + 2)
+    position = {node: at for at, node in enumerate(order)}
+    for name, (start, stop) in spans.items():
+        size[start + 1] += graph.tensors[name].byte_count
+        size[stop + 1] -= graph.tensors[name].byte_count
+        readers = {layers[position[r]] for r in graph.consumers[name] if r in position}
+        if len(readers) < _BROADCAST_LAYERS:
+            count[start + 1] += 1
+            count[stop + 1] -= 1
+    count, size = np.cumsum(count)[: len(order)], np.cumsum(size)[: len(order)]
+    weighted = np.array([bool(graph.node_parameters[i]) for i in order])
+    heavy_before = np.concatenate([[0], np.cumsum(weighted)])
+    changes = np.array([p > 0 and layers[p] != layers[p - 1] for p in range(len(order))])
+    allowed = count <= 1
+    allowed |= _long_stretches(allowed, heavy_before) & changes
+    cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size)
+    if len(cuts) + 1 > max_blocks:
+        whole = [p for p in cuts if changes[max(p - 1, 0) : p + 2].any()]
+        cuts = _lightest_between_weights(np.array(whole, dtype=np.int64), heavy_before, size)
+    while len(cuts) + 1 > max_blocks:
+        cuts = cuts[1::2]
+    return cuts
+
+
+def _long_stretches(allowed: np.ndarray, heavy_before: np.ndarray) -> np.ndarray:
+    """Positions inside stretches without a cut that hold over a sixteenth of all weighted nodes, and more than four."""
+    inside = np.zeros(len(allowed), dtype=bool)
+    places = [0, *(int(p) for p in np.flatnonzero(allowed) if p > 0), len(allowed)]
+    for start, stop in itertools.pairwise(places):
+        held = heavy_before[stop] - heavy_before[start]
+        if held > max(4, heavy_before[-1] / 16):
+            inside[start + 1 : stop] = True
+    return inside
+
+
+def _lightest_between_weights(places: np.ndarray, heavy_before: np.ndarray, size: np.ndarray) -> list[int]:
+    """Of the places between the same two weighted nodes, the one that fewest bytes cross; the latest of equals."""
+    best: dict[int, int] = {}
+    total = heavy_before[-1]
+    for p in (int(p) for p in places):
+        group = int(heavy_before[p])
+        if 0 < group < total and (group not in best or size[p] <= size[best[group]]):
+            best[group] = p
+    return sorted(best.values())
+
+
+def _side_of(graph: Graph, nodes: Sequence[int], side: np.ndarray) -> tuple[int, ...]:
+    """Parameter-free nodes that some nodes read, with all their ancestors, ascending."""
+    found: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        for name in graph.nodes[stack.pop()].inputs:
+            at = graph.producer.get(name, -1)
+            if at >= 0 and side[at] and at not in found:
+                found.add(at)
+                stack.append(at)
+    return tuple(sorted(found))
+
+
+def _block_layer(graph: Graph, nodes: Sequence[int]) -> str:
+    """The layer that most weighted nodes of a block belong to (most nodes, where none is weighted)."""
+    votes: dict[str, float] = {}
+    for i in nodes:
+        module = layer_of(graph.nodes[i].module)
+        if module:
+            votes[module] = votes.get(module, 0.0) + (1.0 if graph.node_parameters[i] else 1e-3)
+    return max(votes, key=lambda m: votes[m]) if votes else graph.nodes[nodes[-1]].op
+
+
+def _names(wanted: Sequence[str]) -> list[str]:
+    totals: dict[str, int] = {}
+    for name in wanted:
+        totals[name] = totals.get(name, 0) + 1
+    seen: dict[str, int] = {}
+    names = []
+    for name in wanted:
+        seen[name] = seen.get(name, 0) + 1
+        names.append(f"{name}[{seen[name]}/{totals[name]}]" if totals[name] > 1 else name)
+    return names
+
+
+def _crossing(graph: Graph, members: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
+    block_of = {node: b for b, nodes in enumerate(members) for node in nodes}
+    crossing: list[list[str]] = [[] for _ in range(len(members) + 1)]
+    for b, nodes in enumerate(members):
+        for node in nodes:
+            for name in graph.nodes[node].outputs:
+                last = max((block_of.get(r, -1) for r in graph.consumers.get(name, ())), default=-1)
+                for boundary in range(b + 1, last + 1):
+                    crossing[boundary].append(name)
+    return tuple(tuple(names) for names in crossing)
+
+
+def structural_hash(graph: Graph, nodes: Sequence[int]) -> str:
+    """A hash (hex), equal for groups of nodes that differ only in names and weights."""
+    numbers: dict[str, int] = {}
+    digest = hashlib.sha256()
+
+    def number(name: str) -> str:
+        if not name:
+            return "-"
+        tensor = graph.tensors.get(name)
+        kind = "?" if tensor is None else f"{tensor.kind}{tensor.dtype}{tensor.shape}"
+        value = graph.constants.get(name)
+        fixed = repr(value) if value is not None and tensor is not None and tensor.kind is TensorKind.CONSTANT else ""
+        return f"{numbers.setdefault(name, len(numbers))}:{kind}{fixed}"
+
+    for i in nodes:
+        node = graph.nodes[i]
+        attributes = sorted(node.attributes.items(), key=lambda kv: kv[0])
+        reads = ",".join(number(n) for n in node.inputs)
+        writes = ",".join(number(n) for n in node.outputs)
+        digest.update(f"{node.op}|{node.repeat}|{attributes}|{reads}>{writes};".encode())
+    return digest.hexdigest()[:16]
