@@ -38,7 +38,7 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from planner.registry import did_you_mean
+            from planner import did_you_mean
 
             raise click.UsageError(f"no such command {args[0]!r} ({did_you_mean(args[0], COMMANDS)})", ctx)
         return super().resolve_command(ctx, args)
@@ -92,6 +92,6 @@ def _report(error: Exception) -> int:
             click.echo(f"shardplan: error: {finding}", err=True)
             if finding.excerpt:
                 click.echo(finding.excerpt, err=True)
-        return error.exit_code
+        return int(error.exit_code)
     click.echo(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)", err=True)
     return 70

@@ -114,8 +114,8 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
     allowed |= _long_stretches(allowed, heavy_before) & changes
     cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size)
     if len(cuts) + 1 > max_blocks:
-        whole = [p for p in cuts if changes[max(p - 1, 0) : p + 2].any()]
-        cuts = _lightest_between_weights(np.array(whole, dtype=np.int64), heavy_before, size)
+        between_layers = {int(heavy_before[p]) for p in np.flatnonzero(changes)}
+        cuts = [p for p in cuts if int(heavy_before[p]) in between_layers]
     while len(cuts) + 1 > max_blocks:
         cuts = cuts[1::2]
     return cuts

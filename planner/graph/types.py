@@ -7,14 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 import numpy as np
 
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 ConstantValue = tuple[int, ...] | tuple[float, ...]
-
-_EMPTY: Mapping[str, ConstantValue] = MappingProxyType({})
 
 
 class DType(StrEnum):
@@ -211,7 +208,7 @@ class Graph:
     outputs: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     sources: Mapping[str, tuple[str, ...]]
-    constants: Mapping[str, ConstantValue] = _EMPTY
+    constants: Mapping[str, ConstantValue] = field(default_factory=dict)
     batch: int = 0
     opset: int = 0
     report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0, 0))

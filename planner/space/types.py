@@ -193,10 +193,14 @@ class BlockCosts:
         update_s: [t, n] seconds of the optimizer step on the block's parameters, unsharded.
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j), storages once.
-        checkpoint_bytes: [n] activation bytes kept by block i when it is recomputed (its inputs).
+        checkpoint_bytes: [n, n] activation bytes kept by a stage of blocks i..j inclusive when it is recomputed: the inputs
+            of its blocks, each tensor once.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
+        names: block names, for messages.
+        shared_elements: [n, n] trainable elements that blocks i..j have in common (tied weights), charged once too often by
+            the sum of `parameter_elements[i..j]`: a stage of blocks i..j holds that sum less this. None means zero.
     """
 
     micro_batch: int
@@ -210,3 +214,4 @@ class BlockCosts:
     gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
     names: tuple[str, ...] = field(default=())
+    shared_elements: np.ndarray | None = None

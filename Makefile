@@ -1,0 +1,40 @@
+# Everything is set up in .venv on first use; only Python (3.11 or later) and make are needed.
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL ?= gpt2
+HARDWARE ?= dgx-a100
+GLOBAL_BATCH ?= 512
+
+.PHONY: help plan test check format bench clean
+
+help:
+	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
+	@echo "make test    run all tests"
+	@echo "make check   formatting, lint, types, layering"
+	@echo "make format  rewrite the code as 'make check' wants it"
+
+$(BIN)/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,measure]"
+	@touch $@
+
+plan: $(BIN)/.ready
+	$(BIN)/shardplan plan $(MODEL) --hardware $(HARDWARE) --global-batch $(GLOBAL_BATCH) -o $(MODEL).plan.json
+	$(BIN)/shardplan explain $(MODEL).plan.json
+	$(BIN)/shardplan simulate $(MODEL).plan.json
+
+test: $(BIN)/.ready
+	$(BIN)/python -m pytest -n 2
+
+check: $(BIN)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(BIN)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

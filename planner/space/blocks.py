@@ -1,0 +1,131 @@
+"""Node prices summed to blocks: the numbers that the search over stages works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner.costs.precision import Precision, optimizer_state_bytes
+from planner.costs.types import Profile
+from planner.graph import Chain, Graph
+from planner.hardware.types import Device
+from planner.space.types import BlockCosts
+
+
+def block_costs(
+    chain: Chain,
+    graph: Graph,
+    profiles: Sequence[Profile],
+    devices: Sequence[Device],
+    chosen: Precision,
+    optimizer: str,
+    differentiable: frozenset[str],
+) -> BlockCosts:
+    """Sum the prices of a chain's nodes to its blocks.
+
+    Args:
+        chain: the blocks.
+        graph: the chain's graph at the micro-batch size of the profiles (same node order and tensor names).
+        profiles: one for each device type, in the cluster's order.
+        devices: the device types.
+        chosen: number formats.
+        optimizer: name of the optimizer, for its step's time.
+        differentiable: names of the tensors through which gradients flow.
+
+    O(nodes + blocks^2).
+    """
+    n = len(chain.blocks)
+    elements, shared = _parameter_tables(chain, graph)
+    saved = _saved_table(chain, profiles[0])
+    sizes = {name: wire_bytes(graph, name, chosen) for names in chain.crossing for name in names}
+    gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
+    step_s = np.array([_update_s_per_element(d, chosen, optimizer) for d in devices])
+    return BlockCosts(
+        micro_batch=profiles[0].micro_batch,
+        forward_s=np.array([[_total(p.forward_s, b.nodes, b.side) for b in chain.blocks] for p in profiles]),
+        backward_s=np.array([[_total(p.backward_s, b.nodes, ()) for b in chain.blocks] for p in profiles]),
+        update_s=step_s[:, None] * elements[None, :],
+        parameter_elements=elements,
+        saved_bytes=saved,
+        checkpoint_bytes=_checkpoint_table(chain, sizes),
+        boundary_bytes=np.array([sum(sizes[t] for t in names) for names in chain.crossing], dtype=float),
+        gradient_boundary_bytes=np.array([sum(gradients[t] for t in names) for names in chain.crossing], dtype=float),
+        workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
+        names=tuple(b.name for b in chain.blocks),
+        shared_elements=shared if n and shared.any() else None,
+    )
+
+
+def wire_bytes(graph: Graph, name: str, chosen: Precision) -> float:
+    """Bytes of a tensor as training holds and sends it: floats in the compute type, all else as stored."""
+    tensor = graph.tensors[name]
+    return tensor.elements * chosen.compute.bits / 8 if tensor.dtype.is_float else float(tensor.byte_count)
+
+
+def _total(values: np.ndarray, nodes: Sequence[int], side: Sequence[int]) -> float:
+    return float(values[list(nodes)].sum() + values[list(side)].sum())
+
+
+def _update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
+    """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
+    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.weight_bytes
+    return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
+
+
+def range_table(uses: Mapping[str, tuple[float, Sequence[int]]], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes of things that blocks use, summed over ranges of blocks with each thing counted once.
+
+    Args:
+        uses: for each thing its size and the blocks that use it, ascending.
+        n: number of blocks.
+
+    Returns:
+        (own, shared): `own` [n] charges every block for all it uses; `shared` [n, n] is what the sum of `own[i..j]`
+        counts too often in the range i..j inclusive. O(uses + n^2).
+    """
+    own, again = np.zeros(n), np.zeros((n, n))
+    for size, blocks in uses.values():
+        for at, b in enumerate(blocks):
+            own[b] += size
+            if at:
+                again[blocks[at - 1], b] += size
+    shared = np.cumsum(np.cumsum(again[::-1], axis=0)[::-1], axis=1)
+    return own, shared
+
+
+def range_sums(own: np.ndarray, shared: np.ndarray) -> np.ndarray:
+    """`[n, n]` table of `own[i..j].sum() - shared[i, j]` for i <= j; zero below the diagonal."""
+    prefix = np.concatenate([[0.0], np.cumsum(own)])
+    return np.triu(prefix[None, 1:] - prefix[:-1, None] - shared)
+
+
+def _parameter_tables(chain: Chain, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    users: dict[str, tuple[float, list[int]]] = {}
+    for b, block in enumerate(chain.blocks):
+        for i in dict.fromkeys(p for node in block.nodes for p in graph.node_parameters[node]):
+            parameter = graph.parameters[i]
+            if parameter.trainable:
+                users.setdefault(parameter.name, (float(parameter.elements), []))[1].append(b)
+    return range_table(users, len(chain.blocks))
+
+
+def _saved_table(chain: Chain, profile: Profile) -> np.ndarray:
+    users: dict[str, tuple[float, list[int]]] = {}
+    for b, block in enumerate(chain.blocks):
+        for kept in (kept for node in block.nodes for kept in profile.saved[node]):
+            blocks = users.setdefault(kept.storage, (float(kept.byte_count), []))[1]
+            if not blocks or blocks[-1] != b:
+                blocks.append(b)
+    return range_sums(*range_table(users, len(chain.blocks)))
+
+
+def _checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
+    """[n, n] bytes of the tensors that come into blocks i..j from other blocks, each once: what recomputation keeps."""
+    users: dict[str, tuple[float, list[int]]] = {}
+    for b, block in enumerate(chain.blocks):
+        read = {name for node in block.nodes for name in chain.graph.nodes[node].inputs}
+        for name in chain.crossing[b]:
+            if name in read:
+                users.setdefault(name, (sizes[name], []))[1].append(b)
+    return range_sums(*range_table(users, len(chain.blocks)))
