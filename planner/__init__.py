@@ -20,6 +20,7 @@ _EXPORTS = {
     "PlanError": "planner.errors",
     "OutputError": "planner.errors",
     "did_you_mean": "planner.registry",
+    "write_whole": "planner.files",
     # graph
     "Graph": "planner.graph",
     "Node": "planner.graph",
