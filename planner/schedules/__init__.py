@@ -1,1 +1,52 @@
-"""Who runs which micro-batch of which stage in what order, and what that keeps in memory; one file a schedule."""
+"""Who runs which micro-batch of which stage in what order, and what that keeps in memory; one file a schedule.
+
+>>> from planner.schedules import Pipeline, get, names
+>>> "1f1b" in names()
+True
+>>> get("1f1b").in_flight(Pipeline(replicas=(1, 1, 1, 1), micro_batches=8))
+(4, 3, 2, 1)
+"""
+
+from __future__ import annotations
+
+from planner.registry import Registry
+from planner.schedules.types import (
+    Action,
+    ActionKind,
+    ActivationUnit,
+    Pipeline,
+    Schedule,
+    WeightPolicy,
+    suffix_replicas,
+)
+
+SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
+"""All schedules by name; a module of this package registers its own."""
+
+
+def get(name: str) -> Schedule:
+    """The schedule of that name.
+
+    Raises:
+        UsageError: no schedule has that name; the hint names the closest ones.
+    """
+    return SCHEDULES.get(name)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all schedules, sorted."""
+    return SCHEDULES.names()
+
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "ActivationUnit",
+    "Pipeline",
+    "Schedule",
+    "WeightPolicy",
+    "get",
+    "names",
+    "suffix_replicas",
+]
