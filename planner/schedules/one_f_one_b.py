@@ -3,21 +3,29 @@
 Same bubble as GPipe for equal stages, (S-1)/(M+S-1) of total time, with at most S-i micro-batches kept by stage i
 (Narayanan et al., SOSP 2019 and ICML 2021; DAPPLE's early backward).
 
-Unequal replication. A stage with r replicas that keeps pace with the pipeline has, in all its replicas together, one
-micro-batch in flight for each worker from here to the end: so one replica warms up with ceil(R / r) forwards, R being
-the replicas of this and all later stages. The rule never deadlocks: a replica of stage i+1 runs the backward of
-micro-batch m once it has the forward of m + (w-1) r (its warm-up w, its replicas r); stage i runs that forward once
-it has the backward of a micro-batch that is earlier by its own w' r' >= R' > R > (w-1) r, which is earlier than m. So
-each wait is for work of a smaller micro-batch, and the chain ends.
+Unequal replication. Let stage i have r(i) replicas, each with w(i) forwards before its first backward, n(i) = r(i) w(i)
+in all. A replica's first backward needs its own w forwards, so every stage before must let n(i) micro-batches pass
+before it waits for a gradient itself, and have one more in work on each of its replicas to keep pace:
+
+    w(last) = 1        w(i) = 1 + ceil(n(i+1) / r(i))        (never more than a replica's micro-batches)
+
+For equal replicas this is S - i, and n(i) is the number of workers from stage i to the end. The number of workers
+from here to the end, divided by r(i) and rounded up, is the smallest warm-up for which nothing deadlocks, but where
+few replicas feed many that feed few it lets the many wait for each other's gradients: with replicas (1, 8, 1) and
+balanced stages an iteration then takes four times as long. The rule above keeps within a few per cent of the ideal
+(see docs/simulate.md).
+
+No deadlock: stage i+1 runs the backward of micro-batch m after the forward of m + n(i+1) - r(i+1); stage i runs that
+forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for work of a smaller micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, suffix_replicas
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +41,42 @@ class OneFOneB:
         return (1,) * pipeline.stages
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """min(M / r, ceil(R / r)), R being the replicas of this and all later stages; S - i for equal replicas."""
+        """The warm-up of each stage, at most M / r."""
         return tuple(
-            min(pipeline.micro_batches // count, -(-suffix // count))
-            for count, suffix in zip(pipeline.replicas, suffix_replicas(pipeline.replicas), strict=True)
+            min(pipeline.micro_batches // count, forwards)
+            for count, forwards in zip(pipeline.replicas, warm_up(pipeline.replicas), strict=True)
         )
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC, UPDATE, for each worker; O(actions)."""
-        warm_up = self.in_flight(pipeline)
+        forwards = self.in_flight(pipeline)
         return tuple(
-            tuple(_worker(stage, pipeline.micro_batches_of(stage, replica), warm_up[stage]))
+            tuple(_worker(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]))
             for stage, replica in pipeline.workers()
         )
 
 
-def _worker(stage: int, micro_batches: range, warm_up: int) -> Iterator[Action]:
-    for m in micro_batches[:warm_up]:
+def warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Forwards that a replica of each stage runs before its first backward, when there are micro-batches enough.
+
+    The recurrence (see the module) runs from the last stage to the first, so a search that adds stages in front can
+    carry `replicas * warm_up` of the stage added last.
+    """
+    forwards: list[int] = []
+    passing = 0
+    for count in reversed(replicas):
+        forwards.append(1 + -(-passing // count))
+        passing = count * forwards[-1]
+    return tuple(reversed(forwards))
+
+
+def _worker(stage: int, micro_batches: range, forwards: int) -> Iterator[Action]:
+    for m in micro_batches[:forwards]:
         yield Action(ActionKind.FORWARD, stage, m)
-    for done, coming in zip(micro_batches, micro_batches[warm_up:], strict=False):
+    for done, coming in zip(micro_batches, micro_batches[forwards:], strict=False):
         yield Action(ActionKind.BACKWARD, stage, done)
         yield Action(ActionKind.FORWARD, stage, coming)
-    for m in micro_batches[len(micro_batches) - warm_up :]:
+    for m in micro_batches[len(micro_batches) - forwards :]:
         yield Action(ActionKind.BACKWARD, stage, m)
     yield Action(ActionKind.SYNC, stage)
     yield Action(ActionKind.UPDATE, stage)

@@ -132,7 +132,7 @@ class Trace:
         return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
 
     def span_s(self) -> float:
-        """Longest time from a worker's first start to its last end: what an iteration costs when iterations follow on."""
+        """Longest time from a worker's first start to its last end: the cost when iterations follow on each other."""
         first, last = self.program.offsets[:-1], self.program.offsets[1:] - 1
         return float((self.end_s[last] - self.start_s[first]).max())
 
