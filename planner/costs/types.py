@@ -6,20 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.operators.types import Origin
-
-
-@dataclass(frozen=True, slots=True)
-class SavedBytes:
-    """A storage that a node keeps for backward: the same storage kept by two nodes of a stage counts once.
-
-    Attributes:
-        storage: name of the tensor that owns the memory (views resolved), or `key#what` for what a node makes itself.
-        byte_count: bytes in the training precision.
-    """
-
-    storage: str
-    byte_count: int
+from planner.operators.types import Origin, SavedBytes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,380 @@
+"""What a forward pass keeps in memory for the backward pass, storage by storage.
+
+Each operator's description says which operands, results and extras it keeps; here views are resolved to the storage
+they lie in, weights and inputs (resident anyway) are left out, and groups of nodes that run as one operator
+(attention, GELU) keep what that operator keeps. The same storage kept by several nodes has the same name, so that a stage counts it once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind
+from planner.operators.regions import Activation, Attention, find_activations, find_attention
+from planner.operators.storage import Storages
+from planner.operators.types import OpSpec, SavedBytes
+
+_LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
+_LINEAR = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.MatMulNBits"})
+_HEAD_WRAPPERS = frozenset(
+    {"Add", "Reshape", "Softmax", "LogSoftmax", "Cast", "Identity", "Squeeze", "Flatten", "Transpose"}
+)
+_FOLDED_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
+_ANONYMOUS = re.compile(r"^onnx::Conv_\d+$")
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOptions:
+    """How the training run computes, as far as it decides what is kept.
+
+    Attributes:
+        fused_attention: attention runs as one kernel that keeps query, key, value, result and the log-sum-exp of
+            each row, not the score matrix.
+        dropout: dropout nodes are active and keep a mask; false treats them as absent.
+        assume_dropout: an exported inference graph has no dropout nodes; put their masks where transformers have them
+            (embedding sum, attention probabilities, each residual branch).
+        dropout_mask_bytes: bytes a mask takes per element: 1 on GPUs, the element's own width in composite kernels.
+        loss: where the graph ends at logits, count the log-softmax that the loss keeps.
+        loss_bytes: bytes per element of that log-softmax.
+        unfold_batchnorm: a convolution into which the exporter folded batch normalisation keeps what the normalisation
+            would keep in training: its input.
+    """
+
+    fused_attention: bool = True
+    dropout: bool = True
+    assume_dropout: bool = False
+    dropout_mask_bytes: float = 1.0
+    loss: bool = True
+    loss_bytes: float = 4.0
+    unfold_batchnorm: bool = True
+
+
+def float_type(graph: Graph) -> DType:
+    """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
+    weights: dict[DType, int] = {}
+    for parameter in graph.parameters:
+        if parameter.dtype.is_float:
+            weights[parameter.dtype] = weights.get(parameter.dtype, 0) + parameter.elements
+    if not weights:
+        for tensor in graph.tensors.values():
+            if tensor.dtype.is_float:
+                weights[tensor.dtype] = weights.get(tensor.dtype, 0) + tensor.elements
+    return max(weights, key=lambda d: (weights[d], d.value)) if weights else DType.FLOAT32
+
+
+def element_bytes(graph: Graph, width: float) -> Mapping[DType, float]:
+    """Bytes an element takes in training, by the type the file says.
+
+    The model's own floating-point type takes `width` bytes; other types (indices, masks, the fp32 islands of a model
+    exported in half precision) keep their own.
+    """
+    sizes = {dtype: dtype.bits / 8 for dtype in DType}
+    sizes[float_type(graph)] = width
+    return sizes
+
+
+def saved_for_backward(
+    graph: Graph,
+    specs: Sequence[OpSpec],
+    *,
+    width: float | Mapping[DType, float] = 4.0,
+    options: SavedOptions | None = None,
+) -> tuple[tuple[SavedBytes, ...], ...]:
+    """Storages that each node keeps between its forward and its backward pass.
+
+    Args:
+        graph: the graph.
+        specs: one description a node, aligned with `graph.nodes`, made knowing which gradients are needed.
+        width: bytes an element of the model's floating-point type takes in training, or bytes by type.
+        options: how the run computes; `SavedOptions()` without.
+
+    Returns:
+        For each node the storages it keeps; summing over a set of nodes, each name counts once. O(nodes).
+    """
+    sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
+    return _Collector(graph, specs, sizes, options or SavedOptions()).collect()
+
+
+def checkpoint_bytes(
+    graph: Graph, nodes: Iterable[int], *, width: float | Mapping[DType, float] = 4.0
+) -> tuple[SavedBytes, ...]:
+    """What is kept of nodes that are computed again in the backward pass: the activations they read from outside.
+
+    Args:
+        graph: the graph.
+        nodes: indices of the group.
+        width: as in `saved_for_backward`.
+    """
+    sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
+    inside = set(nodes)
+    storages = Storages(graph)
+    kept: dict[str, None] = {}
+    for i in sorted(inside):
+        for name in graph.nodes[i].inputs:
+            if name and graph.producer.get(name, i) not in inside and name in graph.producer:
+                kept[storages.root(name)] = None
+    tensors = (graph.tensors[name] for name in kept)
+    return tuple(
+        SavedBytes(t.name, round(t.elements * sizes[t.dtype])) for t in tensors if t.kind is TensorKind.ACTIVATION
+    )
+
+
+def unique_bytes(saved: Iterable[Iterable[SavedBytes]]) -> int:
+    """Bytes of all storages of some nodes, each counted once."""
+    return sum({item.storage: item.byte_count for items in saved for item in items}.values())
+
+
+def folded_batchnorms(graph: Graph) -> tuple[int, ...]:
+    """Convolutions into which the exporter folded a batch normalisation, as far as names show it."""
+    return tuple(i for i, node in enumerate(graph.nodes) if node.op == "Conv" and _is_folded(graph, node))
+
+
+def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note, ...]:
+    """What the count of kept activations assumes about the graph, to be said to the user."""
+    chosen = options or SavedOptions()
+    notes = []
+    folded = folded_batchnorms(graph)
+    if folded:
+        text = "counted as in training" if chosen.unfold_batchnorm else "what they keep in training is not counted"
+        message = (
+            f"{len(folded)} convolutions hold a folded batch normalisation, a trace of an inference export; {text}"
+        )
+        notes.append(Note(NoteLevel.INFO, "folded-batchnorm", message, graph.nodes[folded[0]].key))
+    has_dropout = any(node.op == "Dropout" for node in graph.nodes)
+    if chosen.dropout and not has_dropout and not chosen.assume_dropout:
+        message = (
+            "the graph has no Dropout nodes (an inference export, or a model without): no dropout masks are counted"
+        )
+        notes.append(Note(NoteLevel.INFO, "no-dropout", message))
+    logits = _logits(graph)
+    if chosen.loss and logits:
+        message = (
+            "the graph ends at logits; the log-softmax that a cross-entropy loss keeps is counted with the last node"
+        )
+        notes.append(Note(NoteLevel.INFO, "loss-added", message, logits))
+    return tuple(notes)
+
+
+class _Collector:
+    """Collects kept storages node by node; one use."""
+
+    def __init__(
+        self, graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], options: SavedOptions
+    ) -> None:
+        self.graph, self.specs, self.sizes, self.options = graph, specs, sizes, options
+        self.attention = find_attention(graph)
+        self.activations = find_activations(graph)
+        self.has_dropout = any(node.op == "Dropout" for node in graph.nodes)
+        self.storages = Storages(graph, identity=self._inactive_dropout(), layouts=self._kernel_layouts())
+        self.kept: list[dict[str, int]] = [{} for _ in graph.nodes]
+
+    def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
+        grouped: set[int] = set()
+        for region in self.attention:
+            grouped.update(region.nodes)
+            self._keep_attention(region)
+        for activation in self.activations:
+            if not grouped.intersection(activation.nodes):
+                grouped.update(activation.nodes)
+                self._keep_activation(activation)
+        for i, spec in enumerate(self.specs):
+            if i not in grouped:
+                self._keep_node(i, spec)
+        if self.options.unfold_batchnorm:
+            for i in folded_batchnorms(self.graph):
+                self._keep_batchnorm(i)
+        if self.options.dropout and self.options.assume_dropout and self.attention and not self.has_dropout:
+            self._keep_assumed_dropout()
+        if self.options.loss:
+            self._keep_loss()
+        return tuple(tuple(SavedBytes(name, size) for name, size in items.items()) for items in self.kept)
+
+    # -- what a node keeps
+
+    def _keep(self, node: int, name: str) -> None:
+        """Keep the storage a tensor lies in, unless it is resident anyway."""
+        root = self.storages.root(name)
+        tensor = self.graph.tensors[root]
+        at = self.graph.producer.get(root)
+        if at is None:
+            return
+        size = tensor.elements * self.sizes[tensor.dtype] * self.graph.nodes[at].repeat
+        self.kept[node][root] = round(size)
+
+    def _keep_own(self, node: int, what: str, byte_count: float) -> None:
+        """Keep something that a node makes for itself."""
+        self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = round(byte_count * self.graph.nodes[node].repeat)
+
+    def _keep_node(self, i: int, spec: OpSpec) -> None:
+        node = self.graph.nodes[i]
+        for item in spec.saved:
+            if item.random and not self.options.dropout:
+                continue
+            if item.source == "extra":
+                scale = 1.0 if item.fixed else self._scale(node)
+                scale = self.options.dropout_mask_bytes if item.random else scale
+                self._keep_own(i, str(item.position), item.byte_count * scale)
+            else:
+                names = node.inputs if item.source == "input" else node.outputs
+                if item.position < len(names) and names[item.position]:
+                    self._keep(i, names[item.position])
+
+    def _scale(self, node: Node) -> float:
+        """Training width over file width of a node's floating-point tensors."""
+        for name in (*node.outputs, *node.inputs):
+            tensor = self.graph.tensors.get(name) if name else None
+            if tensor is not None and tensor.dtype.is_float:
+                return self.sizes[tensor.dtype] * 8 / tensor.dtype.bits
+        return 1.0
+
+    def _width(self, name: str) -> float:
+        return self.sizes[self.graph.tensors[name].dtype]
+
+    def _keep_activation(self, activation: Activation) -> None:
+        if any(self.specs[i].saved for i in activation.nodes):
+            self._keep(activation.nodes[-1], activation.source)
+
+    # -- attention
+
+    def _keep_attention(self, region: Attention) -> None:
+        if not any(self.specs[i].saved for i in region.nodes):
+            return
+        last = region.nodes[-1]
+        for name in (region.query, region.key, region.value):
+            self._keep(last, name)
+        if self.options.fused_attention:
+            self._keep(last, region.output)
+            self._keep_own(last, "logsumexp", math.prod(region.scores[:-1]) * _FP32_BYTES)
+            self._keep_mask(region)
+        else:
+            self._keep_probabilities(region)
+
+    def _keep_mask(self, region: Attention) -> None:
+        """A fused kernel reads an additive mask: made for it from a condition, or the tensor that is there."""
+        if not region.mask:
+            return
+        at = self.graph.producer.get(region.mask)
+        tensor = self.graph.tensors[region.mask]
+        made = at is None or self.graph.nodes[at].op == "Where" or not tensor.dtype.is_float
+        if not made:
+            self._keep(region.nodes[-1], region.mask)
+            return
+        shape = (*(1,) * (len(region.scores) - len(tensor.shape)), *tensor.shape)
+        heads = math.prod(shape[1:-2])
+        elements = region.scores[0] * heads * math.prod(region.scores[-2:])
+        self._keep_own(region.nodes[-1], "mask", elements * self._width(region.query))
+
+    def _keep_probabilities(self, region: Attention) -> None:
+        last = region.nodes[-1]
+        elements = math.prod(region.scores)
+        probability_bytes = elements * self._width(region.query)
+        if region.softmax >= 0:
+            self._keep(last, self.graph.nodes[region.softmax].outputs[0])
+        else:
+            self._keep_own(last, "probabilities", probability_bytes)
+        assumed = self.has_dropout or self.options.assume_dropout
+        if self.options.dropout and (region.dropout >= 0 or assumed):
+            self._keep_own(last, "dropout", elements * self.options.dropout_mask_bytes)
+            self._keep_own(last, "dropped", probability_bytes)
+
+    def _kernel_layouts(self) -> dict[str, tuple[int, ...]]:
+        """Fused kernels write [batch, queries, heads, width] whatever the order of the result's dimensions."""
+        if not self.options.fused_attention:
+            return {}
+        return {r.output: (0, 2, 1, 3) for r in self.attention if len(self.graph.tensors[r.output].shape) == 4}
+
+    def _inactive_dropout(self) -> frozenset[int]:
+        nodes = enumerate(self.graph.nodes)
+        active = self.options.dropout
+        return frozenset(i for i, n in nodes if n.op == "Dropout" and not (active and _keeps_mask(self.specs[i])))
+
+    # -- what the file does not show
+
+    def _keep_batchnorm(self, i: int) -> None:
+        output = self.graph.tensors[self.graph.nodes[i].outputs[0]]
+        channels = output.shape[1] if len(output.shape) > 1 else 1
+        self._keep_own(i, "batchnorm_input", output.elements * self.sizes[output.dtype])
+        self._keep_own(i, "batchnorm_statistics", 2 * channels * _FP32_BYTES)
+
+    def _keep_assumed_dropout(self) -> None:
+        for i, name in _residual_branches(self.graph):
+            elements = self.graph.tensors[name].elements
+            self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
+
+    def _keep_loss(self) -> None:
+        logits = _logits(self.graph)
+        if logits:
+            elements = self.graph.tensors[logits].elements
+            self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
+
+
+def _keeps_mask(spec: OpSpec) -> bool:
+    return any(item.random for item in spec.saved)
+
+
+def _is_folded(graph: Graph, node: Node) -> bool:
+    """Whether names betray that a convolution's bias came from a batch normalisation."""
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return False
+    weight, bias = node.inputs[1], node.inputs[2]
+    if bias == f"{weight}_bias" or (_ANONYMOUS.match(weight) and _ANONYMOUS.match(bias)):
+        return True
+    return bool(_FOLDED_NAME.search(node.module) or "batch_norm" in node.name)
+
+
+def _logits(graph: Graph) -> str:
+    """The result that a loss would be computed from: the output of the last linear layer; "" without one."""
+    if any(node.op in _LOSSES for node in graph.nodes):
+        return ""
+    for output in graph.outputs:
+        name = output
+        while name in graph.producer:
+            node = graph.nodes[graph.producer[name]]
+            if node.op in _LINEAR and graph.node_parameters[graph.producer[name]]:
+                return output if graph.tensors[output].shape else ""
+            if node.op not in _HEAD_WRAPPERS:
+                break
+            computed = [n for n in node.inputs if n and graph.tensors[n].kind is TensorKind.ACTIVATION]
+            if len(computed) != 1:
+                break
+            name = computed[0]
+    return ""
+
+
+def _residual_branches(graph: Graph) -> list[tuple[int, str]]:
+    """Where transformers drop out: the linear layer's result before each residual sum, and the sum of embeddings."""
+    places = []
+    embedding = -1
+    for i, node in enumerate(graph.nodes):
+        if node.op != "Add" or any(graph.tensors[n].kind is not TensorKind.ACTIVATION for n in node.inputs):
+            continue
+        sources = [_source_op(graph, n) for n in node.inputs]
+        if all(op in ("Gather", "Add:embedding") for op in sources):
+            embedding = i
+        else:
+            places += [(i, n) for n, op in zip(node.inputs, sources, strict=True) if op in _LINEAR][:1]
+    if embedding >= 0:
+        places.insert(0, (embedding, graph.nodes[embedding].outputs[0]))
+    return places
+
+
+def _source_op(graph: Graph, name: str) -> str:
+    """Operator that a tensor comes from, through views and bias sums; sums of embeddings have a name of their own."""
+    while name in graph.producer:
+        node = graph.nodes[graph.producer[name]]
+        if node.op in ("Reshape", "Identity", "Squeeze", "Unsqueeze"):
+            name = node.inputs[0]
+            continue
+        if node.op != "Add":
+            return node.op
+        computed = [n for n in node.inputs if graph.tensors[n].kind is TensorKind.ACTIVATION]
+        if len(computed) == 1:
+            name = computed[0]
+            continue
+        inner = {graph.nodes[graph.producer[n]].op if n in graph.producer else "" for n in computed}
+        return "Add:embedding" if inner == {"Gather"} else "Add"
+    return ""

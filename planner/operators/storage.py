@@ -1,0 +1,195 @@
+"""Which tensors share memory: views resolved to the tensor that owns the storage, with strides.
+
+Follows the eager semantics of training frameworks: transposing, slicing and splitting give views; reshaping gives a
+view where the strides allow it and copies otherwise; element-wise results keep the layout of their operand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.graph import Graph, Node, Tensor
+
+_CONDITIONAL = frozenset({"Dropout", "Gather"})
+_KEEPS_LAYOUT = frozenset(
+    {
+        "Abs", "Add", "BatchNormalization", "BiasGelu", "Cast", "Celu", "Clip", "Div", "Dropout", "Elu", "Erf", "Exp",
+        "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow",
+        "Reciprocal", "Relu", "RotaryEmbedding", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a tensor lies.
+
+    Attributes:
+        root: name of the tensor that owns the storage.
+        strides: elements between neighbours along each dimension, 0 for a broadcast one.
+    """
+
+    root: str
+    strides: tuple[int, ...]
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides of a storage without gaps whose dimensions lie in `order`, outermost first; row-major by default."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(range(len(shape)) if order is None else order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _runs(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of dimensions that lie in one line in memory, innermost first, as (elements, stride of the innermost)."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1] = (runs[-1][0] * size, runs[-1][1])
+        else:
+            runs.append((size, stride))
+    return runs
+
+
+def reshaped_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a view with another shape, None where only a copy can have it.
+
+    Neighbouring dimensions that lie in one line in memory form a run; each run must be a product of target dimensions.
+    """
+    if math.prod(shape) in (0, 1):
+        return dense_strides(target)
+    result: list[int] = []
+    runs = _runs(shape, strides)
+    at, filled = 0, 1
+    for size in reversed(target):
+        if size != 1 and filled == runs[at][0]:
+            at, filled = at + 1, 1
+        elements, step = runs[at]
+        if elements % (filled * size):
+            return None
+        result.append(step * filled)
+        filled *= size
+    return tuple(reversed(result))
+
+
+class Storages:
+    """Layout of every tensor of a graph.
+
+    Args:
+        graph: the graph.
+        identity: nodes that hand their first input through unchanged (dropout that is switched off).
+        layouts: layouts of results that are known otherwise (an attention kernel's transposed output), as the order of
+            their dimensions in memory, outermost first.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        identity: frozenset[int] = frozenset(),
+        layouts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._layouts: dict[str, Layout] = {}
+        orders = layouts or {}
+        for i, node in enumerate(graph.nodes):
+            view = i in identity or _selects_one(graph, node) or (node.op in _VIEWS and node.op not in _CONDITIONAL)
+            for name in node.outputs:
+                tensor = graph.tensors.get(name)
+                if tensor is None:
+                    continue
+                if name in orders:
+                    self._layouts[name] = Layout(name, dense_strides(tensor.shape, orders[name]))
+                else:
+                    shared = self._view(node, tensor, i in identity) if view else None
+                    self._layouts[name] = shared or Layout(name, self._fresh_strides(node, tensor))
+
+    def layout(self, name: str) -> Layout:
+        """Layout of a tensor; those that no node writes own their storage and are row-major."""
+        found = self._layouts.get(name)
+        return found or Layout(name, dense_strides(self._graph.tensors[name].shape))
+
+    def root(self, name: str) -> str:
+        """Name of the tensor that owns a tensor's storage."""
+        found = self._layouts.get(name)
+        return found.root if found else name
+
+    def _view(self, node: Node, tensor: Tensor, identity: bool) -> Layout | None:
+        """Layout of a result as a view of the node's first input, None where it must be a copy."""
+        source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
+        if source is None or (not identity and source.dtype != tensor.dtype):
+            return None
+        layout = self.layout(source.name)
+        strides = _VIEWS.get(node.op, _reshape)(node, source, layout.strides, tensor)
+        return None if strides is None else Layout(layout.root, strides)
+
+    def _fresh_strides(self, node: Node, tensor: Tensor) -> tuple[int, ...]:
+        """Strides of a new storage: element-wise results keep the order in memory of their first full operand."""
+        if node.op.rpartition(".")[2] in _KEEPS_LAYOUT:
+            for name in node.inputs:
+                operand = self._graph.tensors.get(name) if name else None
+                if operand is not None and operand.shape == tensor.shape:
+                    strides = self.layout(name).strides
+                    if 0 not in strides:
+                        order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
+                        return dense_strides(tensor.shape, order)
+        return dense_strides(tensor.shape)
+
+
+def _selects_one(graph: Graph, node: Node) -> bool:
+    """Whether a Gather picks one fixed position of an activation, which frameworks do as a view."""
+    if node.op != "Gather" or len(node.inputs) < 2 or node.inputs[0] not in graph.producer:
+        return False
+    index = graph.tensors.get(node.inputs[1])
+    return index is not None and index.elements == 1 and node.inputs[1] in graph.constants
+
+
+def _reshape(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    return reshaped_strides(source.shape, strides, result.shape)
+
+
+def _same(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    return strides
+
+
+def _transpose(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    perm = node.attributes.get("perm")
+    order = tuple(int(p) for p in perm) if isinstance(perm, tuple) else tuple(reversed(range(len(strides))))
+    return tuple(strides[p] for p in order)
+
+
+def _expand(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    lead = len(result.shape) - len(source.shape)
+    if lead < 0:
+        return None
+    inner = (s if a == b else 0 for s, a, b in zip(strides, source.shape, result.shape[lead:], strict=True))
+    return (*((0,) * lead), *inner)
+
+
+def _slice(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    return strides if len(source.shape) == len(result.shape) else None
+
+
+def _select(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
+    axis = node.attributes.get("axis", 0)
+    at = int(axis) % len(strides) if isinstance(axis, int) and strides else 0
+    kept = strides[:at] + strides[at + 1 :]
+    return (
+        kept
+        if len(result.shape) == len(kept)
+        else (*strides[:at], *(0,) * (len(result.shape) - len(kept)), *strides[at + 1 :])
+    )
+
+
+_Strides = Callable[[Node, Tensor, tuple[int, ...], Tensor], tuple[int, ...] | None]
+_VIEWS: Mapping[str, _Strides] = {
+    "Reshape": _reshape, "Flatten": _reshape, "Squeeze": _reshape, "Unsqueeze": _reshape, "Identity": _same,
+    "Dropout": _same, "Transpose": _transpose, "Expand": _expand, "Slice": _slice, "Split": _slice, "Gather": _select,
+}  # fmt: skip
