@@ -21,6 +21,11 @@ _EXPORTS = {
     "OutputError": "planner.errors",
     "did_you_mean": "planner.registry",
     "write_whole": "planner.files",
+    # bundled models
+    "build_bundled": "planner.bundled",
+    "bundled_families": "planner.bundled",
+    "bundled_info": "planner.bundled",
+    "bundled_names": "planner.bundled",
     # graph
     "Graph": "planner.graph",
     "Node": "planner.graph",

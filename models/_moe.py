@@ -1,0 +1,153 @@
+"""Mixture-of-experts layers: a gate chooses experts for each token, each expert takes a fixed number of tokens.
+
+The tokens of one sample are a group, as in GShard: an expert has `capacity` places for each group, tokens beyond that
+are dropped (the residual connection carries them). All experts run as one batched matrix product
+`[experts, groups * capacity, hidden] x [experts, hidden, ffn]`: work counts the places, not experts times tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from . import _layers as layers
+from . import _ops as ops
+from ._graph import ElementType, GraphBuilder, Value
+
+Activation = Callable[[GraphBuilder, Value], Value]
+
+
+class Dispatch(StrEnum):
+    """How tokens reach their experts."""
+
+    EINSUM = "einsum"
+    """One-hot matrix products with a [tokens, experts * capacity] matrix, as GShard and Switch do on TPUs."""
+    GATHER = "gather"
+    """Rows gathered by index: no multiplications."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """Sizes of mixture-of-experts layers.
+
+    Attributes:
+        experts: number of experts.
+        top_k: experts a token is sent to.
+        capacity_factor: places of an expert over the tokens it would get if all were chosen equally often.
+        every: each such-and-such block has experts, the others a dense feed-forward layer.
+        renormalise: make the gate's weights of the chosen experts sum to 1.
+        dispatch: how tokens reach their experts.
+        gated: experts are gated (two inner matrices, kept as one) instead of plain.
+    """
+
+    experts: int
+    top_k: int
+    capacity_factor: float = 1.0
+    every: int = 1
+    renormalise: bool = True
+    dispatch: Dispatch = Dispatch.GATHER
+    gated: bool = False
+
+    def capacity(self, tokens: int) -> int:
+        """Places that an expert has for a group of tokens."""
+        return max(1, math.ceil(self.top_k * tokens * self.capacity_factor / self.experts))
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the block of that index (from 0) has experts."""
+        return layer % self.every == self.every - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """Where each of a group's choices goes, ordered by rank first, so that second choices are dropped first."""
+
+    expert: Value
+    """[b, k * s] the chosen expert."""
+    position: Value
+    """[b, k * s] the place in that expert, counted from 0; at or beyond the capacity when there is none left."""
+    chosen: Value
+    """[b, k * s, experts] one-hot of the chosen expert."""
+    weight: Value
+    """[b, k, s, 1] the gate's weight."""
+
+
+def mixture(g: GraphBuilder, x: Value, moe: MoE, ffn: int, activation: Activation) -> Value:
+    """A mixture-of-experts feed-forward layer of [b, s, hidden]."""
+    capacity = moe.capacity(x.shape[1])
+    routing = _route(g, x, moe)
+    if moe.dispatch is Dispatch.EINSUM:
+        dispatch, combine = _einsum_matrices(g, routing, moe, capacity)
+        rows = ops.matmul(g, ops.transpose(g, dispatch, (0, 2, 1)), x)
+        return ops.matmul(g, combine, _experts(g, rows, moe, capacity, ffn, activation))
+    kept = ops.binary(g, "Less", routing.position, g.constant(capacity), ElementType.BOOL)
+    places = moe.experts * capacity
+    slot = ops.add(g, ops.mul(g, routing.expert, g.constant(capacity)), routing.position)
+    rows = ops.gather_rows(g, x, _tokens_by_slot(g, x, ops.where(g, kept, slot, g.constant(places)), places))
+    rows = _experts(g, rows, moe, capacity, ffn, activation)
+    slot = ops.where(g, kept, slot, g.constant(0))
+    chosen = ops.reshape(g, ops.gather_rows(g, rows, slot), (0, moe.top_k, -1, x.shape[2]))
+    mask = ops.reshape(g, ops.cast(g, kept, ElementType.FLOAT), (0, moe.top_k, -1, 1))
+    return ops.reduce_sum(g, ops.mul(g, chosen, ops.mul(g, routing.weight, mask)), 1)
+
+
+def _route(g: GraphBuilder, x: Value, moe: MoE) -> _Routing:
+    """Gate, choose the best experts, count each choice's place in its expert."""
+    batch, seq, _ = x.shape
+    probabilities = ops.softmax(g, layers.linear(g, x, moe.experts, "gate", bias=False))
+    result = (batch, seq, moe.top_k)
+    weight, index = g.node_with(
+        "TopK",
+        [probabilities, g.constant([moe.top_k])],
+        [(result, ElementType.FLOAT), (result, ElementType.INT64)],
+        attributes={"axis": -1},
+    )
+    if moe.renormalise:
+        weight = ops.binary(g, "Div", weight, ops.reduce_sum(g, weight, 2, keepdims=True))
+    expert = ops.reshape(g, ops.transpose(g, index, (0, 2, 1)), (0, -1))
+    chosen = ops.one_hot(g, expert, moe.experts)
+    before = g.node("CumSum", [chosen, g.constant(1)], chosen.shape, exclusive=1)
+    position = ops.reduce_sum(g, ops.mul(g, before, chosen), 2)
+    return _Routing(expert, position, chosen, ops.unsqueeze(g, ops.transpose(g, weight, (0, 2, 1)), 3))
+
+
+def _einsum_matrices(g: GraphBuilder, routing: _Routing, moe: MoE, capacity: int) -> tuple[Value, Value]:
+    """Dispatch and combine matrices [b, s, experts * capacity]: one-hot, and one-hot times the gate's weight."""
+    expert = ops.unsqueeze(g, ops.cast(g, routing.chosen, ElementType.FLOAT), 3)
+    place = ops.unsqueeze(g, ops.one_hot(g, routing.position, capacity, ElementType.FLOAT), 2)
+    seat = ops.reshape(g, ops.mul(g, expert, place), (0, moe.top_k, -1, moe.experts * capacity))
+    return ops.reduce_sum(g, seat, 1), ops.reduce_sum(g, ops.mul(g, seat, routing.weight), 1)
+
+
+def _tokens_by_slot(g: GraphBuilder, x: Value, slot: Value, places: int) -> Value:
+    """[b, places] index of the token in each place (0 for an empty one); slot `places` collects what was dropped."""
+    token = ops.binary(g, "Mod", ops.arange(g, slot.shape[1]), g.constant(x.shape[1]))
+    token = ops.expand_batch(g, ops.unsqueeze(g, token, 0), slot)
+    empty = ops.expand_batch(g, g.node("Expand", [g.constant(0), g.constant([1, places + 1])], (1, places + 1)), slot)
+    filled = g.node("ScatterElements", [empty, slot, token], empty.shape, axis=1)
+    ends = [g.constant([0]), g.constant([places]), g.constant([1])]
+    return g.node("Slice", [filled, *ends], (slot.shape[0], places))
+
+
+def _experts(g: GraphBuilder, rows: Value, moe: MoE, capacity: int, ffn: int, activation: Activation) -> Value:
+    """All experts at once on [b, experts * capacity, hidden]."""
+    hidden = rows.shape[2]
+    with g.scope("experts"):
+        x = ops.transpose(g, ops.reshape(g, rows, (0, moe.experts, capacity, hidden)), (1, 0, 2, 3))
+        x = ops.reshape(g, x, (moe.experts, -1, hidden))
+        if moe.gated:
+            inner = ops.matmul(g, x, _expert_weight(g, "gate_up_proj", (moe.experts, 2 * ffn, hidden)))
+            gate, up = ops.split(g, inner, (ffn, ffn), 2)
+            x = ops.mul(g, activation(g, gate), up)
+            x = ops.matmul(g, x, _expert_weight(g, "down_proj", (moe.experts, hidden, ffn)))
+        else:
+            x = activation(g, ops.matmul(g, x, _expert_weight(g, "wi", (moe.experts, ffn, hidden))))
+            x = ops.matmul(g, x, _expert_weight(g, "wo", (moe.experts, hidden, ffn)))
+        x = ops.transpose(g, ops.reshape(g, x, (moe.experts, -1, capacity, hidden)), (1, 0, 2, 3))
+        return ops.reshape(g, x, (0, moe.experts * capacity, hidden))
+
+
+def _expert_weight(g: GraphBuilder, name: str, shape: tuple[int, int, int]) -> Value:
+    """The weights of all experts [experts, outputs, inputs], transposed for a batched matrix product."""
+    return ops.transpose(g, g.parameter(name, shape), (0, 2, 1))

@@ -1,0 +1,72 @@
+"""The bundled models, wherever they lie: `planner.models` when installed, `models` beside `planner` in a checkout."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from planner.errors import UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@functools.cache
+def _models() -> ModuleType:
+    """The package of builders."""
+    try:
+        return importlib.import_module("planner.models")
+    except ModuleNotFoundError as error:
+        if error.name != "planner.models":
+            raise
+    return importlib.import_module("models")
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Names of all bundled models, by family and size."""
+    names: tuple[str, ...] = _models().names()
+    return names
+
+
+def bundled_families() -> tuple[str, ...]:
+    """Names of the families of bundled models."""
+    families: tuple[str, ...] = _models().families()
+    return families
+
+
+def bundled_info(name: str) -> Any:  # noqa: ANN401
+    """What is known of a bundled model without building it (a `models.ModelInfo`).
+
+    Raises:
+        UsageError: no bundled model has that name; the hint names the closest ones.
+    """
+    models = _models()
+    try:
+        return models.info(name)
+    except models.ModelBuildError as error:
+        _refuse(error)
+
+
+def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelProto:
+    """Build a bundled model as an ONNX graph with fixed shapes and weights without data.
+
+    Args:
+        name: a name from `bundled_names`.
+        batch: samples in one forward pass.
+        seq: sequence length; the model's usual one when absent.
+
+    Raises:
+        UsageError: no model of that name, or a batch or sequence length that it cannot have.
+    """
+    models = _models()
+    try:
+        model: onnx.ModelProto = models.build(name, batch=batch, seq=seq)
+    except models.ModelBuildError as error:
+        _refuse(error)
+    return model
+
+
+def _refuse(error: Any) -> NoReturn:  # noqa: ANN401
+    raise UsageError(error.message, hint=error.hint) from error
