@@ -32,6 +32,24 @@ _EXPORTS = {
     "Tensor": "planner.graph",
     "Parameter": "planner.graph",
     "DType": "planner.graph",
+    # hardware
+    "Cluster": "planner.hardware",
+    "Collective": "planner.hardware",
+    "Device": "planner.hardware",
+    "Level": "planner.hardware",
+    "load_cluster": "planner.hardware",
+    "load_device": "planner.hardware",
+    "cluster_names": "planner.hardware",
+    "device_names": "planner.hardware",
+    "lint": "planner.hardware",
+    "profile_json_schema": "planner.hardware",
+    # units
+    "format_bytes": "planner.units",
+    "format_rate": "planner.units",
+    "format_flops": "planner.units",
+    "format_flop_rate": "planner.units",
+    "format_seconds": "planner.units",
+    "format_fraction": "planner.units",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,1 +1,36 @@
 """Devices, links, levels and mixed pools; what a transfer and a collective cost on them."""
+
+from planner.hardware.catalog import cluster_names, device_names
+from planner.hardware.collectives import (
+    ALGORITHMS,
+    Terms,
+    collective_s,
+    collective_terms,
+    contiguous_terms,
+    send_terms,
+    strided_terms,
+)
+from planner.hardware.loader import lint, load_cluster, load_device, profile_json_schema
+from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level
+
+__all__ = [
+    "ALGORITHMS",
+    "Cluster",
+    "Collective",
+    "CollectiveFit",
+    "Curve",
+    "Device",
+    "Level",
+    "Terms",
+    "cluster_names",
+    "collective_s",
+    "collective_terms",
+    "contiguous_terms",
+    "device_names",
+    "lint",
+    "load_cluster",
+    "load_device",
+    "profile_json_schema",
+    "send_terms",
+    "strided_terms",
+]

@@ -45,7 +45,7 @@ class Device:
         name: as in the profile, `a100-sxm-80gb`.
         memory_bytes: all of the device's memory.
         reserve_bytes: what the runtime keeps for itself (context, collective buffers, fragmentation); not plannable.
-        matrix_flop_per_s: nominal dense peak of the matrix units by data type name (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
+        matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
         matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
         vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
         memory_byte_per_s: nominal bandwidth of device memory.
@@ -97,6 +97,8 @@ class Level:
         latency_s: start-up time of one message.
         efficiency: achievable fraction of the nominal bandwidths, applied by the pricing functions.
         fits: measured collectives that override the model.
+        peer_byte_per_s: what a device can send to one single peer of this tier, one direction, where links are wired
+            point to point (a mesh or torus); None behind a switch, where one peer can take all of `device_byte_per_s`.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Level:
     latency_s: float
     efficiency: float = 1.0
     fits: tuple[CollectiveFit, ...] = ()
+    peer_byte_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,9 @@ class Cluster:
         devices: the distinct device types.
         device_types: int64 [device_count], index into `devices` for each rank.
         levels: innermost first; empty for a single device.
+        node_size: devices in one node, 0 when the profile has none.
+        about: one line on what this machine is.
+        sources: where each figure of the levels comes from, by `level.figure`.
     """
 
     name: str
@@ -125,6 +131,9 @@ class Cluster:
     devices: tuple[Device, ...]
     device_types: np.ndarray
     levels: tuple[Level, ...]
+    node_size: int = 0
+    about: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device_count(self) -> int:

@@ -1,0 +1,57 @@
+"""Where the bundled profiles lie, and what they are called."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from planner.errors import HardwareError
+
+_SOURCES = "sources.yaml"
+
+
+@cache
+def profile_folder() -> Path:
+    """The folder of the bundled profiles: inside the installed package, else beside it in a checkout.
+
+    Raises:
+        HardwareError: neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "hardware_profiles", package.parent / "hardware_profiles"):
+        if (folder / _SOURCES).is_file():
+            return folder
+    raise HardwareError("the bundled hardware profiles are missing", where=str(package), hint="install shardplan again")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Names of the bundled clusters, sorted."""
+    return tuple(sorted(p.stem for p in profile_folder().glob("*.yaml") if p.name != _SOURCES))
+
+
+def device_names() -> tuple[str, ...]:
+    """Names of the bundled devices, sorted."""
+    return tuple(sorted(p.stem for p in (profile_folder() / "devices").glob("*.yaml")))
+
+
+def bundled_path(name: str) -> Path | None:
+    """The file of a bundled cluster or device, None when there is none of that name."""
+    if name in cluster_names():
+        return profile_folder() / f"{name}.yaml"
+    if name in device_names():
+        return profile_folder() / "devices" / f"{name}.yaml"
+    return None
+
+
+@cache
+def citations() -> dict[str, str]:
+    """The citations that every profile may use, by short name."""
+    from planner.hardware.document import read_document
+
+    data = read_document(profile_folder() / _SOURCES).data
+    return {str(key): str(text) for key, text in data.items()}
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a name on the command line means a file."""
+    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text

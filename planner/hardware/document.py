@@ -1,0 +1,156 @@
+"""A YAML file as plain data that remembers where everything stands, so that a finding can point at its place."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import HardwareError, Problem
+
+Location = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file: line and column from 0, and how many characters a caret underlines."""
+
+    line: int
+    column: int
+    width: int = 1
+
+
+@dataclass
+class Document:
+    """A parsed file.
+
+    Attributes:
+        name: the file as messages call it.
+        lines: its text.
+        data: mappings, lists and scalars; of a duplicate key the first value.
+        values: where each value starts, by its path of keys and indices.
+        keys: where each key stands, by the path of its value.
+        problems: what the YAML itself has wrong (syntax, duplicate keys, tags).
+    """
+
+    name: str
+    lines: list[str]
+    data: Any = None
+    values: dict[Location, Mark] = field(default_factory=dict)
+    keys: dict[Location, Mark] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def problem(self, location: Location, message: str, hint: str = "", *, at_key: bool = False) -> Problem:
+        """A finding at a path, or at the closest enclosing one that stands in the file."""
+        path = location
+        while path:
+            mark = (self.keys.get(path) if at_key else None) or self.values.get(path) or self.keys.get(path)
+            if mark is not None:
+                return self.problem_at(mark, message, hint)
+            path, at_key = path[:-1], True
+        return self.problem_at(Mark(0, 0), message, hint)
+
+    def problem_at(self, mark: Mark, message: str, hint: str = "") -> Problem:
+        """A finding at a place: `file:line:col`, the source line, and a caret under it."""
+        text = self.lines[mark.line] if mark.line < len(self.lines) else ""
+        number = f"{mark.line + 1:>5} | "
+        width = max(1, min(mark.width, len(text) - mark.column))
+        # Tabs are kept in front of the caret, so that it stands under its character at any tab width.
+        lead = "".join("\t" if c == "\t" else " " for c in text[: mark.column])
+        excerpt = f"{number}{text}\n{' ' * (len(number) - 2)}| {lead}{'^' * width}"
+        return Problem(message, f"{self.name}:{mark.line + 1}:{mark.column + 1}", hint, excerpt)
+
+
+def read_document(path: Path, name: str = "") -> Document:
+    """Read a YAML 1.2 file; what is wrong with its syntax is in `problems`, not raised.
+
+    Raises:
+        HardwareError: the file cannot be read, or is not text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise HardwareError("not a YAML file: it is not UTF-8 text", where=str(path), hint=str(error)) from error
+    except OSError as error:
+        raise HardwareError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+    return parse_document(text, name or str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Parse YAML 1.2 text; see `read_document`."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    document = Document(name, text.splitlines())
+    try:
+        root = YAML(typ="safe", pure=True).compose(io.StringIO(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = Mark(mark.line, mark.column) if mark else Mark(0, 0)
+        document.problems.append(document.problem_at(where, f"not valid YAML: {error.problem or error.context}"))
+        return document
+    except YAMLError as error:
+        document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {str(error).splitlines()[0]}"))
+        return document
+    if root is None:
+        document.problems.append(document.problem_at(Mark(0, 0), "the file is empty"))
+        return document
+    document.data = _construct(document, root, ())
+    return document
+
+
+def _construct(document: Document, node: Any, path: Location) -> Any:  # noqa: ANN401
+    """Plain data of a YAML node; marks of it and of all inside are noted."""
+    document.values.setdefault(path, _mark(node))
+    kind = type(node).__name__
+    if kind == "MappingNode":
+        return _mapping(document, node, path)
+    if kind == "SequenceNode":
+        return [_construct(document, child, (*path, i)) for i, child in enumerate(node.value)]
+    return _scalar(document, node)
+
+
+def _mapping(document: Document, node: Any, path: Location) -> dict[str, Any]:  # noqa: ANN401
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        if type(key_node).__name__ != "ScalarNode":
+            document.problems.append(document.problem_at(_mark(key_node), "a key must be a plain word"))
+            continue
+        key = str(key_node.value)
+        if key in found:
+            first = document.keys[(*path, key)].line + 1
+            hint = f"first given in line {first}: keep one"
+            document.problems.append(document.problem_at(_mark(key_node), f"duplicate key {key!r}", hint))
+            continue
+        document.keys[(*path, key)] = _mark(key_node)
+        found[key] = _construct(document, value_node, (*path, key))
+    return found
+
+
+def _mark(node: Any) -> Mark:  # noqa: ANN401
+    start, end = node.start_mark, node.end_mark
+    width = end.column - start.column if end.line == start.line else 1
+    return Mark(start.line, start.column, max(1, width))
+
+
+def _scalar(document: Document, node: Any) -> str | int | float | bool | None:  # noqa: ANN401
+    tag, text = str(node.tag).removeprefix("tag:yaml.org,2002:"), str(node.value)
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return text.lower() == "true"
+    if tag in ("int", "float"):
+        return _number(text)
+    if tag.startswith("!"):
+        document.problems.append(document.problem_at(_mark(node), f"tag {tag!r} has no meaning here", "remove it"))
+    return text
+
+
+def _number(text: str) -> str | int | float:
+    for read in (int, lambda t: int(t, 0), float):
+        try:
+            return read(text.replace("_", ""))
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,143 @@
+"""The front door to profiles: find one by name or path, check it, and hand over the machine it describes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import HardwareError, Problem
+from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path
+from planner.hardware.types import Cluster, Device
+from planner.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from planner.hardware.schema import ClusterFile, DeviceFile
+
+
+def load_cluster(name_or_path: str | Path, *, nodes: int | None = None) -> Cluster:
+    """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
+
+    Args:
+        name_or_path: `dgx-a100`, or the path of a profile.
+        nodes: how many nodes; the profile's own number when absent.
+
+    Raises:
+        HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes that
+            the profile cannot have.
+
+    >>> load_cluster("dgx-a100", nodes=2).device_count
+    16
+    """
+    if nodes is not None and nodes < 1:
+        raise HardwareError(f"{nodes} nodes make no cluster", hint="take 1 or more")
+    spec = _profile(name_or_path)
+    from planner.hardware import resolve
+    from planner.hardware.schema import DeviceFile
+
+    if isinstance(spec, DeviceFile):
+        if nodes not in (None, 1):
+            hint = "take a cluster profile, or write one with `shardplan hardware init`"
+            raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
+        return resolve.single_device(spec.device, resolve.build_device(spec.device, spec, spec.sources))
+    return resolve.build_cluster(spec, device_types(spec), nodes or spec.nodes)
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """A bundled device by name, or one from a YAML file.
+
+    Raises:
+        HardwareError: no such device, or findings in its file.
+    """
+    from planner.hardware import resolve
+    from planner.hardware.schema import DeviceFile
+
+    spec = _profile(name_or_path)
+    if not isinstance(spec, DeviceFile):
+        raise HardwareError(f"{name_or_path!s} is a cluster, not a device", hint=f"known: {', '.join(device_names())}")
+    return resolve.build_device(spec.device, spec, spec.sources)
+
+
+def device_types(spec: ClusterFile) -> dict[str, tuple[Any, dict[str, str]]]:
+    """Each device type that a cluster uses, with the sources of the file that describes it."""
+    found: dict[str, tuple[Any, dict[str, str]]] = {}
+    for part in spec.devices:
+        if part.type in spec.device_types:
+            found[part.type] = (spec.device_types[part.type], dict(spec.sources))
+        else:
+            device: Any = _profile(part.type)
+            found[part.type] = (device, device.sources)
+    return found
+
+
+def lint(path: str | Path) -> list[Problem]:
+    """All findings in a profile file, in the order of the file; empty when it can be loaded.
+
+    Raises:
+        HardwareError: the file cannot be read.
+    """
+    return _check(Path(path))[1]
+
+
+def profile_json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of profile files, for editors."""
+    from pydantic.json_schema import models_json_schema
+
+    from planner.hardware.schema import ClusterFile, DeviceCount, DeviceFile
+
+    kinds = [(kind, "validation") for kind in (ClusterFile, DeviceFile, DeviceCount)]
+    _, body = models_json_schema(kinds)  # type: ignore[arg-type]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "shardplan hardware profile",
+        "oneOf": [{"$ref": "#/$defs/ClusterFile"}, {"$ref": "#/$defs/DeviceFile"}],
+        "$defs": body["$defs"],
+    }
+
+
+def profile_path(name_or_path: str | Path) -> Path:
+    """The file of a profile.
+
+    Raises:
+        HardwareError: there is none; the hint names the closest ones.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or looks_like_path(text):
+        if not Path(text).is_file():
+            raise HardwareError("no such hardware profile file", where=text, hint="see `shardplan hardware list`")
+        return Path(text)
+    path = bundled_path(text)
+    if path is None:
+        hint = did_you_mean(text, (*cluster_names(), *device_names()))
+        if not hint.startswith("did"):
+            hint = f"known: {', '.join(cluster_names())}"
+        raise HardwareError(f"unknown hardware {text!r}", hint=hint)
+    return path
+
+
+def _profile(name_or_path: str | Path) -> ClusterFile | DeviceFile:
+    path = profile_path(name_or_path)
+    if path == bundled_path(str(name_or_path)):
+        return _bundled(path)
+    return _checked(path)
+
+
+@lru_cache(maxsize=256)
+def _bundled(path: Path) -> ClusterFile | DeviceFile:
+    return _checked(path)
+
+
+def _checked(path: Path) -> ClusterFile | DeviceFile:
+    spec, problems = _check(path)
+    if spec is None:
+        first = problems[0]
+        count = f"{len(problems)} errors in the profile" if len(problems) > 1 else first.message
+        raise HardwareError(count, where=str(path) if len(problems) > 1 else first.where, problems=problems)
+    return spec
+
+
+def _check(path: Path) -> tuple[ClusterFile | DeviceFile | None, list[Problem]]:
+    from planner.hardware.document import read_document
+    from planner.hardware.validate import validate
+
+    return validate(read_document(path))

@@ -1,0 +1,203 @@
+"""From a validated profile file to the machine that the planner computes with, defaults filled in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from planner.errors import HardwareError
+from planner.hardware.catalog import citations
+from planner.hardware.schema import (
+    ByteCurve,
+    Cited,
+    ClusterFile,
+    DeviceBody,
+    FlopCurve,
+    LevelEntry,
+    PeerLink,
+    Port,
+    ReserveFigure,
+    TimeFigure,
+)
+from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level
+from planner.hardware.validate import arrange
+
+_A100_BF16, _A100_MEMORY = 312e12, 2039e9
+_MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.55, 16e9: 0.82, 128e9: 0.87}
+_MEMORY_SHAPE = {0.1e6: 0.30, 1e6: 0.60, 10e6: 0.75, 100e6: 0.90}
+
+
+def with_defaults(body: DeviceBody) -> DeviceBody:
+    """The same device with every optional figure spelled out, each saying that it is a default.
+
+    The default curves are those of an A100, moved along the sizes by the ratio of the peaks, because small operations
+    are slow by the time they take rather than by the work they do.
+    """
+    fastest = max(figure.value for kind, figure in body.matrix.items() if kind not in ("fp8", "fp4", "int8"))
+    reduced = fastest / _A100_BF16
+    moved = body.memory_bandwidth.value / _A100_MEMORY
+    default: dict[str, Any] = {
+        "reserve": ReserveFigure.model_construct(value=2e9, **_assumed("context and kernels of a GPU runtime")),
+        "matrix_efficiency": FlopCurve.model_construct(
+            points={size * reduced: part for size, part in _MATRIX_SHAPE.items()}, **_assumed("shape of an A100")
+        ),
+        "memory_efficiency": ByteCurve.model_construct(
+            points={size * moved: part for size, part in _MEMORY_SHAPE.items()}, **_assumed("shape of an A100")
+        ),
+        "launch": TimeFigure.model_construct(value=5e-6, **_assumed("one kernel launch of a GPU runtime")),
+    }
+    return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
+
+
+def _assumed(note: str) -> dict[str, Any]:
+    return {"source": "default", "verified": False, "note": note}
+
+
+def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], price: float | None = None) -> Device:
+    """A device in SI units; `price` replaces the device's own where the node's price is known."""
+    full = with_defaults(body)
+    if full.reserve is None or full.launch is None or full.matrix_efficiency is None or full.memory_efficiency is None:
+        raise HardwareError(f"device {name!r} has no defaults")
+    cited: dict[str, Cited | None] = {
+        "memory": full.memory,
+        "reserve": full.reserve,
+        "memory_bandwidth": full.memory_bandwidth,
+        **{f"matrix.{kind}": figure for kind, figure in full.matrix.items()},
+        "vector": full.vector,
+        "matrix_efficiency": full.matrix_efficiency,
+        "memory_efficiency": full.memory_efficiency,
+        "launch": full.launch,
+        "price": full.price,
+    }
+    return Device(
+        name=name,
+        memory_bytes=round(full.memory.value),
+        reserve_bytes=round(full.reserve.value),
+        matrix_flop_per_s={str(kind): figure.value for kind, figure in full.matrix.items()},
+        matrix_efficiency=_curve(full.matrix_efficiency.points),
+        vector_flop_per_s=full.vector.value,
+        memory_byte_per_s=full.memory_bandwidth.value,
+        memory_efficiency=_curve(full.memory_efficiency.points),
+        launch_s=full.launch.value,
+        price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
+        sources={key: cite(item, own_sources) for key, item in cited.items() if item is not None},
+    )
+
+
+def _curve(points: Mapping[float, float]) -> Curve:
+    return Curve(tuple(points), tuple(points.values()))
+
+
+def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
+    """Source, standing and note of a figure in one line."""
+    source = (
+        own_sources.get(item.source or "") or citations().get(item.source or "") or item.source or "no source given"
+    )
+    parts = [source, "" if item.verified else "not verified", item.note or ""]
+    return "; ".join(part for part in parts if part)
+
+
+def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]], nodes: int) -> Cluster:
+    """The cluster with that many nodes; `types` has each device type of the profile with the sources of its file.
+
+    Raises:
+        HardwareError: the number of nodes does not go with the sizes of the profile.
+    """
+    inside, between = spec.node, spec.network
+    node_size = math.prod(entry.size or 1 for entry in inside)
+    pattern = [part.count for part in spec.devices]
+    wrong = arrange([e.size or 1 for e in inside], [e.size or 1 for e in between[:-1]], bool(between), pattern, nodes)
+    if spec.max_nodes is not None and nodes > spec.max_nodes:
+        wrong.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
+    if wrong:
+        raise HardwareError(wrong[0][1], where=spec.cluster, hint=wrong[0][2])
+    price = spec.node_price.value / node_size if spec.node_price else None
+    names = list(dict.fromkeys(part.type for part in spec.devices))
+    devices = tuple(build_device(name, types[name][0], types[name][1], price) for name in names)
+    row = np.repeat([names.index(part.type) for part in spec.devices], pattern)
+    device_types = np.tile(row, node_size * nodes // len(row)).astype(np.int64)
+    levels, sources = _levels(spec, nodes)
+    name = spec.cluster if nodes == spec.nodes else f"{spec.cluster} ({nodes} node{'s' if nodes > 1 else ''})"
+    return Cluster(
+        name=name,
+        fingerprint=_fingerprint(devices, device_types, levels),
+        devices=devices,
+        device_types=device_types,
+        levels=levels,
+        node_size=node_size,
+        about=spec.about,
+        sources=sources,
+    )
+
+
+def _levels(spec: ClusterFile, nodes: int) -> tuple[tuple[Level, ...], dict[str, str]]:
+    """Levels that join more than one child, innermost first, and the sources of their figures."""
+    levels: list[Level] = []
+    sources: dict[str, str] = {}
+    child, left = 1, nodes
+    for i, entry in enumerate((*spec.node, *spec.network)):
+        size = entry.size or left
+        if i >= len(spec.node):
+            size = min(size, left)
+            left //= size
+        if size > 1:
+            levels.append(_level(entry, size, child))
+            sources.update({f"{entry.level}.{key}": text for key, text in _level_sources(entry, spec.sources).items()})
+        child *= size
+    if spec.node_price:
+        sources["node_price"] = cite(spec.node_price, spec.sources)
+    return tuple(levels), sources
+
+
+def _level_sources(entry: LevelEntry, own: Mapping[str, str]) -> dict[str, str]:
+    cited: dict[str, Cited | None] = {
+        "port": entry.port,
+        "peer": entry.peer,
+        "latency": entry.latency,
+        "efficiency": entry.efficiency,
+        "measured": entry.measured,
+    }
+    return {key: cite(item, own) for key, item in cited.items() if item is not None}
+
+
+def _level(entry: LevelEntry, size: int, child: int) -> Level:
+    port: Port = entry.port
+    peer: PeerLink | None = entry.peer
+    fits = entry.measured.rows() if entry.measured else []
+    driven = entry.device_ports or max(1.0, port.count / child)
+    return Level(
+        name=entry.level,
+        size=size,
+        byte_per_s=port.byte_per_s * port.count,
+        device_byte_per_s=port.byte_per_s * min(driven, port.count),
+        latency_s=entry.latency.value,
+        efficiency=entry.efficiency.value,
+        fits=tuple(CollectiveFit(kind, row.ranks, row.latency, row.bandwidth) for kind, row in fits),
+        peer_byte_per_s=peer.byte_per_s if peer else None,
+    )
+
+
+def single_device(name: str, device: Device) -> Cluster:
+    """A cluster of one device and no links."""
+    types = np.zeros(1, dtype=np.int64)
+    return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, f"a single {name}")
+
+
+def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Sequence[Level]) -> str:
+    """sha256 of everything that a plan depends on: figures, sizes and device names, not names of levels or sources."""
+    changes = np.flatnonzero(np.diff(device_types, prepend=-1))
+    runs = [
+        (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
+    ]
+    content = {
+        "devices": [{k: v for k, v in asdict(device).items() if k != "sources"} for device in devices],
+        "ranks": runs,
+        "levels": [{k: v for k, v in asdict(level).items() if k != "name"} for level in levels],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

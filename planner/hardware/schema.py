@@ -1,0 +1,296 @@
+"""The profile files as strict models: what may stand in them, in which units, with which defaults.
+
+Only the loader imports this module (pydantic takes its time); the rest of the program sees `planner.hardware.types`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from planner.errors import UsageError
+from planner.hardware.types import Collective
+from planner.registry import did_you_mean
+from planner.units import EXAMPLES, UNITS, Dimension, parse
+
+
+def finding(message: str, hint: str = "") -> PydanticCustomError:
+    """A validation error with a message of our own and what to do about it."""
+    return PydanticCustomError("finding", "{message}", {"message": message, "hint": hint})
+
+
+def _read(dimension: Dimension, least: float, most: float) -> BeforeValidator:
+    def read(text: object) -> float:
+        try:
+            value = parse(text, dimension)
+        except UsageError as error:
+            raise finding(error.problem.message, error.problem.hint) from error
+        if value < 0 or (value == 0 and least > 0):
+            raise finding(f"{text} is {'negative' if value < 0 else 'zero'}", "write a positive quantity")
+        if value > most:
+            raise finding(f"{text} is more than 1", "a fraction lies between 0 and 1, or 0% and 100%")
+        return value
+
+    return BeforeValidator(read)
+
+
+def _text(dimension: Dimension) -> WithJsonSchema:
+    units = "|".join(u.replace("$", r"\$") for u in UNITS[dimension] if u)
+    pattern = rf"^\s*[0-9][0-9_]*\.?[0-9]*([eE][-+]?[0-9]+)?\s*({units}){'?' if '' in UNITS[dimension] else ''}\s*$"
+    return WithJsonSchema({"type": "string", "pattern": pattern, "description": f"with {EXAMPLES[dimension]}"})
+
+
+_BIG = float("inf")
+Bytes = Annotated[float, _read(Dimension.BYTES, 1, _BIG), _text(Dimension.BYTES)]
+Reserve = Annotated[float, _read(Dimension.BYTES, 0, _BIG), _text(Dimension.BYTES)]
+ByteRate = Annotated[float, _read(Dimension.BYTE_RATE, 1, _BIG), _text(Dimension.BYTE_RATE)]
+FlopRate = Annotated[float, _read(Dimension.FLOP_RATE, 1, _BIG), _text(Dimension.FLOP_RATE)]
+Flops = Annotated[float, _read(Dimension.FLOPS, 1, _BIG), _text(Dimension.FLOPS)]
+Seconds = Annotated[float, _read(Dimension.SECONDS, 0, _BIG), _text(Dimension.SECONDS)]
+Fraction = Annotated[float, _read(Dimension.FRACTION, 1, 1.0), _text(Dimension.FRACTION)]
+Price = Annotated[float, _read(Dimension.PRICE, 0, _BIG), _text(Dimension.PRICE)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int16"]
+Direction = Literal["per-direction", "bidirectional"]
+
+
+class Strict(BaseModel):
+    """A mapping in which an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cited(Strict):
+    """Something with a source."""
+
+    source: str | None = Field(None, description="where it comes from: a key of `sources`, or a citation or URL")
+    verified: bool = Field(True, description="false for a figure that nobody has checked against its source")
+    note: str | None = Field(None, description="how it was derived, or what to know about it")
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str | None, info: ValidationInfo) -> str | None:
+        known = (info.context or {}).get("sources", {})
+        if source is not None and source not in known and source.isidentifier():
+            raise finding(f"unknown source {source!r}", did_you_mean(source, known) + " or write out the citation")
+        return source
+
+
+class Figure(Cited):
+    """One quantity, written as `80 GB` or as `{value: 80 GB, source: vendor}`."""
+
+    value: Any
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: object) -> object:
+        return data if isinstance(data, dict) else {"value": data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        whole = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [whole["properties"]["value"], whole], "description": cls.__doc__}
+
+
+class MemoryFigure(Figure):
+    """An amount of memory, such as `80 GB`."""
+
+    value: Bytes
+
+
+class ReserveFigure(Figure):
+    """An amount of memory that may be nothing, such as `2 GB`."""
+
+    value: Reserve
+
+
+class BandwidthFigure(Figure):
+    """A bandwidth without a direction, such as `2039 GB/s` of device memory."""
+
+    value: ByteRate
+
+
+class ComputeFigure(Figure):
+    """A computing rate, such as `312 TFLOP/s`."""
+
+    value: FlopRate
+
+
+class TimeFigure(Figure):
+    """A time, such as `5 us`."""
+
+    value: Seconds
+
+
+class FractionFigure(Figure):
+    """An achievable fraction, such as `87%`."""
+
+    value: Fraction
+
+
+class PriceFigure(Figure):
+    """A price, such as `4.10 $/h`."""
+
+    value: Price
+
+
+class PeerLink(Cited):
+    """The wire between two single devices; its direction must be said."""
+
+    value: ByteRate
+    direction: Direction = Field(description="is the figure `per-direction`, or `bidirectional` (both summed)?")
+
+    @property
+    def byte_per_s(self) -> float:
+        """One direction."""
+        return self.value / (2 if self.direction == "bidirectional" else 1)
+
+
+class Port(PeerLink):
+    """What joins one child (a device, a node, ...) to a level: `count` equal ports."""
+
+    count: Count = Field(1, description="equal ports a child has, such as 8 network cards a node")
+
+
+class FlopCurve(Cited):
+    """Achievable fraction by FLOPs of one operation, as `{1 GFLOP: 55%, 128 GFLOP: 87%}`."""
+
+    points: dict[Flops, Fraction] = Field(min_length=1)
+
+    _ascending = field_validator("points")(lambda points: _ascending(points))
+
+
+class ByteCurve(Cited):
+    """Achievable fraction by bytes of one operation, as `{1 MB: 60%, 100 MB: 90%}`."""
+
+    points: dict[Bytes, Fraction] = Field(min_length=1)
+
+    _ascending = field_validator("points")(lambda points: _ascending(points))
+
+
+def _ascending(points: dict[float, float]) -> dict[float, float]:
+    if list(points) != sorted(points):
+        raise finding("the sizes of a curve must ascend", "sort the points by size")
+    return points
+
+
+class DeviceBody(Strict):
+    """One accelerator, without its name."""
+
+    about: str = Field("", description="one line on what it is")
+    memory: MemoryFigure = Field(description="all memory of the device, such as `80 GB`")
+    reserve: ReserveFigure | None = Field(
+        None, description="memory that the runtime keeps for itself; 2 GB when absent"
+    )
+    memory_bandwidth: BandwidthFigure = Field(description="nominal, such as `2039 GB/s`")
+    matrix: dict[MatrixType, ComputeFigure] = Field(
+        min_length=1, description="dense peak of the matrix units by number format, such as `{bf16: 312 TFLOP/s}`"
+    )
+    vector: ComputeFigure = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
+    matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
+    memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
+    launch: TimeFigure | None = Field(None, description="host time to launch one kernel; 5 us when absent")
+    price: PriceFigure | None = Field(None, description="a device and hour, such as `4.10 $/h`")
+
+
+class DeviceFile(DeviceBody):
+    """A file that describes one accelerator."""
+
+    device: str = Field(min_length=1, description="name of the device, such as `a100-sxm-80gb`")
+    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
+
+
+class DeviceCount(Strict):
+    """So many devices of one type, in the order of the ranks."""
+
+    type: str = Field(description="name of a bundled device or of one under `device_types`")
+    count: Count = Field(1, description="how many in a row")
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, name: str, info: ValidationInfo) -> str:
+        known = (info.context or {}).get("devices", ())
+        if known and name not in known:
+            raise finding(f"unknown device {name!r}", did_you_mean(name, known))
+        return name
+
+
+class MeasuredRow(Strict):
+    """One measured collective: `seconds = latency + traffic / bandwidth`, traffic as a ring moves it per rank."""
+
+    ranks: Annotated[int, Field(strict=True, ge=2)]
+    latency: Seconds
+    bandwidth: ByteRate = Field(description="bus bandwidth: 2 (n-1)/n of the payload over the time, for all-reduce")
+
+
+class Measured(Cited):
+    """Measured collectives that replace the model where the number of ranks is the same."""
+
+    all_reduce: list[MeasuredRow] = Field(default_factory=list)
+    reduce_scatter: list[MeasuredRow] = Field(default_factory=list)
+    all_gather: list[MeasuredRow] = Field(default_factory=list)
+    all_to_all: list[MeasuredRow] = Field(default_factory=list)
+    broadcast: list[MeasuredRow] = Field(default_factory=list)
+
+    def rows(self) -> list[tuple[Collective, MeasuredRow]]:
+        """All rows with their collective."""
+        kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+        return [
+            (kind, row) for kind in (*kinds, Collective.ALL_TO_ALL, Collective.BROADCAST) for row in getattr(self, kind)
+        ]
+
+
+class LevelEntry(Strict):
+    """One tier of links, joining `size` children of the tier below."""
+
+    level: str = Field(min_length=1, description="name of the tier, such as `nvlink` or `infiniband`")
+    size: Count | None = Field(None, description="children that it joins; absent on the outermost level of `network`")
+    port: Port = Field(description="the links of one child into this tier, with value, direction and count")
+    device_ports: Count | None = Field(
+        None, description="ports that one device can drive; when absent the ports are dealt out, at least one each"
+    )
+    peer: PeerLink | None = Field(None, description="the wire between two single devices, in a mesh or torus")
+    latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
+    efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
+    measured: Measured | None = Field(None, description="measured collectives among devices of this level")
+
+
+def _device_list(data: object) -> object:
+    return [{"type": data, "count": 1}] if isinstance(data, str) else data
+
+
+_DEVICES_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/DeviceCount"}},
+    ]
+}
+
+
+class ClusterFile(Strict):
+    """A file that describes a cluster."""
+
+    cluster: str = Field(min_length=1, description="name of the cluster, such as `dgx-a100`")
+    about: str = Field("", description="one line on what it is")
+    devices: Annotated[
+        list[DeviceCount], BeforeValidator(_device_list), Field(min_length=1), WithJsonSchema(_DEVICES_SCHEMA)
+    ] = Field(description="a device name, or a list of {type, count} in rank order, repeated until the cluster is full")
+    device_types: dict[str, DeviceBody] = Field(default_factory=dict, description="devices of your own, by name")
+    node: list[LevelEntry] = Field(default_factory=list, description="levels inside a node, innermost first")
+    network: list[LevelEntry] = Field(default_factory=list, description="levels that join nodes, innermost first")
+    nodes: Count = Field(1, description="nodes when the user gives no number")
+    max_nodes: Count | None = Field(None, description="most nodes there can be")
+    node_price: PriceFigure | None = Field(None, description="a node and hour, such as `32.77 $/h`")
+    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")

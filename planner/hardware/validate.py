@@ -1,0 +1,200 @@
+"""Checks a profile file and collects all that is wrong with it, each with its place, its line and a hint."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from planner.errors import Problem
+from planner.hardware.catalog import citations, device_names
+from planner.hardware.document import Document, Location
+from planner.hardware.schema import ClusterFile, DeviceFile
+from planner.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+ProfileFile = ClusterFile | DeviceFile
+
+
+def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
+    """The profile in a file, or None, with all findings in the order of the file."""
+    problems = list(document.problems)
+    data = document.data
+    spec: ProfileFile | None = None
+    if isinstance(data, dict):
+        spec, found = _validate_mapping(document, data)
+        problems += found
+    elif not problems:
+        problems.append(document.problem((), "a profile is a mapping of keys to values"))
+    problems.sort(key=_place)
+    return (None if problems else spec), problems
+
+
+def _place(problem: Problem) -> tuple[int, int]:
+    line, column = problem.where.rsplit(":", 2)[-2:]
+    return int(line), int(column)
+
+
+def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[ProfileFile | None, list[Problem]]:
+    if ("cluster" in data) == ("device" in data):
+        message = "a profile has either 'cluster' or 'device'" if "cluster" in data else "missing field 'cluster'"
+        hint = "start with `cluster: NAME` for a cluster or `device: NAME` for a single device"
+        return None, [document.problem((), message, hint)]
+    model = ClusterFile if "cluster" in data else DeviceFile
+    own = _mapping(data, "device_types")
+    context = {
+        "sources": {**citations(), **_mapping(data, "sources")},
+        "devices": {*device_names(), *own},
+    }
+    problems = _unknown_sizes(document, data) if model is ClusterFile else []
+    try:
+        return model.model_validate(data, context=context), problems
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=True)
+        return None, problems + [_problem(document, model, detail) for detail in details]
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -> Problem:
+    """One finding of the schema in the user's terms."""
+    location: Location = tuple(part for part in detail["loc"] if part != "[key]")
+    name = str(location[-1]) if location else ""
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "finding":
+            at_key = detail["loc"][-1] == "[key]"
+            return document.problem(location, context["message"], context["hint"], at_key=at_key)
+        case "extra_forbidden":
+            hint = did_you_mean(name, _fields_at(model, location[:-1]))
+            return document.problem(location, f"unknown key {name!r}", hint, at_key=True)
+        case "missing":
+            hint = _description(model, location)
+            return document.problem(location[:-1], f"missing field {name!r}", hint, at_key=True)
+        case "literal_error":
+            expected = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            at_key = detail["loc"][-1] == "[key]"
+            message = f"{detail['input']!r} is not one of {', '.join(expected)}"
+            return document.problem(location, message, _close(str(detail["input"]), expected), at_key=at_key)
+        case "greater_than_equal":
+            return document.problem(location, f"{name!r} must be at least {context['ge']}, not {detail['input']}")
+        case "too_short":
+            return document.problem(location, f"{name!r} is empty", _description(model, location))
+        case _:
+            message = detail["msg"].replace("Input should be", f"{name!r} should be").replace("valid ", "")
+            return document.problem(location, message, _description(model, location))
+
+
+def _close(name: str, known: list[str]) -> str:
+    hint = did_you_mean(name, known)
+    return hint if hint.startswith("did") else ""
+
+
+def _fields_at(model: type[BaseModel], location: Location) -> Iterable[str]:
+    owner = _model_at(model, location)
+    return owner.model_fields if owner else ()
+
+
+def _description(model: type[BaseModel], location: Location) -> str:
+    owner = _model_at(model, location[:-1])
+    found = owner.model_fields.get(str(location[-1])) if owner and location else None
+    return (found.description or "") if found else ""
+
+
+def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """The model that describes what stands at a path of the file."""
+    kind: Any = model
+    for part in location:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found = kind.model_fields.get(str(part))
+            kind = found.annotation if found else None
+        else:
+            kind = typing.get_args(kind)[-1] if typing.get_args(kind) else None
+        kind = _unwrap(kind)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _unwrap(kind: Any) -> Any:  # noqa: ANN401
+    """`X` of `X | None` and of `Annotated[X, ...]`."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kind = next(a for a in typing.get_args(kind) if a is not type(None))
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _unknown_sizes(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """Sizes that do not multiply; what is not a number is left to the schema's own findings."""
+    inside = [_int(entry, "size") for entry in _list(data, "node")]
+    between = [_int(entry, "size") for entry in _list(data, "network")]
+    devices = data.get("devices")
+    counts = [_int(entry, "count") or 1 for entry in devices] if isinstance(devices, list) else [1]
+    nodes = _int(data, "nodes") or 1
+    problems = []
+    for place, sizes in (("node", inside), ("network", between[:-1])):
+        for i, size in enumerate(sizes):
+            if size is None and "size" not in _list(data, place)[i]:
+                hint = "say how many children it joins"
+                problems.append(document.problem((place, i), f"missing field 'size' in {place!r}", hint))
+    if between and between[-1] is not None:
+        hint = "remove it: the outermost level grows with the number of nodes"
+        problems.append(document.problem(("network", len(between) - 1, "size"), "the outermost level has a size", hint))
+    if any(size is None for size in (*inside, *between[:-1])):
+        return problems
+    findings = arrange([s for s in inside if s], [s for s in between[:-1] if s], bool(between), counts, nodes)
+    most = _int(data, "max_nodes")
+    if most is not None and nodes > most:
+        findings.append(
+            (("nodes",), f"{nodes} nodes are more than max_nodes: {most}", "lower nodes or raise max_nodes")
+        )
+    return problems + [document.problem(place, message, hint) for place, message, hint in findings]
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    value = data.get(key)
+    return [entry if isinstance(entry, dict) else {} for entry in value] if isinstance(value, list) else []
+
+
+def _int(data: Any, key: str) -> int | None:  # noqa: ANN401
+    value = data.get(key) if isinstance(data, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def arrange(
+    inside: list[int], between: list[int], grows: bool, counts: list[int], nodes: int
+) -> list[tuple[Location, str, str]]:
+    """What is wrong with the sizes of a cluster: places, messages and hints; nothing when they multiply.
+
+    Args:
+        inside: sizes of the levels inside a node.
+        between: sizes of the levels that join nodes, without the outermost, which takes the rest.
+        grows: whether there is an outermost level that joins nodes.
+        counts: devices of each type in rank order, a pattern that is repeated until the cluster is full.
+        nodes: how many nodes.
+    """
+    findings: list[tuple[Location, str, str]] = []
+    if nodes > 1 and not grows:
+        hint = "add a level under `network` that joins them"
+        findings.append((("nodes",), f"{nodes} nodes, but no level joins nodes", hint))
+    filled = 1
+    for i, size in enumerate(between):
+        if nodes > filled * size and nodes % (filled * size):
+            message = f"{nodes} nodes do not fill groups of {filled * size}"
+            below = nodes // (filled * size) * filled * size
+            hint = f"take {below} or {below + filled * size} nodes, or change the size"
+            findings.append((("network", i, "size"), message, hint))
+        filled *= size
+    total, pattern = math.prod(inside) * nodes, sum(counts)
+    if total % pattern:
+        message = (
+            f"{total} devices ({math.prod(inside)} a node, {nodes} nodes) are not a multiple of the {pattern} listed"
+        )
+        findings.append((("devices",), message, f"let the counts add up to {math.prod(inside)} or {total}"))
+    return findings

@@ -1,0 +1,167 @@
+"""Quantities as people write them ("80 GB", "25 Gbit/s", "3 us", "87%") to SI floats and back, used only at the edges.
+
+Decimal prefixes are powers of 1000, binary ones (`KiB`, `GiB`) powers of 1024. Bits are spelled `bit`, bytes `B`, so
+that a factor of eight cannot hide in a letter: `Gb/s` is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+from planner.errors import UsageError
+from planner.registry import did_you_mean
+
+_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BYTES = {f"{p}B": f for p, f in (_DECIMAL | _BINARY).items()}
+_FLOPS = {f"{p}FLOP": f for p, f in (_DECIMAL | {"E": 1e18}).items()}
+
+
+class Dimension(StrEnum):
+    """What a quantity measures; the value is the word used in messages."""
+
+    BYTES = "an amount of memory"
+    BYTE_RATE = "a bandwidth"
+    FLOPS = "an amount of work"
+    FLOP_RATE = "a computing rate"
+    SECONDS = "a time"
+    FRACTION = "a fraction"
+    PRICE = "a price"
+
+
+UNITS: Mapping[Dimension, Mapping[str, float]] = {
+    Dimension.BYTES: _BYTES,
+    Dimension.BYTE_RATE: {f"{u}/s": f for u, f in _BYTES.items()}
+    | {f"{p}bit/s": f / 8 for p, f in (_DECIMAL | {"k": 1e3}).items()},
+    Dimension.FLOPS: _FLOPS,
+    Dimension.FLOP_RATE: {f"{u}/s": f for u, f in _FLOPS.items()},
+    Dimension.SECONDS: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+    Dimension.FRACTION: {"": 1.0, "%": 0.01},
+    Dimension.PRICE: {"$/h": 1.0},
+}
+"""SI value of each accepted unit: bytes, bytes/s, FLOP, FLOP/s, seconds, 0..1, US dollars an hour."""
+
+EXAMPLES: Mapping[Dimension, str] = {
+    Dimension.BYTES: "B, KB, MB, GB, TB, KiB, MiB, GiB or TiB",
+    Dimension.BYTE_RATE: "GB/s, GiB/s, MB/s, TB/s, Gbit/s or Mbit/s",
+    Dimension.FLOPS: "FLOP, MFLOP, GFLOP or TFLOP",
+    Dimension.FLOP_RATE: "GFLOP/s, TFLOP/s or PFLOP/s",
+    Dimension.SECONDS: "s, ms, us or ns",
+    Dimension.FRACTION: "a number like 0.87 or a percentage like 87%",
+    Dimension.PRICE: "$/h",
+}
+
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*")
+
+
+def parse(text: object, dimension: Dimension) -> float:
+    """The SI value of a quantity with its unit, such as `parse("25 Gbit/s", Dimension.BYTE_RATE)`, 3.125e9.
+
+    Raises:
+        UsageError: no unit, a unit of another kind, an ambiguous one, or not a number; the hint says what to write.
+    """
+    units = UNITS[dimension]
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise UsageError(f"{text!r} is not {dimension}", hint=f"write a number and {_choices(dimension)}")
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise UsageError(f"{str(text)!r} is not {dimension}", hint=f"write a number and {_choices(dimension)}")
+    number, unit = float(match[1].replace("_", "")), match[2] or ""
+    if unit in units:
+        factor = units[unit]
+        # Dividing by the whole reciprocal keeps "5 us" the float nearest to 5e-6.
+        return number * factor if factor >= 1 else number / round(1 / factor)
+    if not unit:
+        raise UsageError(f"{text} has no unit: expected {dimension}", hint=f"write {text} with {_choices(dimension)}")
+    raise UsageError(f"{unit!r} is not a unit of {dimension}", hint=_unit_hint(unit, dimension))
+
+
+def _choices(dimension: Dimension) -> str:
+    return f"one of {EXAMPLES[dimension]}" if dimension is not Dimension.FRACTION else EXAMPLES[dimension]
+
+
+def _unit_hint(unit: str, dimension: Dimension) -> str:
+    """What to write instead: bits or bytes spelled out, else the unit that differs only in spelling, else the list."""
+    bits = re.fullmatch(r"([KMGTkmgt])b(?:/s|ps)|([KMGTkmgt])bits?ps", unit)
+    if bits and dimension is Dimension.BYTE_RATE:
+        prefix = (bits[1] or bits[2]).upper()
+        return f"write {prefix}bit/s for bits or {prefix}B/s for bytes"
+    if re.fullmatch(r"[KMGTkmgt]i?b(?:it)?", unit) and dimension is Dimension.BYTES:
+        return f"{unit!r} reads as bits: write {unit[0].upper()}B or {unit[0].upper()}iB"
+    if "flop" in unit.lower() and dimension in (Dimension.FLOPS, Dimension.FLOP_RATE):
+        prefix = unit[0].upper() if unit[0].upper() in "KMGTPE" else ""
+        return f"write {prefix}FLOP{'/s' if dimension is Dimension.FLOP_RATE else ''}"
+    if f"{unit}/s" in UNITS[dimension]:
+        return f"write {unit}/s"
+    folded = {u.lower(): u for u in UNITS[dimension]}
+    if unit.lower() in folded:
+        return f"write {folded[unit.lower()]}"
+    hint = did_you_mean(unit, (u for u in UNITS[dimension] if u))
+    return f"{hint} one of {EXAMPLES[dimension]}" if hint.startswith("did") else f"write {_choices(dimension)}"
+
+
+_SHOWN: Mapping[Dimension, tuple[str, ...]] = {
+    Dimension.BYTES: ("TB", "GB", "MB", "KB", "B"),
+    Dimension.BYTE_RATE: ("TB/s", "GB/s", "MB/s", "KB/s", "B/s"),
+    Dimension.FLOPS: ("EFLOP", "PFLOP", "TFLOP", "GFLOP", "MFLOP", "KFLOP", "FLOP"),
+    Dimension.FLOP_RATE: ("EFLOP/s", "PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "KFLOP/s", "FLOP/s"),
+    Dimension.SECONDS: ("s", "ms", "us", "ns"),
+    Dimension.FRACTION: ("%",),
+    Dimension.PRICE: ("$/h",),
+}
+
+
+def render(value: float, dimension: Dimension, digits: int = 12) -> str:
+    """A value with the largest unit that keeps it at 1 or more; 12 digits read back to the same value."""
+    if not math.isfinite(value):
+        return str(value)
+    units = [(u, UNITS[dimension][u]) for u in _SHOWN[dimension]]
+    smallest = units[-1]
+    # Rounded first, so that 999.9996 MB is shown as 1 GB and not as 1000 MB.
+    rounded = abs(float(f"{value:.{digits}g}"))
+    unit, factor = next((pair for pair in units if rounded >= pair[1] * (1 - 1e-12)), smallest)
+    if value == 0 and dimension is Dimension.SECONDS:
+        unit, factor = "s", 1.0
+    number = f"{value / factor:.{digits}g}"
+    if "e" in number:
+        number = f"{value / factor:.0f}" if abs(value / factor) >= 1 else number
+    return f"{number}%" if unit == "%" else f"{number} {unit}"
+
+
+def format_bytes(byte_count: float, digits: int = 3) -> str:
+    """Bytes for people: `16.2 GB`."""
+    return render(byte_count, Dimension.BYTES, digits)
+
+
+def format_rate(byte_per_s: float, digits: int = 3) -> str:
+    """Bandwidth for people: `25 GB/s`."""
+    return render(byte_per_s, Dimension.BYTE_RATE, digits)
+
+
+def format_flops(flops: float, digits: int = 3) -> str:
+    """Work for people: `1.24 TFLOP`."""
+    return render(flops, Dimension.FLOPS, digits)
+
+
+def format_flop_rate(flop_per_s: float, digits: int = 3) -> str:
+    """Computing rate for people: `312 TFLOP/s`."""
+    return render(flop_per_s, Dimension.FLOP_RATE, digits)
+
+
+def format_seconds(seconds: float, digits: int = 3) -> str:
+    """Time for people: `1.24 ms`; from two minutes on `3 min 20 s`, from two hours on `5 h 12 min`."""
+    if math.isfinite(seconds) and seconds >= 7200:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes} min"
+    if math.isfinite(seconds) and seconds >= 120:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    return render(seconds, Dimension.SECONDS, digits)
+
+
+def format_fraction(fraction: float, digits: int = 3) -> str:
+    """A fraction for people: `87%`."""
+    return render(fraction, Dimension.FRACTION, digits)
