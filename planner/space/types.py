@@ -56,6 +56,7 @@ class Decision:
 
     The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the whole
     pipeline, and in it stage i takes the next `replicas` devices in line. So stage i has `copies * replicas` replicas in all.
+    `planner.space.stage_ranks` gives every replica its rank.
 
     Attributes:
         stages: in order; together they cover all blocks.
@@ -64,6 +65,8 @@ class Decision:
         micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
         schedule: name of the schedule.
         zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
+        slice_devices: devices in one copy's slice; 0 means as many as its stages take. Where a slice has more, its first
+            devices stay idle.
     """
 
     stages: tuple[StageChoice, ...]
@@ -72,6 +75,7 @@ class Decision:
     micro_batches: int
     schedule: str
     zero: int = 0
+    slice_devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +103,14 @@ class StageTerms:
         forward_s: forward computation.
         backward_s: backward computation, recomputation included.
         recompute_s: the part of `backward_s` that repeats the forward.
-        receive_s: time to receive the stage's input activations from the stage before (0 for the first); the gradient that
-            flows back over the same boundary costs the same again.
+        receive_s: time to receive the stage's input activations from the stage before (0 for the first).
         sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
         exposed_sync_s: what of `sync_s` is not hidden behind backward work.
         update_s: optimizer step per iteration.
         in_flight: micro-batches whose activations one replica keeps at the most.
         memory: bytes of one device, by kind.
         capacity_bytes: memory of the smallest device that the stage uses, reserve included.
+        return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
     """
 
     forward_s: float
@@ -119,6 +123,12 @@ class StageTerms:
     in_flight: int
     memory: MemoryBytes
     capacity_bytes: float
+    return_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Time a replica of the stage spends on one micro-batch."""
+        return self.forward_s + self.backward_s + self.receive_s + self.return_s
 
 
 @dataclass(frozen=True, slots=True)

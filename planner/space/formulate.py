@@ -1,0 +1,221 @@
+"""Block costs, cluster and job to the numbers that solvers work on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.costs.precision import Precision, optimizer_state_bytes, precision
+from planner.errors import JobError, UsageError
+from planner.hardware.collectives import Terms
+from planner.hardware.types import Cluster
+from planner.space.placement import Placement, lay_out
+from planner.space.problem import StageProblem
+from planner.space.types import BlockCosts, Job
+
+ALL_DIVISORS_UP_TO = 64
+"""Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
+
+
+def formulate(
+    costs: BlockCosts,
+    cluster: Cluster,
+    job: Job,
+    *,
+    copies: int,
+    schedule: str,
+    zero: int,
+    replicas: Sequence[int] | None = None,
+) -> StageProblem:
+    """The problem of one micro-batch size (that of the costs), number of copies, schedule and ZeRO stage.
+
+    Args:
+        costs: the chain's costs.
+        cluster: the machine.
+        job: what is to be trained; its devices are dealt to the copies in equal slices.
+        copies: copies of the pipeline.
+        schedule: "1f1b" or "gpipe".
+        zero: 0 or 1.
+        replicas: allowed replicas of a stage; by default `replica_options`.
+
+    Raises:
+        JobError: the copies and micro-batches do not divide the global batch, or outnumber the devices.
+        UsageError: unknown precision, optimizer, recompute choice, or a schedule without a closed form.
+
+    O(places * blocks^2), see `planner.space.placement` for the number of places.
+    """
+    return Formulator(cluster, job).problem(costs, copies=copies, schedule=schedule, zero=zero, replicas=replicas)
+
+
+def replica_options(micro_batches: int, slice_devices: int) -> tuple[int, ...]:
+    """Replicas a stage may have: divisors of the micro-batches that fit; in large slices powers of two and the largest."""
+    fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
+    if slice_devices <= ALL_DIVISORS_UP_TO:
+        return tuple(fitting)
+    return tuple(r for r in fitting if r & (r - 1) == 0 or r == fitting[-1])
+
+
+class Formulator:
+    """Formulates many problems of one job, doing once what several of them share."""
+
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        if job.recompute not in ("never", "always", "auto"):
+            raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
+        self._cluster, self._job = cluster, job
+        self._precision = precision(job.precision)
+        self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
+        self._placements: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
+        self._syncs: dict[tuple[int, int, bytes], np.ndarray] = {}
+        self._ranges: dict[int, tuple[BlockCosts, _Ranges]] = {}
+        self.devices = min(job.devices or cluster.device_count, cluster.device_count)
+
+    def problem(
+        self,
+        costs: BlockCosts,
+        *,
+        copies: int,
+        schedule: str,
+        zero: int,
+        replicas: Sequence[int] | None = None,
+    ) -> StageProblem:
+        """See `formulate`."""
+        job, width = self._job, self.devices // copies if copies > 0 else 0
+        micro_batches, rest = divmod(job.global_batch, max(1, copies * costs.micro_batch))
+        if width < 1 or rest or micro_batches < 1:
+            raise JobError(
+                f"{copies} copies with micro-batches of {costs.micro_batch} samples cannot share a global batch of "
+                f"{job.global_batch} on {self.devices} devices",
+                hint="copies times micro-batch must divide the global batch, and each copy needs a device",
+            )
+        options = tuple(replicas or replica_options(micro_batches, width))
+        placement = self._placement(copies, width, options)
+        ranges = self._range_tables(costs)
+        kinds = [np.asarray(kind) for kind in placement.kinds]
+        shards = copies * placement.place_replicas if zero else np.ones(len(placement.place_replicas))
+        update_s = np.stack([ranges.update_s[kind].max(axis=0) for kind in kinds])[placement.place_kind]
+        held_bytes = self._precision.weight_bytes + self._precision.gradient_bytes
+        per_element = held_bytes + self._state_bytes / shards
+        return StageProblem(
+            micro_batch=costs.micro_batch,
+            micro_batches=micro_batches,
+            copies=copies,
+            slice_devices=width,
+            schedule=schedule,
+            zero=zero,
+            recompute=job.recompute,
+            max_stages=job.max_stages,
+            overlap=job.overlap,
+            replicas=placement.replicas,
+            place=placement.place,
+            place_kind=placement.place_kind,
+            forward_s=np.stack([ranges.forward_s[kind].max(axis=0) for kind in kinds]),
+            backward_s=np.stack([ranges.backward_s[kind].max(axis=0) for kind in kinds]),
+            sync_s=self._sync_table(placement, ranges.elements, zero),
+            update_s=update_s / shards[:, None, None],
+            resident_bytes=per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
+            capacity_bytes=np.array(
+                [min(self._cluster.devices[t].usable_bytes for t in k) for k in placement.kinds], float
+            ),
+            saved_bytes=costs.saved_bytes,
+            checkpoint_bytes=costs.checkpoint_bytes,
+            working_bytes=ranges.working_bytes,
+            in_flight=in_flight_table(schedule, placement.replicas, width, micro_batches),
+            link=placement.link,
+            receive_s=_transfers(placement.sends, costs.boundary_bytes),
+            return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
+        )
+
+    def _placement(self, copies: int, width: int, options: tuple[int, ...]) -> Placement:
+        key = (copies, width, options)
+        if key not in self._placements:
+            self._placements[key] = lay_out(self._cluster, copies, width, options)
+        return self._placements[key]
+
+    def _range_tables(self, costs: BlockCosts) -> _Ranges:
+        known = self._ranges.get(costs.micro_batch)
+        if known is None or known[0] is not costs:
+            known = self._ranges[costs.micro_batch] = (costs, _Ranges(costs))
+        return known[1]
+
+    def _sync_table(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
+        key = (id(placement), zero, elements.tobytes())
+        if key not in self._syncs:
+            tables = [_sync_s(placement, p, elements, zero, self._precision) for p in range(len(placement.all_reduce))]
+            self._syncs[key] = np.stack(tables)
+        return self._syncs[key]
+
+
+class _Ranges:
+    """Sums and maxima over blocks i..j of what does not depend on the place; [.., n, n], meaningful for i <= j."""
+
+    def __init__(self, costs: BlockCosts) -> None:
+        self.forward_s = _range_sums(costs.forward_s)
+        self.backward_s = _range_sums(costs.backward_s)
+        charged = _range_sums(costs.parameter_elements)
+        shared = costs.shared_elements
+        self.elements = charged if shared is None else charged - np.triu(shared)
+        held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
+        self.update_s = _range_sums(costs.update_s) * held
+        self.workspace_bytes = _range_maxima(costs.workspace_bytes)
+        self.working_bytes = _range_maxima(np.diagonal(costs.saved_bytes))
+
+
+def _range_sums(values: np.ndarray) -> np.ndarray:
+    """[.., n] to [.., n, n]: the sum over i..j, zero for i > j."""
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
+    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None])
+
+
+def _range_maxima(values: np.ndarray) -> np.ndarray:
+    """[n] to [n, n]: the maximum over i..j, zero for i > j."""
+    n = len(values)
+    spread = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], -math.inf)
+    return np.triu(np.maximum.accumulate(spread, axis=1))
+
+
+def in_flight_table(schedule: str, replicas: np.ndarray, slice_devices: int, micro_batches: int) -> np.ndarray:
+    """int64 [R, W + 1]: micro-batches that a stage with r replicas keeps when it and all later stages have d devices.
+
+    GPipe keeps all m / r; 1F1B min(m / r, ceil(d / r)) (Narayanan et al., SOSP 2019, for unequal replicas). 0 where d < r.
+
+    Raises:
+        UsageError: the schedule's count does not follow from the devices of the later stages.
+    """
+    own = (micro_batches // replicas)[:, None]
+    suffix = np.arange(slice_devices + 1)[None, :]
+    if schedule == "gpipe":
+        counts = np.broadcast_to(own, (len(replicas), slice_devices + 1))
+    elif schedule == "1f1b":
+        counts = np.minimum(own, -(-suffix // replicas[:, None]))
+    else:
+        raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
+    return np.where(suffix >= replicas[:, None], counts, 0)
+
+
+def _sync_s(placement: Placement, place: int, elements: np.ndarray, zero: int, chosen: Precision) -> np.ndarray:
+    """[n, n] seconds of a place's gradient synchronisation; nothing to do without parameters."""
+    if zero:
+        scatter = _least(placement.reduce_scatter[place], elements * chosen.gradient_bytes)
+        seconds = scatter + _least(placement.all_gather[place], elements * chosen.weight_bytes)
+    else:
+        seconds = _least(placement.all_reduce[place], elements * chosen.gradient_bytes)
+    return np.where(elements > 0, seconds, 0.0)
+
+
+def _least(terms: Terms, payload_bytes: np.ndarray) -> np.ndarray:
+    """The cheapest algorithm at each payload, looking only at those that apply."""
+    applies = np.flatnonzero(np.isfinite(terms.latency_s))
+    first, *others = [terms.latency_s[k] + terms.s_per_byte[k] * payload_bytes for k in applies]
+    for seconds in others:
+        np.minimum(first, seconds, out=first)
+    return np.asarray(first)
+
+
+def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray) -> np.ndarray:
+    """[classes, n + 1] seconds of the slowest transfer over each boundary; nothing to do without bytes."""
+    if not sends:
+        return np.zeros((1, len(payload_bytes)))
+    seconds = np.stack([terms.seconds(payload_bytes[:, None]).max(axis=1) for terms in sends])
+    return np.where(payload_bytes > 0, seconds, 0.0)

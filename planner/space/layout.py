@@ -1,0 +1,28 @@
+"""Which device runs what: a decision's stages laid on the line of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.space.types import Decision
+
+
+def slice_width(decision: Decision) -> int:
+    """Devices in the slice of one copy of the pipeline."""
+    return decision.slice_devices or sum(stage.replicas for stage in decision.stages)
+
+
+def stage_ranks(decision: Decision) -> tuple[np.ndarray, ...]:
+    """Ranks of each stage: int64 [copies, replicas] a stage.
+
+    Copy c owns the ranks from `c * slice_width` on; its stages take neighbouring devices in order, up to the end of the
+    slice. Replica q of copy c is entry [c, q]; inside a copy, micro-batch k runs on replica `k % replicas`.
+    """
+    width = slice_width(decision)
+    starts = np.arange(decision.copies, dtype=np.int64)[:, None] * width
+    offset = width - sum(stage.replicas for stage in decision.stages)
+    ranks = []
+    for stage in decision.stages:
+        ranks.append(starts + offset + np.arange(stage.replicas, dtype=np.int64)[None, :])
+        offset += stage.replicas
+    return tuple(ranks)

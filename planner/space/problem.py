@@ -1,0 +1,127 @@
+"""The problem of cutting a chain into stages, as numbers only: it can be saved, sent and solved again."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from planner.errors import OutputError, UsageError
+from planner.space.types import Decision, StageChoice
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class StageProblem:
+    """Cut n blocks into stages for one micro-batch size, number of copies, schedule and ZeRO stage.
+
+    A copy of the pipeline has `slice_devices` = W devices in line; `a` counts devices from the start of the slice, and the
+    last stage ends at a = W. A stage is blocks i..j (inclusive) on the r = replicas[o] devices a..a+r-1. What that costs
+    depends on the devices only through a *place* (levels spanned, device types, r): `place[o, a]`.
+
+    Attributes:
+        micro_batch: samples a replica runs at a time.
+        micro_batches: micro-batches per iteration in one copy.
+        copies: copies of the pipeline.
+        slice_devices: devices of one copy.
+        schedule: name of the schedule.
+        zero: ZeRO stage.
+        recompute: "never", "always" or "auto".
+        max_stages: most stages; 0 means no limit.
+        overlap: fraction of the last micro-batch's backward behind which synchronisation hides.
+        replicas: int64 [R], the allowed replicas of a stage, ascending.
+        place: int64 [R, W], -1 where a + r > W.
+        place_kind: int64 [P], the kind (set of device types) of each place.
+        forward_s: [K, n, n] forward of blocks i..j on the slowest type of a kind; backward_s likewise, not recomputed.
+        sync_s: [P, n, n] gradient synchronisation.
+        update_s: [P, n, n] optimizer step, sharded where ZeRO is.
+        resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
+        capacity_bytes: [K] plannable memory of the smallest device of a kind.
+        saved_bytes: [n, n] activations kept for one micro-batch.
+        checkpoint_bytes: [n, n] the same when the stage is recomputed.
+        working_bytes: [n, n] what a recomputed stage needs beside: all of one block's activations.
+        in_flight: int64 [R, W + 1], micro-batches kept by a stage with r replicas that has, together with all later
+            stages, d devices (0 where d < r).
+        link: int64 [R, R, W + 1], class of the boundary at a between a stage with replicas[o'] and one with replicas[o]
+            after it (-1 where they do not fit); all transfers of a class take the same time.
+        receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
+    """
+
+    micro_batch: int
+    micro_batches: int
+    copies: int
+    slice_devices: int
+    schedule: str
+    zero: int
+    recompute: str
+    max_stages: int
+    overlap: float
+    replicas: np.ndarray
+    place: np.ndarray
+    place_kind: np.ndarray
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    sync_s: np.ndarray
+    update_s: np.ndarray
+    resident_bytes: np.ndarray
+    capacity_bytes: np.ndarray
+    saved_bytes: np.ndarray
+    checkpoint_bytes: np.ndarray
+    working_bytes: np.ndarray
+    in_flight: np.ndarray
+    link: np.ndarray
+    receive_s: np.ndarray
+    return_s: np.ndarray
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.saved_bytes)
+
+    def decision(self, stages: tuple[StageChoice, ...]) -> Decision:
+        """The decision that chooses these stages."""
+        full = sum(stage.replicas for stage in stages) == self.slice_devices
+        return Decision(
+            stages=stages,
+            copies=self.copies,
+            micro_batch=self.micro_batch,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            zero=self.zero,
+            slice_devices=0 if full else self.slice_devices,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the problem to an uncompressed `.npz` file.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        fields = {f.name: np.asarray(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        try:
+            with open(path, "wb") as file:
+                np.savez(file, allow_pickle=False, format=np.asarray(_FORMAT), **fields)
+        except OSError as error:
+            raise OutputError(f"cannot write the problem: {error.strerror}", where=str(path)) from error
+
+    @staticmethod
+    def load(path: str | Path) -> StageProblem:
+        """Read a problem that `save` wrote.
+
+        Raises:
+            UsageError: the file cannot be read or is no problem of this version.
+        """
+        hint = "give a file written by StageProblem.save of this version"
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                values = {name: data[name] for name in data.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise UsageError(f"cannot read a problem: {error}", where=str(path), hint=hint) from error
+        names = {f.name for f in dataclasses.fields(StageProblem)}
+        if int(values.pop("format", np.asarray(0))) != _FORMAT or values.keys() != names:
+            raise UsageError("not a saved problem of this version", where=str(path), hint=hint)
+        return StageProblem(**{name: v if v.ndim else v.item() for name, v in values.items()})
