@@ -7,6 +7,7 @@ and memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
@@ -40,6 +41,26 @@ class GPipe:
             )
             for stage, replica in pipeline.workers()
         )
+
+    def critical_s(
+        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
+    ) -> float:
+        """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
+
+        The last stage begins its backwards when its forwards are done: the slowest stage of each direction counts, so
+        this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two different stages.
+        """
+        share = [pipeline.micro_batches // count for count in pipeline.replicas]
+        before = pipeline.micro_batches - pipeline.replicas[-1]
+        forwards = sum(forward_s) + max(
+            before // count * f for count, f in zip(pipeline.replicas, forward_s, strict=True)
+        )
+        total = drained = slowest = 0.0
+        for mine, b, tail in zip(reversed(share), reversed(backward_s), reversed(tail_s), strict=True):
+            drained += b
+            slowest = max(slowest, (mine - 1) * b)
+            total = max(total, forwards + drained + slowest + tail)
+        return total
 
 
 SCHEDULES.register("gpipe", GPipe())

@@ -135,6 +135,22 @@ class Schedule(Protocol):
         """The actions of each worker, in order, for one iteration, ending with SYNC and UPDATE."""
         ...
 
+    def critical_s(
+        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
+    ) -> float:
+        """Length of the longest chain of waits that can be written down in closed form.
+
+        Never longer than the simulated iteration, whatever the stages and replicas; each schedule says when it is
+        equal.
+
+        Args:
+            pipeline: replicas and micro-batches.
+            forward_s: by stage, forward of one micro-batch and the transfer that it waits for.
+            backward_s: by stage, backward of one micro-batch and the transfer that follows.
+            tail_s: by stage, synchronisation and update after the last backward.
+        """
+        ...
+
 
 def suffix_replicas(replicas: Sequence[int]) -> tuple[int, ...]:
     """Replicas of each stage and all stages after it: what 1F1B's warm-up depends on."""

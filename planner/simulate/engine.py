@@ -3,10 +3,10 @@
 Orders are fixed, so no event queue is needed: one pass over the actions in a runnable sequence gives every time;
 O(actions).
 
-Two models of a transfer over the boundary before stage s, which takes `receive_s[s]` in either direction:
+Two models of a transfer over the boundary before stage s, which takes `receive_s[s]` forward and `return_s[s]` back:
 
 - BLOCKING: the worker of stage s is busy with it, before the forward (activations come in) and after the backward
-  (their gradients go out). This is what the search charges: t_s = forward + backward + 2 receive.
+  (their gradients go out). This is what the search charges: t_s = forward + backward + receive + return.
 - OVERLAPPED: no worker is busy; the transfer takes the link from one worker to the other, one transfer at a time for
   each pair and direction, in the order in which the sender produced them.
 """
@@ -47,7 +47,8 @@ class StageTimes:
     Attributes:
         forward_s: forward computation.
         backward_s: whole backward computation, recomputation included.
-        receive_s: one transfer over the boundary before the stage, either direction; 0 for the first stage.
+        receive_s: transfer of the activations over the boundary before the stage; 0 for the first stage.
+        return_s: transfer of their gradients back over that boundary.
         sync_s: gradient synchronisation, once per iteration.
         update_s: optimizer step, once per iteration.
         weight_grad_s: the part of `backward_s` that WEIGHT_GRAD takes where a schedule splits the backward.
@@ -56,6 +57,7 @@ class StageTimes:
     forward_s: np.ndarray
     backward_s: np.ndarray
     receive_s: np.ndarray
+    return_s: np.ndarray
     sync_s: np.ndarray
     update_s: np.ndarray
     weight_grad_s: np.ndarray
@@ -68,21 +70,24 @@ class StageTimes:
         sync_s: Sequence[float] | np.ndarray | float = 0.0,
         update_s: Sequence[float] | np.ndarray | float = 0.0,
         weight_grad_s: Sequence[float] | np.ndarray | None = None,
+        return_s: Sequence[float] | np.ndarray | float | None = None,
     ) -> StageTimes:
-        """Times from plain numbers; a single number holds for all stages (for `receive_s`: all but the first).
+        """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
 
-        `weight_grad_s` is half of the backward when not given.
+        When not given, `weight_grad_s` is half of the backward and `return_s` equals `receive_s`.
 
         Raises:
             PlanError: lengths differ, or a time is negative or not finite.
         """
         stages = len(forward_s)
-        receive = np.asarray(receive_s, float)
-        if receive.ndim == 0:
-            receive = np.concatenate([[0.0], np.full(stages - 1, float(receive))])
+        returned = receive_s if return_s is None else return_s
         half = np.asarray(backward_s, float) / 2 if weight_grad_s is None else weight_grad_s
-        columns = [np.asarray(c, float) for c in (forward_s, backward_s, receive, sync_s, update_s, half)]
+        given = (forward_s, backward_s, receive_s, returned, sync_s, update_s, half)
+        columns = [np.asarray(c, float) for c in given]
         columns = [np.full(stages, float(c)) if c.ndim == 0 else c for c in columns]
+        for at in (2, 3):
+            if np.ndim(given[at]) == 0:
+                columns[at][:1] = 0.0
         if any(c.shape != (stages,) for c in columns):
             raise PlanError("stage times differ in length", hint="give one number for each stage")
         if any(not np.isfinite(c).all() or (c < 0).any() for c in columns):
@@ -187,7 +192,7 @@ def _boundary_s(program: Program, times: StageTimes) -> tuple[np.ndarray, np.nda
     forward = crossing & (program.kind == FORWARD)
     gradient = crossing & (program.kind != FORWARD)
     incoming = np.where(forward, times.receive_s[program.stage], 0.0)
-    incoming[gradient] = times.receive_s[program.stage[gradient] + 1]
+    incoming[gradient] = times.return_s[program.stage[gradient] + 1]
     outgoing = np.zeros(len(source))
     outgoing[source[gradient]] = incoming[gradient]
     return incoming, outgoing
