@@ -52,6 +52,19 @@ class OpCall:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """A storage that a node keeps for backward: the same storage kept by two nodes of a stage counts once.
+
+    Attributes:
+        storage: name of the tensor that owns the memory (views resolved), or `key#what` for what a node makes itself.
+        byte_count: bytes in the training precision.
+    """
+
+    storage: str
+    byte_count: int
+
+
 class DimKind(StrEnum):
     """How an iteration dimension may be treated."""
 
@@ -119,12 +132,14 @@ class Saved:
         position: which input or output; for extras a running number.
         byte_count: bytes kept, for extras; 0 for inputs and outputs, whose own size counts.
         random: kept only when the operator draws random numbers in training (dropout masks).
+        fixed: the bytes of an extra do not follow the training precision (integer indices, fp32 statistics).
     """
 
     source: str
     position: int
     byte_count: int = 0
     random: bool = False
+    fixed: bool = False
 
 
 class Origin(StrEnum):
@@ -140,7 +155,7 @@ class OpSpec:
     """Everything the planner knows about one operator call.
 
     Attributes:
-        nests: loop nests in order of execution; most operators have one; empty for views and plumbing.
+        nests: loop nests in order of execution; most operators have one; views have one without work, plumbing none.
         saved: what backward keeps.
         view: the first output shares the first input's storage (reshape, squeeze): no bytes moved, nothing saved.
         kernels: how many device kernels one forward pass launches.
@@ -151,6 +166,8 @@ class OpSpec:
         weight_grad_matrix_flops: matrix work of the gradients with respect to parameters.
         backward_vector_flops: element-wise work of the backward pass.
         origin: rule or fallback.
+        details: further figures by name; always `forward_float_elements`, `forward_fixed_bytes` and the same of
+            backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
     """
 
     nests: tuple[LoopNest, ...]
