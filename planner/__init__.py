@@ -50,6 +50,15 @@ _EXPORTS = {
     "format_flop_rate": "planner.units",
     "format_seconds": "planner.units",
     "format_fraction": "planner.units",
+    # plan
+    "Plan": "planner.plan",
+    "Provenance": "planner.plan",
+    "assemble": "planner.plan",
+    "dump_plan": "planner.plan",
+    "load_plan": "planner.plan",
+    "read_plan": "planner.plan",
+    "write_plan": "planner.plan",
+    "plan_schema": "planner.plan",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,0 +1,226 @@
+"""A decision's indices get their names back: graph, cluster and judged decision to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from planner import schedules
+from planner.costs.precision import Precision, precision
+from planner.errors import PlanError
+from planner.graph import Chain, Graph
+from planner.hardware.types import Cluster
+from planner.operators.types import Origin
+from planner.plan.blocks import Block, BlockParameter, compress
+from planner.plan.cuts import Staging, parameter_indices
+from planner.plan.files import seal
+from planner.plan.orders import encode_orders
+from planner.plan.placement import rank_actions, rank_groups, world_size
+from planner.plan.requirements import requirements
+from planner.plan.sections import (
+    alternative_section,
+    coverage_section,
+    hardware_section,
+    micro_batches_section,
+    model_section,
+    predictions_section,
+)
+from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, ScheduleSection, Stage
+from planner.plan.words import module_ranges, significant
+from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
+
+NOT_MODELLED = (
+    "data loading, checkpoint writing and host work other than kernel launches",
+    "contention between activation transfers and gradient synchronisation on the same links",
+    "fragmentation of device memory beyond the reserve",
+    "fusion of operators other than attention",
+    "stragglers, failures and clock throttling",
+    "tensor, sequence and expert parallelism (not searched)",
+)
+"""What predictions leave out, unless the caller knows better."""
+
+
+def assemble(
+    graph: Graph,
+    chain: Chain,
+    cluster: Cluster,
+    job: Job,
+    decision: Decision,
+    evaluation: Evaluation,
+    certificate: Certificate,
+    *,
+    origins: Sequence[Origin],
+    provenance: Provenance,
+    alternatives: Sequence[Candidate] = (),
+    not_modelled: Sequence[str] = NOT_MODELLED,
+) -> Plan:
+    """Write a judged decision out as a plan.
+
+    Args:
+        graph: the model at the decision's micro-batch size.
+        chain: its blocks (made from the graph at any micro-batch size: nodes are the same).
+        cluster: the hardware.
+        job: what was asked for.
+        decision: the answer.
+        evaluation: the judge's verdict on it.
+        certificate: what is proven about it.
+        origins: how each node of the graph was priced (`Profile.origin`).
+        provenance: how the plan came to be.
+        alternatives: other decisions worth showing, the answer left out.
+        not_modelled: what the predictions leave out.
+
+    Raises:
+        PlanError: the decision does not fit the chain or the cluster.
+        UsageError: unknown schedule or precision.
+
+    O(nodes + actions).
+    """
+    _check_stages(chain, decision)
+    chosen = precision(job.precision)
+    _check_devices(cluster, decision)
+    groups = rank_groups(decision)
+    duplicated = _duplicated(chain, decision)
+    staging = _staging(graph, chain, decision, duplicated, chosen)
+    blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
+    stages = tuple(_stage(staging, blocks, decision, groups[at], at) for at in range(len(decision.stages)))
+    plan = Plan(
+        format=FORMAT,
+        version=SCHEMA_VERSION,
+        digest="",
+        provenance=provenance,
+        model=model_section(graph, chosen),
+        hardware=hardware_section(cluster),
+        options=job,
+        world_size=world_size(decision),
+        copies=decision.copies,
+        micro_batches=micro_batches_section(decision),
+        requires=(),
+        stages=stages,
+        routing="round_robin",
+        boundaries=staging.boundaries(),
+        shared_parameters=staging.shared_parameters(),
+        duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
+        schedule=_schedule(decision),
+        predictions=predictions_section(stages, decision, evaluation, certificate, chosen),
+        alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
+        coverage=coverage_section(graph, origins),
+        notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
+        not_modelled=tuple(not_modelled),
+        blocks=compress(blocks),
+    )
+    divided = bool(staging.divided_modules())
+    return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def with_simulation(plan: Plan, iteration_s: float) -> Plan:
+    """The plan with the iteration time that a simulation found, sealed anew."""
+    predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=significant(iteration_s))
+    return seal(dataclasses.replace(plan, predictions=predictions))
+
+
+def _check_stages(chain: Chain, decision: Decision) -> None:
+    """Stages must follow each other and cover the chain."""
+    edges = [0, *(stage.stop for stage in decision.stages)]
+    starts = [stage.start for stage in decision.stages]
+    empty = any(stage.stop <= stage.start for stage in decision.stages)
+    if starts != edges[:-1] or edges[-1] != len(chain.blocks) or empty:
+        raise PlanError(
+            f"stages {[(s.start, s.stop) for s in decision.stages]} do not cover {len(chain.blocks)} blocks in order",
+            hint="each stage starts at the block where the one before stops",
+        )
+
+
+def _check_devices(cluster: Cluster, decision: Decision) -> None:
+    needed = world_size(decision)
+    if needed > cluster.device_count:
+        raise PlanError(
+            f"the decision takes {needed} devices of {cluster.device_count}",
+            where=cluster.name,
+            hint="use fewer copies, stages or replicas",
+        )
+
+
+def _duplicated(chain: Chain, decision: Decision) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(operators, stages) of the parameter-free operators that stages compute for themselves.
+
+    Operators needed by the same stages stand together; larger sets of stages come first, so that an operator never
+    stands before one that it reads. Operators that no block reads (they only make outputs) go to the last stage.
+    """
+    stages: dict[int, set[int]] = {node: set() for node in _side_nodes(chain)}
+    for index, stage in enumerate(decision.stages):
+        for block in chain.blocks[stage.start : stage.stop]:
+            for node in block.side:
+                if node in stages:
+                    stages[node].add(index)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for node in sorted(stages):
+        groups.setdefault(tuple(sorted(stages[node])) or (len(decision.stages) - 1,), []).append(node)
+    ordered = sorted(groups.items(), key=lambda entry: (-len(entry[0]), entry[1][0]))
+    return [(tuple(nodes), found) for found, nodes in ordered]
+
+
+def _side_nodes(chain: Chain) -> list[int]:
+    """Operators that belong to no single block."""
+    owned = {node for at in range(len(chain.blocks)) for node in _block_nodes(chain, at)}
+    return [node for node in range(len(chain.graph.nodes)) if node not in owned]
+
+
+def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:
+    """A block's operators in an order that can be executed: parameter-free ones that only it reads come first."""
+    block, shared = chain.blocks[at], set(chain.duplicated)
+    return (*(node for node in block.side if node not in shared), *block.nodes)
+
+
+def _staging(
+    graph: Graph,
+    chain: Chain,
+    decision: Decision,
+    duplicated: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    chosen: Precision,
+) -> Staging:
+    stage_of = {
+        node: index
+        for index, stage in enumerate(decision.stages)
+        for at in range(stage.start, stage.stop)
+        for node in _block_nodes(chain, at)
+    }
+    copies = {node: frozenset(stages) for nodes, stages in duplicated for node in nodes}
+    return Staging(graph, stage_of, copies, chosen)
+
+
+def _block(graph: Graph, chain: Chain, at: int) -> Block:
+    nodes = _block_nodes(chain, at)
+    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
+    parameters = []
+    for index in used:
+        p = graph.parameters[index]
+        label = "" if p.label == p.name else p.label
+        parameters.append(
+            BlockParameter(p.name, p.shape, str(p.dtype), label, p.module, p.trainable, p.transposed, p.tied_to)
+        )
+    return Block(chain.blocks[at].name, tuple(graph.nodes[node].key for node in nodes), tuple(parameters))
+
+
+def _stage(
+    staging: Staging, blocks: Sequence[Block], decision: Decision, replicas: tuple[tuple[int, ...], ...], index: int
+) -> Stage:
+    choice = decision.stages[index]
+    own = blocks[choice.start : choice.stop]
+    owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
+    return Stage(
+        index=index,
+        blocks=(choice.start, choice.stop),
+        modules=module_ranges([block.name for block in own]),
+        inputs=staging.inputs(index),
+        outputs=staging.outputs(index),
+        replicas=replicas,
+        recompute=choice.recompute,
+        zero=decision.zero,
+        parameters=sum(owners.values()),
+    )
+
+
+def _schedule(decision: Decision) -> ScheduleSection:
+    schedule = schedules.get(decision.schedule)
+    orders = encode_orders(rank_actions(decision))
+    return ScheduleSection(schedule.name, str(schedule.weight_policy), orders)

@@ -1,0 +1,168 @@
+"""The numbers of a plan: what it is expected to do, what else was priced, how the operators were treated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory of one device of a stage, by kind."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    workspace_bytes: int
+    reserve_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over all kinds."""
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> Mapping[str, int]:
+        """Bytes by kind, in the order of the fields."""
+        return {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activations_bytes,
+            "workspace": self.workspace_bytes,
+            "reserve": self.reserve_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StageCollective:
+    """A collective that a stage's replicas run once an iteration: payload of one rank, ranks in a group, groups."""
+
+    kind: str
+    bytes: int
+    ranks: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrediction:
+    """What one stage is expected to take: one micro-batch on one replica, unless said otherwise.
+
+    Attributes:
+        forward_s: forward computation.
+        backward_s: backward computation, recomputation included.
+        recompute_s: the part of `backward_s` that repeats the forward.
+        receive_s: transfer of the inputs from the stage before.
+        return_s: transfer of their gradients back to it.
+        sync_s: gradient synchronisation, per iteration, before overlap.
+        exposed_sync_s: the part of `sync_s` not hidden behind backward work.
+        update_s: optimizer step, per iteration.
+        in_flight: most micro-batches whose activations one replica keeps at a time.
+        memory: of one device.
+        capacity_bytes: memory of the smallest device that the stage uses.
+        collectives: per iteration.
+    """
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    receive_s: float
+    return_s: float
+    sync_s: float
+    exposed_sync_s: float
+    update_s: float
+    in_flight: int
+    memory: StageMemory
+    capacity_bytes: int
+    collectives: tuple[StageCollective, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What the plan is expected to do, and what is proven about it.
+
+    Attributes:
+        iteration_s: closed form of the time of one iteration.
+        simulated_iteration_s: the same played out event by event; null when it was not simulated.
+        samples_per_s: global batch / iteration_s.
+        bubble_fraction: share of device time in which nothing is computed.
+        bubble_convention: how that share is defined.
+        bottleneck: the stage that sets the pace.
+        bound_s: no plan of `space` is faster.
+        gap: (iteration_s - bound_s) / iteration_s.
+        space: in words, what the bound speaks of.
+        proven_optimal: the gap is zero up to rounding.
+        stages: by stage.
+    """
+
+    iteration_s: float
+    simulated_iteration_s: float | None
+    samples_per_s: float
+    bubble_fraction: float
+    bubble_convention: str
+    bottleneck: int
+    bound_s: float
+    gap: float
+    space: str
+    proven_optimal: bool
+    stages: tuple[StagePrediction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that was priced and not chosen: a runner-up or a trivial one.
+
+    Attributes:
+        label: what it is: "runner-up", "pure data parallel", ...
+        summary: its shape in a line.
+        iteration_s: null when it has no price.
+        memory_bytes: of the fullest device.
+        infeasible: reasons why it cannot run; empty when it can.
+        copies: copies of the whole pipeline.
+        micro_batch: samples in a micro-batch.
+        micro_batches: micro-batches per iteration and copy.
+        schedule: name of the schedule.
+        zero: ZeRO stage.
+        starts: first block of each stage.
+        replicas: replicas of each stage in one copy.
+        recompute: numbers of the stages that recompute.
+    """
+
+    label: str
+    summary: str
+    iteration_s: float | None
+    memory_bytes: int
+    infeasible: tuple[str, ...]
+    copies: int
+    micro_batch: int
+    micro_batches: int
+    schedule: str
+    zero: int
+    starts: tuple[int, ...]
+    replicas: tuple[int, ...]
+    recompute: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How the operators of the model file were treated.
+
+    Attributes:
+        total: operators in the file.
+        by_rule: priced by the rule of their type.
+        by_fallback: priced by a generic estimate.
+        plumbing: shape arithmetic and the like, not priced and not in any stage.
+        folded: computed once from constants, weights or other operators.
+        dead: results that nobody reads.
+        fallback_ops: number of fallback operators by type.
+    """
+
+    total: int
+    by_rule: int
+    by_fallback: int
+    plumbing: int
+    folded: int
+    dead: int
+    fallback_ops: dict[str, int]

@@ -1,0 +1,42 @@
+"""Which tensors carry a gradient back, and where the loss is."""
+
+from __future__ import annotations
+
+from planner.graph import Graph, Node
+from planner.operators import needs_gradient
+from planner.operators.site import find_rule
+
+LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
+
+
+def loss_outputs(graph: Graph) -> tuple[str, ...]:
+    """Outputs that are a training loss: made by a loss operator, or floating-point scalars; () when there is none."""
+    return tuple(name for name in graph.outputs if _is_loss(graph, name))
+
+
+def _is_loss(graph: Graph, name: str) -> bool:
+    at = graph.producer.get(name)
+    tensor = graph.tensors.get(name)
+    if at is None or tensor is None or not tensor.dtype.is_float:
+        return False
+    node = graph.nodes[at]
+    return (node.op in LOSS_OPS and node.outputs[0] == name) or tensor.shape == ()
+
+
+def differentiable(graph: Graph) -> frozenset[str]:
+    """Names of the tensors through which a gradient flows in training.
+
+    These depend on a trained weight, and the loss depends on them, both through inputs that an operator can
+    differentiate. Without a loss in the graph every output counts as one. O(nodes).
+    """
+    reaches = set(loss_outputs(graph) or graph.outputs)
+    for node in reversed(graph.nodes):
+        if any(name in reaches for name in node.outputs):
+            reaches.update(_smooth_inputs(node))
+    return needs_gradient(graph) & reaches
+
+
+def _smooth_inputs(node: Node) -> tuple[str, ...]:
+    rule = find_rule(node.op)
+    ports = None if rule is None else rule.ports
+    return tuple(name for i, name in enumerate(node.inputs) if name and (ports is None or i in ports))

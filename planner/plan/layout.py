@@ -1,0 +1,43 @@
+"""JSON text for people: short things on one line, long lists filled to the line width, floats in shortest form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+WIDTH = 120
+
+
+def compact(value: Any) -> str:  # noqa: ANN401
+    """Canonical JSON: keys sorted, no spaces, UTF-8 characters as they are."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
+    """JSON text with keys in the given order; `used` characters of the first line are already taken."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not isinstance(value, (dict, list)) or not value or indent + used + len(line) < WIDTH:
+        return line
+    pad = " " * (indent + 1)
+    if isinstance(value, dict):
+        items = []
+        for key, item in value.items():
+            head = f"{json.dumps(key, ensure_ascii=False)}: "
+            items.append(f"{pad}{head}{pretty(item, indent + 1, len(head))}")
+        return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
+    if any(isinstance(item, (dict, list)) for item in value):
+        body = ",\n".join(pad + pretty(item, indent + 1) for item in value)
+    else:
+        body = _filled([json.dumps(item, ensure_ascii=False, allow_nan=False) for item in value], pad)
+    return "[\n" + body + "\n" + " " * indent + "]"
+
+
+def _filled(words: list[str], pad: str) -> str:
+    lines, line = [], pad + words[0]
+    for word in words[1:]:
+        if len(line) + len(word) + 3 > WIDTH:
+            lines.append(line + ",")
+            line = pad + word
+        else:
+            line += ", " + word
+    return "\n".join([*lines, line])

@@ -1,0 +1,38 @@
+"""What a backend must be able to do, read off a plan."""
+
+from __future__ import annotations
+
+from planner.plan.types import Plan, Requirement
+from planner.schedules.types import ActionKind, WeightPolicy
+
+
+def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
+    """Capabilities that a plan needs, in the order of `Requirement`.
+
+    Args:
+        plan: the plan; its own `requires` is not looked at.
+        divided: whether a layer is divided between stages (only the model knows).
+    """
+    counts = [len(stage.replicas) for stage in plan.stages]
+    pairs = [(b.from_stage, to) for b in plan.boundaries for to in b.to_stages]
+    holds = {
+        Requirement.PIPELINE: len(plan.stages) > 1,
+        Requirement.REPLICATED_STAGE: max(counts, default=0) > 1,
+        Requirement.UNEQUAL_REPLICATION: len(set(counts)) > 1,
+        Requirement.SKIP_EDGES: any(to != source + 1 for source, to in pairs),
+        Requirement.MULTI_TENSOR_BOUNDARY: len(set(pairs)) < len(pairs),
+        Requirement.DUPLICATED_NODES: any(len(entry.stages) > 1 for entry in plan.duplicated),
+        Requirement.TIED_PARAMETERS: bool(plan.shared_parameters),
+        Requirement.MID_MODULE_CUT: divided,
+        Requirement.RECOMPUTE: any(stage.recompute for stage in plan.stages),
+        Requirement.ZERO1: any(stage.zero == 1 and len(stage.replicas) > 1 for stage in plan.stages),
+        Requirement.ASYNC_WEIGHTS: plan.schedule.weight_policy != WeightPolicy.SYNC,
+        Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
+        Requirement.SPLIT_BACKWARD: _splits_backward(plan),
+        Requirement.IDLE_RANKS: bool(plan.idle_ranks),
+    }
+    return tuple(requirement for requirement in Requirement if holds[requirement])
+
+
+def _splits_backward(plan: Plan) -> bool:
+    return any(str(ActionKind.WEIGHT_GRAD) in order.actions for order in plan.schedule.orders)

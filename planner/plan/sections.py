@@ -1,0 +1,176 @@
+"""Parts of a plan that are read off one thing each: the model, the cluster, the verdict, other decisions, coverage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from planner.costs.precision import Precision
+from planner.graph import Graph
+from planner.hardware.types import Cluster, Collective
+from planner.operators.types import Origin
+from planner.plan.cuts import tensor_specs
+from planner.plan.figures import (
+    BUBBLE_CONVENTION,
+    Alternative,
+    Coverage,
+    Predictions,
+    StageCollective,
+    StageMemory,
+    StagePrediction,
+)
+from planner.plan.gradients import loss_outputs
+from planner.plan.types import DeviceRun, HardwareSection, LinkLevel, Loss, MicroBatches, ModelSection, Stage
+from planner.plan.words import significant, summary
+from planner.space.types import Candidate, Certificate, Decision, Evaluation, StageTerms
+
+
+def model_section(graph: Graph, chosen: Precision) -> ModelSection:
+    """The model."""
+    return ModelSection(
+        name=graph.name,
+        fingerprint=graph.fingerprint,
+        opset=graph.opset,
+        inputs=tensor_specs(graph, graph.inputs, chosen),
+        outputs=tensor_specs(graph, graph.outputs, chosen),
+        loss=Loss.IN_GRAPH if loss_outputs(graph) else Loss.AT_OUTPUTS,
+        operators=len(graph.nodes),
+        parameters=graph.parameter_count(),
+    )
+
+
+def hardware_section(cluster: Cluster) -> HardwareSection:
+    """The cluster."""
+    runs: list[DeviceRun] = []
+    types = [int(t) for t in cluster.device_types]
+    for kind, group in itertools.groupby(range(len(types)), key=types.__getitem__):
+        ranks = list(group)
+        device = cluster.devices[kind]
+        runs.append(DeviceRun(device.name, ranks[0], len(ranks), int(device.memory_bytes), int(device.reserve_bytes)))
+    levels = tuple(
+        LinkLevel(v.name, v.size, float(v.byte_per_s), float(v.device_byte_per_s), float(v.latency_s))
+        for v in cluster.levels
+    )
+    return HardwareSection(cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels)
+
+
+def micro_batches_section(decision: Decision) -> MicroBatches:
+    """How the global batch is divided."""
+    count = decision.micro_batches * decision.copies
+    return MicroBatches(decision.micro_batch, count, decision.micro_batch * count, "mean", 1.0 / count)
+
+
+def predictions_section(
+    stages: Sequence[Stage],
+    decision: Decision,
+    evaluation: Evaluation,
+    certificate: Certificate,
+    chosen: Precision,
+) -> Predictions:
+    """What the judge and the solver say of the answer."""
+    iteration_s = significant(evaluation.iteration_s)
+    batch = decision.micro_batch * decision.micro_batches * decision.copies
+    return Predictions(
+        iteration_s=iteration_s,
+        simulated_iteration_s=None,
+        samples_per_s=significant(batch / iteration_s),
+        bubble_fraction=significant(_bubble(decision, evaluation)),
+        bubble_convention=BUBBLE_CONVENTION,
+        bottleneck=evaluation.bottleneck,
+        bound_s=significant(certificate.bound_s),
+        gap=significant(certificate.gap),
+        space=certificate.space,
+        proven_optimal=certificate.proven_optimal,
+        stages=tuple(
+            _stage_prediction(stage, terms, chosen) for stage, terms in zip(stages, evaluation.stages, strict=True)
+        ),
+    )
+
+
+def _bubble(decision: Decision, evaluation: Evaluation) -> float:
+    """Idle share of the working devices' time; copies are alike, so one of them is looked at."""
+    busy = sum(
+        (terms.forward_s + terms.backward_s) * decision.micro_batches + terms.update_s * choice.replicas
+        for choice, terms in zip(decision.stages, evaluation.stages, strict=True)
+    )
+    devices = sum(choice.replicas for choice in decision.stages)
+    return 1.0 - busy / (devices * evaluation.iteration_s)
+
+
+def _stage_prediction(stage: Stage, terms: StageTerms, chosen: Precision) -> StagePrediction:
+    memory = terms.memory
+    return StagePrediction(
+        forward_s=significant(terms.forward_s),
+        backward_s=significant(terms.backward_s),
+        recompute_s=significant(terms.recompute_s),
+        receive_s=significant(terms.receive_s),
+        return_s=significant(terms.return_s),
+        sync_s=significant(terms.sync_s),
+        exposed_sync_s=significant(terms.exposed_sync_s),
+        update_s=significant(terms.update_s),
+        in_flight=int(terms.in_flight),
+        memory=StageMemory(
+            weights_bytes=math.ceil(memory.weights),
+            gradients_bytes=math.ceil(memory.gradients),
+            optimizer_bytes=math.ceil(memory.optimizer),
+            activations_bytes=math.ceil(memory.activations),
+            workspace_bytes=math.ceil(memory.workspace),
+            reserve_bytes=math.ceil(memory.reserve),
+        ),
+        capacity_bytes=math.floor(terms.capacity_bytes),
+        collectives=stage_collectives(stage, chosen),
+    )
+
+
+def stage_collectives(stage: Stage, chosen: Precision) -> tuple[StageCollective, ...]:
+    """What a stage's replicas exchange each iteration: gradients summed, with ZeRO-1 in two halves."""
+    ranks = len(stage.replicas)
+    if ranks < 2 or not stage.parameters:
+        return ()
+    gradients, weights = stage.parameters * chosen.gradient_bytes, stage.parameters * chosen.weight_bytes
+    groups = len(stage.replicas[0])
+    if stage.zero == 0:
+        return (StageCollective(Collective.ALL_REDUCE.value, gradients, ranks, groups),)
+    return (
+        StageCollective(Collective.REDUCE_SCATTER.value, gradients, ranks, groups),
+        StageCollective(Collective.ALL_GATHER.value, weights, ranks, groups),
+    )
+
+
+def alternative_section(candidate: Candidate) -> Alternative:
+    """A decision that was priced and not chosen."""
+    decision, evaluation = candidate.decision, candidate.evaluation
+    priced = math.isfinite(evaluation.iteration_s) and evaluation.iteration_s > 0
+    return Alternative(
+        label=candidate.label,
+        summary=summary(decision),
+        iteration_s=significant(evaluation.iteration_s) if priced else None,
+        memory_bytes=max((math.ceil(terms.memory.total) for terms in evaluation.stages), default=0),
+        infeasible=tuple(violation.message for violation in evaluation.violations),
+        copies=decision.copies,
+        micro_batch=decision.micro_batch,
+        micro_batches=decision.micro_batches,
+        schedule=decision.schedule,
+        zero=decision.zero,
+        starts=tuple(stage.start for stage in decision.stages),
+        replicas=tuple(stage.replicas for stage in decision.stages),
+        recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
+    )
+
+
+def coverage_section(graph: Graph, origins: Sequence[Origin]) -> Coverage:
+    """How the operators of the model file were treated; `origins` is aligned with the graph's nodes."""
+    counts = Counter(origins)
+    fallbacks = Counter(n.op for n, origin in zip(graph.nodes, origins, strict=True) if origin is Origin.FALLBACK)
+    report = graph.report
+    return Coverage(
+        total=report.total_nodes,
+        by_rule=counts[Origin.RULE],
+        by_fallback=counts[Origin.FALLBACK],
+        plumbing=report.plumbing_nodes + counts[Origin.PLUMBING],
+        folded=report.folded_nodes,
+        dead=report.dead_nodes,
+        fallback_ops=dict(sorted(fallbacks.items())),
+    )

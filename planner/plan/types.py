@@ -1,0 +1,405 @@
+"""The answer with its names: everything that a backend, a person or a later comparison needs to know about a plan.
+
+These types are the file's schema: field names are the keys of the JSON. Optional
+fields of parameters, notes and provenance are left out of the file when empty. Indices count from 0; a range `[a, b]`
+stands for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from planner.plan.blocks import Block, BlockParameter, BlockRun, expand
+from planner.plan.figures import Alternative, Coverage, Predictions
+from planner.plan.orders import RankOrder
+from planner.schedules.types import Action
+from planner.space.types import Job
+
+SCHEMA_VERSION: Literal[1] = 1
+FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
+
+
+class Loss(StrEnum):
+    """Where the training loss is."""
+
+    IN_GRAPH = "in_graph"
+    AT_OUTPUTS = "at_outputs"
+
+
+class Requirement(StrEnum):
+    """What a backend must be able to do to run a plan; derived from the rest of it."""
+
+    PIPELINE = "pipeline"
+    """More than one stage."""
+    REPLICATED_STAGE = "replicated_stage"
+    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
+    UNEQUAL_REPLICATION = "unequal_replication"
+    """Stages differ in the number of replicas."""
+    SKIP_EDGES = "skip_edges"
+    """A tensor is read by a stage that does not follow the one that makes it."""
+    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
+    """More than one tensor goes from one stage to another."""
+    DUPLICATED_NODES = "duplicated_nodes"
+    """Parameter-free operators are computed in several stages."""
+    TIED_PARAMETERS = "tied_parameters"
+    """A parameter is held by several stages and its gradient summed over them."""
+    MID_MODULE_CUT = "mid_module_cut"
+    """A numbered module (a layer) is divided between stages."""
+    RECOMPUTE = "recompute"
+    """A stage drops its activations and computes them again."""
+    ZERO1 = "zero1"
+    """The optimizer state of a stage is sharded over its replicas."""
+    ASYNC_WEIGHTS = "async_weights"
+    """Weights are updated without draining the pipeline."""
+    MULTI_STAGE_RANK = "multi_stage_rank"
+    """A rank runs several stages."""
+    SPLIT_BACKWARD = "split_backward"
+    """Input and weight gradients are computed in separate actions."""
+    IDLE_RANKS = "idle_ranks"
+    """Some ranks of the world take no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that enters or leaves the model, at the plan's micro-batch size, in the type it is trained in."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """The model that the plan is for.
+
+    Attributes:
+        name: for people.
+        fingerprint: sha256 (hex) of the model's structure; a plan holds for this model only.
+        opset: version of the default ONNX operator set; 0 for other formats.
+        inputs: fed at each step.
+        outputs: results.
+        loss: whether the graph computes the loss or ends at outputs that a loss is to be put on.
+        operators: operators that the stages divide among themselves.
+        parameters: trained weight elements, a tied copy counted once.
+    """
+
+    name: str
+    fingerprint: str
+    opset: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    loss: Loss
+    operators: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRun:
+    """Neighbouring ranks of one device type: `count` of them from `first_rank`."""
+
+    device: str
+    first_rank: int
+    count: int
+    memory_bytes: int
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLevel:
+    """One tier of links, joining `size` groups of the tier below; one direction, before efficiency."""
+
+    name: str
+    size: int
+    byte_per_s: float
+    device_byte_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSection:
+    """The cluster that the plan is for.
+
+    Attributes:
+        name: as in the profile.
+        fingerprint: sha256 (hex) of the resolved profile.
+        device_count: devices of the cluster, also those that the plan leaves idle.
+        devices: device type by rank, neighbours together.
+        levels: tiers of links, innermost first.
+    """
+
+    name: str
+    fingerprint: str
+    device_count: int
+    devices: tuple[DeviceRun, ...]
+    levels: tuple[LinkLevel, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Groups of the innermost level (machines); 1 for a single device."""
+        return self.device_count // self.levels[0].size if self.levels else 1
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """How the global batch is divided.
+
+    Attributes:
+        size: samples in a micro-batch.
+        count: micro-batches of one iteration over all copies, numbered 0 to count - 1.
+        global_batch: samples of one iteration: size * count.
+        loss_reduction: how the loss is taken over the samples of a micro-batch.
+        gradient_scale: factor of each micro-batch's gradient before all are summed, so that the sum is the gradient of
+            the mean loss over the global batch: 1 / count.
+    """
+
+    size: int
+    count: int
+    global_batch: int
+    loss_reduction: Literal["mean"]
+    gradient_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes:
+        index: its number.
+        blocks: range of blocks, `[start, stop]`; their operators and parameters are the stage's.
+        modules: the same for people, `model.layers.0-7`.
+        inputs: model inputs that the stage reads, also those that only its duplicated operators read.
+        outputs: model outputs that it makes.
+        replicas: rank groups; each group is one replica of the stage, several ranks in it share its work (tensor
+            parallel).
+        recompute: activations are dropped after forward and computed again before backward.
+        zero: 0, or 1 when the optimizer state is sharded over the replicas.
+        parameters: trained weight elements of one replica, a tied copy counted once.
+    """
+
+    index: int
+    blocks: tuple[int, int]
+    modules: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    replicas: tuple[tuple[int, ...], ...]
+    recompute: bool
+    zero: int
+    parameters: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the stage, replica by replica."""
+        return tuple(rank for group in self.replicas for rank in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicated:
+    """Parameter-free operators (masks, rotary tables) that each of some stages computes for itself."""
+
+    nodes: tuple[str, ...]
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A tensor that goes from one stage to others, once a micro-batch.
+
+    Attributes:
+        tensor: its name.
+        from_stage: the stage that makes it.
+        to_stages: the stages that read it, ascending.
+        shape: at the plan's micro-batch size.
+        dtype: as it is sent in training.
+        bytes: its size.
+        gradient: whether a gradient of the same shape goes back.
+    """
+
+    tensor: str
+    from_stage: int
+    to_stages: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """A parameter that several stages hold (tied weights): their gradients are reduced, so that the copies stay equal.
+
+    `names` are the initializers that stand for it: the parameter itself and its tied copies.
+    """
+
+    parameter: str
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+    reduction: Literal["sum"]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSection:
+    """Who does what in which order.
+
+    Attributes:
+        name: name of the schedule.
+        weight_policy: which versions of the weights are used: "sync" means one version, updated after a flush.
+        orders: the explicit actions of every rank.
+    """
+
+    name: str
+    weight_policy: str
+    orders: tuple[RankOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNote:
+    """Something assumed, dropped or impossible, to be said to the reader by name."""
+
+    level: str
+    code: str
+    message: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How the plan came to be; not part of the digest.
+
+    Attributes:
+        tool: program that wrote it.
+        version: of the program.
+        command: the command line, empty when the plan was made by a library call.
+        model: the model as the user named it (a path, or the name of a bundled model).
+        hardware: the hardware as the user named it.
+    """
+
+    tool: str
+    version: str
+    command: tuple[str, ...] = ()
+    model: str = ""
+    hardware: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete plan.
+
+    Attributes:
+        format: always "shardplan-plan".
+        version: of this schema.
+        digest: sha256 (hex) over the plan without `digest` and `provenance`, as JSON with sorted keys, no spaces,
+            UTF-8.
+        provenance: how it came to be.
+        model: the model.
+        hardware: the cluster.
+        options: what was asked for.
+        world_size: ranks, numbered 0 to world_size - 1 along the cluster's devices; some may be idle.
+        copies: copies of the whole pipeline, laid on equal slices of neighbouring ranks.
+        micro_batches: how the global batch is divided.
+        requires: what a backend must be able to do.
+        stages: in order.
+        routing: micro-batch m runs on replica `m % len(replicas)` of every stage.
+        boundaries: tensors that go between stages, by stage and in order of production.
+        shared_parameters: parameters that several stages hold.
+        duplicated: operators that several stages compute for themselves.
+        schedule: who does what in which order.
+        predictions: what it is expected to do.
+        alternatives: what else was priced.
+        coverage: how the operators of the model file were treated.
+        notes: what was assumed while reading the model.
+        not_modelled: what the predictions leave out.
+        blocks: the model's operators and parameters, cut into blocks; stages refer to them by number.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
+
+    format: Literal["shardplan-plan"]
+    version: Literal[1]
+    digest: str
+    provenance: Provenance
+    model: ModelSection
+    hardware: HardwareSection
+    options: Job
+    world_size: int
+    copies: int
+    micro_batches: MicroBatches
+    requires: tuple[Requirement, ...]
+    stages: tuple[Stage, ...]
+    routing: Literal["round_robin"]
+    boundaries: tuple[Boundary, ...]
+    shared_parameters: tuple[SharedParameter, ...]
+    duplicated: tuple[Duplicated, ...]
+    schedule: ScheduleSection
+    predictions: Predictions
+    alternatives: tuple[Alternative, ...]
+    coverage: Coverage
+    notes: tuple[PlanNote, ...]
+    not_modelled: tuple[str, ...]
+    blocks: tuple[BlockRun, ...]
+
+    @functools.cached_property
+    def block_table(self) -> tuple[Block, ...]:
+        """All blocks, repeated ones written out."""
+        return expand(self.blocks)
+
+    @functools.cached_property
+    def _order_of(self) -> Mapping[int, RankOrder]:
+        return {rank: order for order in self.schedule.orders for rank in order.ranks}
+
+    @functools.cached_property
+    def _stages_of(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for stage in self.stages:
+            for rank in stage.ranks:
+                found.setdefault(rank, []).append(stage.index)
+        return {rank: tuple(stages) for rank, stages in found.items()}
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """What a rank does in one iteration, in order; () for a rank without an order.
+
+        Raises:
+            PlanError: the line of actions cannot be read.
+        """
+        order = self._order_of.get(rank)
+        return order.expand(rank) if order else ()
+
+    @property
+    def idle_ranks(self) -> tuple[int, ...]:
+        """Ranks that no stage runs on."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self._stages_of)
+
+    def stage_of(self, rank: int) -> int:
+        """The (first) stage that a rank runs; -1 for an idle rank."""
+        return self.stages_of(rank)[0] if self.stages_of(rank) else -1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """All stages that a rank runs."""
+        return self._stages_of.get(rank, ())
+
+    def route(self, stage: int, micro_batch: int) -> int:
+        """The replica of a stage that runs a micro-batch."""
+        return micro_batch % len(self.stages[stage].replicas)
+
+    def ranks_for(self, stage: int, micro_batch: int) -> tuple[int, ...]:
+        """The ranks that run a micro-batch at a stage: one replica's group."""
+        return self.stages[stage].replicas[self.route(stage, micro_batch)]
+
+    def stage_blocks(self, stage: int) -> tuple[Block, ...]:
+        """The blocks of a stage."""
+        start, stop = self.stages[stage].blocks
+        return self.block_table[start:stop]
+
+    def stage_nodes(self, stage: int) -> tuple[str, ...]:
+        """Operators of a stage by first output name: its duplicated ones first, in an order that can be executed."""
+        side = [node for entry in self.duplicated if stage in entry.stages for node in entry.nodes]
+        return (*side, *(node for block in self.stage_blocks(stage) for node in block.nodes))
+
+    def stage_parameters(self, stage: int) -> tuple[BlockParameter, ...]:
+        """Weights that a stage reads, each once, in order of first use."""
+        found = {p.name: p for block in self.stage_blocks(stage) for p in block.parameters}
+        return tuple(found.values())

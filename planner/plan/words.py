@@ -1,0 +1,85 @@
+"""Short readable forms: ranges of modules, shapes of decisions, numbers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from planner.space.types import Decision
+
+_PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+_NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
+
+
+def module_ranges(names: Sequence[str]) -> tuple[str, ...]:
+    """Block names with neighbours merged: `layers.0[1/2]`, `layers.0[2/2]`, `layers.1` become `layers.0-1`."""
+    whole: list[str] = []
+    for base, group in itertools.groupby(names, key=_base):
+        whole.append(_merged_parts(base, list(group)))
+    merged: list[tuple[str, int, int]] = []
+    for name in whole:
+        match = _NUMBERED.match(name)
+        prefix, number = (match[1], int(match[2])) if match and str(int(match[2])) == match[2] else (name, -1)
+        if merged and number >= 0 and merged[-1][0] == prefix and merged[-1][2] + 1 == number:
+            merged[-1] = (prefix, merged[-1][1], number)
+        else:
+            merged.append((prefix, number, number))
+    return tuple(p if a < 0 else f"{p}{a}" if a == b else f"{p}{a}-{b}" for p, a, b in merged)
+
+
+def _base(name: str) -> str:
+    match = _PART.match(name)
+    return match[1] if match else name
+
+
+def _merged_parts(base: str, group: list[str]) -> str:
+    """`base` when the group holds all parts of it, else `base[first-last/all]`."""
+    parts = [match for match in map(_PART.match, group) if match]
+    if not parts or len(parts) == int(parts[0][3]):
+        return base
+    first, last = parts[0][2], parts[-1][2]
+    return f"{base}[{first}/{parts[0][3]}]" if first == last else f"{base}[{first}-{last}/{parts[0][3]}]"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 stage`, `2 stages`, `3 copies`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def summary(decision: Decision) -> str:
+    """A decision in a line: `4 stages x 2 replicas, 2 copies, micro-batch 4 x 16, 1f1b, recompute, ZeRO-1`."""
+    replicas = [s.replicas for s in decision.stages]
+    equal = len(set(replicas)) == 1
+    shape = plural(len(replicas), "stage") + (
+        ""
+        if equal and replicas[0] == 1
+        else f" x {replicas[0]} replicas"
+        if equal
+        else f" x {short_list(replicas)} replicas"
+    )
+    parts = [shape]
+    if decision.copies > 1:
+        parts.append(plural(decision.copies, "copy"))
+    parts.append(f"micro-batch {decision.micro_batch} x {decision.micro_batches}")
+    parts.append(decision.schedule)
+    recomputed = sum(s.recompute for s in decision.stages)
+    if recomputed:
+        all_of = recomputed == len(decision.stages)
+        parts.append("recompute" if all_of else f"recompute in {plural(recomputed, 'stage')}")
+    if decision.zero:
+        parts.append(f"ZeRO-{decision.zero}")
+    return ", ".join(parts)
+
+
+def short_list(values: Sequence[int]) -> str:
+    """`2-1-1`, the middle left out of a long list."""
+    texts = [str(v) for v in values]
+    return "-".join(texts if len(texts) <= 8 else [*texts[:4], "...", *texts[-3:]])
+
+
+def significant(value: float, digits: int = 9) -> float:
+    """A float rounded to significant digits, so that noise of summation does not reach the file."""
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,1 @@
+"""Tests of plans: files, assembly, check, explanation, difference."""
