@@ -72,6 +72,11 @@ class Registry(Generic[T]):
             raise UsageError(f"unknown {self._what} {name!r}", hint=did_you_mean(name, self._entries))
         return self._entries[name]
 
+    def find(self, name: str) -> T | None:
+        """The entry of that name, None when there is none."""
+        self._load()
+        return self._entries.get(name)
+
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
         self._load()

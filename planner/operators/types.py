@@ -96,7 +96,7 @@ class Access:
         dims: for each dimension of the tensor, the iteration dimensions that index it, in order, outermost first:
             `("n",)`; `()` for a broadcast dimension of size 1; `("y", "r")` for a window `y * stride + r` (see `halo`);
             two names without halo mean the tensor dimension is their product (a reshape's split or merge).
-        halo: for tensor dimensions indexed by a window: (dimension, extra elements a neighbour must supply on each side).
+        halo: for tensor dimensions indexed by a window: (dimension, elements a neighbour must supply on each side).
     """
 
     position: int

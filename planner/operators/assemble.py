@@ -1,0 +1,256 @@
+"""Descriptions of calls put together from loop nests: traffic, gradients' work, what is kept.
+
+Rules declare nests; these functions derive the rest. Traffic counts each tensor once a kernel, read or written, in
+its own type; caches are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.graph import Tensor, TensorKind
+from planner.operators.nest import gradient_nest
+from planner.operators.site import Site
+from planner.operators.types import LoopNest, OpSpec, Origin, Saved
+
+INT64_BYTES = 8
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Device memory traffic.
+
+    Attributes:
+        byte_count: bytes in the tensors' own types.
+        float_elements: floating-point elements among them, which follow the training precision.
+        fixed_bytes: bytes of everything else (integers, booleans).
+    """
+
+    byte_count: float = 0.0
+    float_elements: float = 0.0
+    fixed_bytes: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.byte_count + other.byte_count,
+            self.float_elements + other.float_elements,
+            self.fixed_bytes + other.fixed_bytes,
+        )
+
+    def __mul__(self, factor: float) -> Traffic:
+        return Traffic(self.byte_count * factor, self.float_elements * factor, self.fixed_bytes * factor)
+
+
+def traffic(*tensors: Tensor | None) -> Traffic:
+    """One pass over each tensor; absent ones cost nothing."""
+    total = Traffic()
+    for tensor in tensors:
+        if tensor is not None:
+            total += elements_like(tensor, tensor.elements)
+    return total
+
+
+def elements_like(tensor: Tensor, count: float) -> Traffic:
+    """One pass over `count` elements of a tensor's type."""
+    byte_count = count * tensor.dtype.bits / 8
+    if tensor.dtype.is_float:
+        return Traffic(byte_count, count, 0.0)
+    return Traffic(byte_count, 0.0, byte_count)
+
+
+def keep_inputs(site: Site, *positions: int) -> tuple[Saved, ...]:
+    """Inputs kept for backward. Weights and constants are resident anyway and are left out."""
+    return tuple(
+        Saved("input", p)
+        for p in sorted(set(positions))
+        if site.has(p) and site.input(p).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
+    )
+
+
+def keep_outputs(*positions: int) -> tuple[Saved, ...]:
+    """Outputs kept for backward."""
+    return tuple(Saved("output", p) for p in positions)
+
+
+def keep_extra(
+    number: int, elements: float, like: Tensor | None = None, *, bits: int = 32, random: bool = False
+) -> Saved:
+    """Something the operator makes for its own backward pass.
+
+    Args:
+        number: running number among the call's extras.
+        elements: how many elements.
+        like: tensor whose type it has; None for a type that does not follow the training precision.
+        bits: bits an element when `like` is None.
+        random: made only when random numbers are drawn.
+    """
+    width = bits if like is None else like.dtype.bits
+    return Saved("extra", number, int(elements * width + 7) // 8, random=random, fixed=like is None)
+
+
+def saved_traffic(site: Site, saved: Iterable[Saved]) -> Traffic:
+    """One pass over everything that was kept."""
+    total = Traffic()
+    for item in saved:
+        if item.source == "input":
+            total += traffic(site.input(item.position))
+        elif item.source == "output":
+            total += traffic(site.output(item.position))
+        elif item.fixed:
+            total += Traffic(item.byte_count, 0.0, item.byte_count)
+        else:
+            bits = next((t.dtype.bits for t in site.present() if t.dtype.is_float), 32)
+            total += Traffic(item.byte_count, item.byte_count * 8 / bits, 0.0)
+    return total
+
+
+def gradient_traffic(site: Site, saved: Iterable[Saved]) -> Traffic:
+    """Backward traffic of one fused kernel: result gradients and kept tensors in, operand gradients out."""
+    total = traffic(*(t for t in site.results() if t.dtype.is_float)) + saved_traffic(site, saved)
+    return total + traffic(*(t for p, t in enumerate(site.call.inputs) if site.need(p)))
+
+
+def details(forward: Traffic, backward: Traffic, extra: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The figures that every description carries in `OpSpec.details`, and a rule's own."""
+    return {
+        "forward_float_elements": forward.float_elements,
+        "forward_fixed_bytes": forward.fixed_bytes,
+        "backward_float_elements": backward.float_elements,
+        "backward_fixed_bytes": backward.fixed_bytes,
+        **(extra or {}),
+    }
+
+
+def contraction(
+    site: Site,
+    nest: LoopNest,
+    *,
+    bias: LoopNest | None = None,
+    saved: Sequence[Saved] | None = None,
+    kernels: int = 1,
+    extra: Mapping[str, float] | None = None,
+) -> OpSpec:
+    """A matrix product or convolution: each operand's gradient is the nest transposed, with the same work.
+
+    An operand is kept when another operand's gradient needs it.
+
+    Args:
+        site: the call.
+        nest: the contraction, its reads in the order of the formula.
+        bias: adds one operand to the result, fused into the same kernel.
+        saved: what is kept, where it is not the operands.
+        kernels: kernels of the forward pass.
+        extra: further details.
+    """
+    operands = [access.position for access in nest.reads]
+    result = site.output(nest.writes[0].position)
+    forward = traffic(*site.present(), *site.results())
+    backward = Traffic()
+    input_grad = weight_grad = 0.0
+    kept: set[int] = set()
+    for read, position in enumerate(operands):
+        if not site.need(position):
+            continue
+        others = [p for p in operands if p != position]
+        kept.update(others)
+        backward += traffic(result, site.input(position), *(site.input(p) for p in others))
+        work = gradient_nest(nest, read).matrix_flops
+        if site.input(position).kind is TensorKind.PARAMETER:
+            weight_grad += work
+        else:
+            input_grad += work
+    gradients = sum(site.need(p) for p in operands)
+    vector = 0.0
+    if bias is not None and site.need(bias.reads[0].position):
+        backward += traffic(result, site.input(bias.reads[0].position))
+        vector += result.elements
+        gradients += 1
+    return OpSpec(
+        nests=(nest,) if bias is None else (nest, bias),
+        saved=keep_inputs(site, *kept) if saved is None else tuple(saved),
+        kernels=kernels,
+        forward_bytes=forward.byte_count,
+        backward_bytes=backward.byte_count,
+        backward_kernels=gradients,
+        input_grad_matrix_flops=input_grad,
+        weight_grad_matrix_flops=weight_grad,
+        backward_vector_flops=vector,
+        details=details(forward, backward, extra),
+    )
+
+
+def streaming(
+    site: Site,
+    nests: LoopNest | Sequence[LoopNest],
+    *,
+    saved: Sequence[Saved] = (),
+    backward_flops: float = 0.0,
+    forward: Traffic | None = None,
+    backward: Traffic | None = None,
+    kernels: int = 1,
+    backward_kernels: int = 1,
+    origin: Origin = Origin.RULE,
+    extra: Mapping[str, float] | None = None,
+) -> OpSpec:
+    """An operator bound by memory: one pass over its operands and results, and the like in backward.
+
+    Where no gradient is needed nothing is kept and backward costs nothing.
+
+    Args:
+        site: the call.
+        nests: its loop nests.
+        saved: what backward needs.
+        backward_flops: element-wise work of the backward pass.
+        forward: traffic where it is not all inputs plus all outputs.
+        backward: traffic where it is not that of one fused kernel.
+        kernels: kernels of the forward pass.
+        backward_kernels: kernels of the backward pass.
+        origin: rule or fallback.
+        extra: further details.
+    """
+    kept = tuple(saved) if site.trains else ()
+    there = traffic(*site.present(), *site.results()) if forward is None else forward
+    back = Traffic()
+    if site.trains:
+        back = gradient_traffic(site, kept) if backward is None else backward
+    return OpSpec(
+        nests=(nests,) if isinstance(nests, LoopNest) else tuple(nests),
+        saved=kept,
+        kernels=kernels,
+        forward_bytes=there.byte_count,
+        backward_bytes=back.byte_count,
+        backward_kernels=backward_kernels if site.trains and back.byte_count else 0,
+        backward_vector_flops=backward_flops if site.trains else 0.0,
+        origin=origin,
+        details=details(there, back, extra),
+    )
+
+
+def view(site: Site, nest: LoopNest | None = None) -> OpSpec:
+    """A new shape over the same storage: no work, no traffic, nothing kept."""
+    nests = () if nest is None else (nest,)
+    return OpSpec(nests, view=True, kernels=0, backward_kernels=0, details=details(Traffic(), Traffic()))
+
+
+def plumbing(site: Site, nest: LoopNest | None = None) -> OpSpec:
+    """Shape arithmetic and containers: runs on the host, costs the device nothing."""
+    nests = () if nest is None else (nest,)
+    return OpSpec(nests, kernels=0, backward_kernels=0, origin=Origin.PLUMBING, details=details(Traffic(), Traffic()))
+
+
+def fallback(site: Site) -> OpSpec:
+    """An operator nobody described: one element-wise pass over all its tensors, every float input kept.
+
+    Its nest has no dimension that may be split.
+    """
+    elements = max((t.elements for t in (*site.present(), *site.results())), default=0)
+    positions = [p for p in range(len(site.call.inputs)) if site.has(p) and site.input(p).dtype.is_float]
+    return streaming(
+        site,
+        LoopNest((), (), (), vector_flops=float(elements)),
+        saved=keep_inputs(site, *positions),
+        backward_flops=float(elements),
+        origin=Origin.FALLBACK,
+    )

@@ -1,0 +1,260 @@
+"""Scaled dot-product attention and rotary embedding, in every form that exporters write.
+
+Matrix work is `2 b h s t (d + e)` for s queries, t keys, head sizes d (query, key) and e (value), the whole square even
+under a causal mask, as torch's counter counts it. Backward is twice that: the gradients of scores, query, key, value.
+A fused kernel computes the scores once more in backward; that work is `details["recompute_matrix_flops"]`. It keeps
+query, key, value, its result and one fp32 number a row; a kernel that is not fused also keeps the scores, whose number
+is `details["score_elements"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.errors import ModelError
+from planner.graph import TensorKind
+from planner.operators.assemble import (
+    Traffic,
+    details,
+    elements_like,
+    gradient_traffic,
+    keep_extra,
+    keep_inputs,
+    keep_outputs,
+    streaming,
+    traffic,
+)
+from planner.operators.nest import Operand, loop_nest
+from planner.operators.rules.softmax import BACKWARD_FLOPS, FORWARD_FLOPS
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+
+_KINDS = {
+    "t": DimKind.COUPLED,
+    "p": DimKind.COUPLED,
+    "d": DimKind.WHOLE,
+    "e": DimKind.PARALLEL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of one attention: batch, query heads, key-value heads, queries, keys (past included), head sizes."""
+
+    batch: int
+    query_heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    head: int
+    value_head: int
+
+    @property
+    def scores(self) -> int:
+        """Number of scores."""
+        return self.batch * self.query_heads * self.queries * self.keys
+
+    @property
+    def matrix_flops(self) -> float:
+        """Both products."""
+        return 2.0 * self.scores * (self.head + self.value_head)
+
+
+def _nest(text: str, reads: Sequence[Operand], writes: Sequence[Operand], heads: Heads, extra_flops: float) -> LoopNest:
+    if heads.key_heads <= 0 or heads.query_heads % heads.key_heads:
+        raise ModelError(
+            f"{heads.query_heads} query heads are not a multiple of {heads.key_heads} key-value heads",
+            hint="check the attention's head counts",
+        )
+    sizes = {"g": heads.key_heads, "r": heads.query_heads // heads.key_heads, "d": heads.head, "e": heads.value_head}
+    return loop_nest(
+        text,
+        reads,
+        writes,
+        sizes=sizes,
+        kinds=_KINDS,
+        matrix_flops=heads.matrix_flops,
+        vector_flops=FORWARD_FLOPS * heads.scores + extra_flops,
+    )
+
+
+def _spec(
+    site: Site,
+    nest: LoopNest,
+    heads: Heads,
+    saved: tuple[Saved, ...],
+    roles: tuple[bool, bool, bool],
+    *,
+    input_grad: float = 0.0,
+    weight_grad: float = 0.0,
+    projections: int = 0,
+) -> OpSpec:
+    """Description of one attention.
+
+    Args:
+        site: the call.
+        nest: its loop nest.
+        heads: its sizes.
+        saved: what is kept besides the rows' fp32 logarithms.
+        roles: whether query, key and value need gradients.
+        input_grad: further matrix work towards activations (projections inside the operator).
+        weight_grad: further matrix work towards weights.
+        projections: number of projections inside the operator.
+    """
+    query, key, value = roles
+    scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
+    kept = (*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)) if site.trains else ()
+    forward = traffic(*site.present(), *site.results())
+    backward = gradient_traffic(site, kept) if site.trains else Traffic()
+    return OpSpec(
+        nests=(nest,),
+        saved=kept,
+        kernels=1 + projections,
+        forward_bytes=forward.byte_count,
+        backward_bytes=backward.byte_count,
+        backward_kernels=(2 + 2 * projections) if site.trains else 0,
+        input_grad_matrix_flops=2.0 * heads.scores * scores + input_grad,
+        weight_grad_matrix_flops=weight_grad,
+        backward_vector_flops=BACKWARD_FLOPS * heads.scores if site.trains else 0.0,
+        details=details(
+            forward,
+            backward,
+            {
+                "score_elements": float(heads.scores),
+                "recompute_matrix_flops": 2.0 * heads.scores * heads.head if site.trains else 0.0,
+            },
+        ),
+    )
+
+
+@rule("Attention", ports=(0, 1, 2, 3, 4, 5))
+def attention(site: Site) -> OpSpec:
+    """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
+    q, k, v = (site.input(i).shape for i in range(3))
+    past = site.input(4).shape[2] if site.has(4) else 0
+    if len(q) == 4:
+        heads = Heads(q[0], q[1], k[1], q[2], k[2] + past, q[3], v[3])
+        text, result = "b (g r) s d, b g t d, b g t e", "b (g r) s e"
+    else:
+        query_heads, key_heads = site.int_attribute("q_num_heads", 0), site.int_attribute("kv_num_heads", 0)
+        if query_heads <= 0 or key_heads <= 0:
+            raise ModelError("attention of rank 3 lacks q_num_heads or kv_num_heads", where=site.where)
+        heads = Heads(q[0], query_heads, key_heads, q[1], k[1] + past, q[2] // query_heads, v[2] // key_heads)
+        text, result = "b s (g r d), b t (g d), b t (g e)", "b s (g r e)"
+    positions = [0, 1, 2]
+    if past:
+        text += ", b g p d, b g p e"
+        positions += [4, 5]
+    nest = _nest(f"{text} -> {result}", site.reads(*positions), site.writes(0), heads, 0.0)
+    saved = (*keep_inputs(site, 0, 1, 2, 3), *keep_outputs(0))
+    return _spec(site, nest, heads, saved, (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)))
+
+
+@rule("com.microsoft.MultiHeadAttention", ports=(0, 1, 2, 3, 5))
+def multi_head_attention(site: Site) -> OpSpec:
+    """Query, key, value projected already; packed as `b s h 3 d`, or key and value packed as `b t h 2 d`."""
+    q = site.input(0).shape
+    count = site.int_attribute("num_heads", 1)
+    past = site.input(6).shape[2] if site.has(6) else 0
+    result = site.output().shape
+    if len(q) == 5:
+        heads = Heads(q[0], q[2], q[2], q[1], q[1] + past, q[4], q[4])
+        nest = _nest("b s g three d -> b s (g e)", site.reads(0), site.writes(0), heads, 0.0)
+        return _spec(site, nest, heads, (*keep_inputs(site, 0), *keep_outputs(0)), (site.need(0),) * 3)
+    k = site.input(1).shape
+    head = q[2] // count
+    if len(k) == 5:
+        heads = Heads(q[0], count, count, q[1], k[1] + past, head, head)
+        text, positions = "b s (g d), b t g two d", [0, 1]
+        roles = (site.need(0), site.need(1), site.need(1))
+    elif len(k) == 4:
+        heads = Heads(q[0], count, count, q[1], k[2] + past, head, result[2] // count)
+        text, positions = "b s (g d), b g t d, b g t e", [0, 1, 2]
+        roles = (site.need(0), site.need(1), site.need(2))
+    else:
+        heads = Heads(q[0], count, count, q[1], k[1] + past, head, result[2] // count)
+        text, positions = "b s (g d), b t (g d), b t (g e)", [0, 1, 2]
+        roles = (site.need(0), site.need(1), site.need(2))
+    nest = _nest(f"{text} -> b s (g e)", site.reads(*positions), site.writes(0), heads, 0.0)
+    return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2, 5), *keep_outputs(0)), roles)
+
+
+@rule("com.microsoft.GroupQueryAttention", ports=(0, 1, 2))
+def group_query_attention(site: Site) -> OpSpec:
+    """Grouped heads with past key and value; query may hold key and value too; may rotate query and key itself."""
+    q = site.input(0).shape
+    query_heads, key_heads = site.int_attribute("num_heads", 1), site.int_attribute("kv_num_heads", 1)
+    packed = not site.has(1)
+    head = q[2] // (query_heads + 2 * key_heads) if packed else q[2] // query_heads
+    past = site.input(3).shape[2] if site.has(3) else 0
+    keys = site.output(1).shape[2] if site.has_output(1) else q[1] + past
+    heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head)
+    rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if site.int_attribute("do_rotary", 0) else 0.0
+    if packed:
+        nest = _nest("b s packed -> b s (g r e)", site.reads(0), site.writes(0), heads, rotated)
+        roles = (site.need(0),) * 3
+    else:
+        text = "b s (g r d), b u (g d), b u (g e) -> b s (g r e)"
+        nest = _nest(text, site.reads(0, 1, 2), site.writes(0), heads, rotated)
+        roles = (site.need(0), site.need(1), site.need(2))
+    return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2), *keep_outputs(0)), roles)
+
+
+@rule("com.microsoft.Attention", "com.microsoft.QAttention", ports=(0, 1, 2))
+def projected_attention(site: Site) -> OpSpec:
+    """Attention with its query, key and value projections inside: `x [b s i]`, weights `[i, 2 d + e]`."""
+    x, weight = site.input(0), site.input(1)
+    count = site.int_attribute("num_heads", 1)
+    sizes = site.ints("qkv_hidden_sizes")
+    width, value_width = (sizes[0], sizes[2]) if len(sizes) == 3 else (weight.shape[1] // 3, weight.shape[1] // 3)
+    past_position = 8 if site.call.op.endswith("QAttention") else 4
+    past = site.input(past_position).shape[3] if site.has(past_position) else 0
+    batch, steps, inner = x.shape
+    heads = Heads(batch, count, count, steps, steps + past, width // count, value_width // count)
+    projection = 2.0 * batch * steps * inner * weight.shape[1]
+    inside = LoopNest((), (), (), matrix_flops=projection)
+    nest = _nest("b s i, i packed -> b s (g e)", site.reads(0, 1), site.writes(0), heads, 0.0)
+    weighted = projection if site.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
+    towards = (projection if site.need(0) else 0.0) + (projection if site.need(1) and not weighted else 0.0)
+    made = keep_extra(1, batch * steps * weight.shape[1], x)
+    roles = (site.trains,) * 3
+    base = _spec(
+        site,
+        nest,
+        heads,
+        (*keep_inputs(site, 0), made, *keep_outputs(0)) if site.trains else (),
+        roles,
+        input_grad=towards,
+        weight_grad=weighted,
+        projections=1,
+    )
+    return replace(base, nests=(inside, nest))
+
+
+@rule("RotaryEmbedding", "com.microsoft.RotaryEmbedding", ports=(0,))
+def rotary_embedding(site: Site) -> OpSpec:
+    """Pairs of elements turned by position: two products and a sum each; keeps the tables, not the input.
+
+    The standard takes (x, cos, sin, ids), com.microsoft (x, ids, cos, sin).
+    """
+    x = site.input(0)
+    names = ["b", "s", "h"] if len(x.shape) == 3 else ["b", "g", "s", "h"]
+    nest = loop_nest(
+        f"{' '.join(names)} -> {' '.join(names)}",
+        site.reads(0),
+        site.writes(0),
+        kinds={"h": DimKind.COUPLED},
+        vector_flops=3.0 * x.elements,
+    )
+    touched = traffic(x, site.output())
+    for table in site.present()[1:]:
+        touched += elements_like(table, min(table.elements, x.elements))
+    return streaming(
+        site,
+        nest,
+        saved=keep_inputs(site, 1, 2, 3),
+        forward=touched,
+        backward=touched,
+        backward_flops=3.0 * x.elements,
+    )

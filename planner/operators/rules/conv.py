@@ -1,0 +1,174 @@
+"""Convolutions of any rank. Work: 2 per multiply-add, `2 n k (c/g) y x r s`, padding counted, as torch counts it."""
+
+from __future__ import annotations
+
+import math
+
+from planner.operators.assemble import contraction, keep_inputs, streaming
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import LoopNest, OpSpec
+
+
+def pads_before(
+    site: Site, kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
+) -> list[int]:
+    """Padding in front of each spatial dimension, from `pads` or `auto_pad`."""
+    rank = len(kernel)
+    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
+    mode = site.str_attribute("auto_pad", "NOTSET")
+    if mode in ("NOTSET", ""):
+        return list(site.ints("pads", (0,) * (2 * rank))[:rank])
+    if mode == "VALID":
+        return [0] * rank
+    before = []
+    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, strides, dilations, strict=True):
+        total = max(0, (out - 1) * stride + dilation * (r - 1) + 1 - size)
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return before
+
+
+def window_halos(
+    site: Site, names: list[str], kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
+) -> dict[str, int]:
+    """Elements that a neighbour supplies on each side when a spatial dimension is split.
+
+    A part that owns `stride` input elements per result reads `pad` elements in front of its own and
+    `dilation (kernel - 1) + 1 - stride - pad` behind them; the larger of the two counts for both sides.
+    """
+    rank = len(kernel)
+    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
+    before = pads_before(site, kernel, spatial_in, spatial_out)
+    return {
+        name: max(pad, dilation * (r - 1) + 1 - stride - pad, 0)
+        for name, r, stride, dilation, pad in zip(names, kernel, strides, dilations, before, strict=True)
+    }
+
+
+def conv_nest(site: Site, x: int, w: int) -> LoopNest:
+    """`n (g c) (y+r), (g k) c r -> n (g k) y` over any number of spatial dimensions."""
+    data, weight, result = site.input(x).shape, site.input(w).shape, site.output().shape
+    rank = len(weight) - 2
+    ys, rs = dim_names("y", rank), dim_names("r", rank)
+    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
+    text = f"n (g c) {windows}, (g k) c {' '.join(rs)} -> n (g k) {' '.join(ys)}"
+    halos = window_halos(site, ys, weight[2:], data[2:], result[2:])
+    sizes = {"g": site.int_attribute("group", 1)}
+    return loop_nest(text, site.reads(x, w), site.writes(0), sizes=sizes, halos=halos, contraction=True)
+
+
+def _channel_bias(site: Site, position: int, spatial: str) -> LoopNest | None:
+    """Adds one number a channel; the channel is named as in the convolution's nest."""
+    if not site.has(position):
+        return None
+    group = site.int_attribute("group", 1)
+    elements = float(site.output().elements)
+    return loop_nest(
+        f"(g k) -> n (g k) {spatial}", site.reads(position), site.writes(0), sizes={"g": group}, vector_flops=elements
+    )
+
+
+@rule("Conv", "com.microsoft.FusedConv")
+def conv(site: Site) -> OpSpec:
+    """Convolution with groups, strides, dilations and padding."""
+    nest = conv_nest(site, 0, 1)
+    spatial = " ".join(dim_names("y", len(site.output().shape) - 2))
+    return contraction(site, nest, bias=_channel_bias(site, 2, spatial))
+
+
+@rule("ConvInteger", ports=())
+def conv_integer(site: Site) -> OpSpec:
+    """Convolution of 8-bit tensors; an inference operator, no gradient passes."""
+    return contraction(site, conv_nest(site, 0, 1))
+
+
+@rule("QLinearConv", ports=())
+def qlinear_conv(site: Site) -> OpSpec:
+    """Convolution of quantised tensors with scales and zero points; no gradient passes."""
+    return contraction(site, conv_nest(site, 0, 3))
+
+
+@rule("ConvTranspose")
+def conv_transpose(site: Site) -> OpSpec:
+    """Transposed convolution: every input element is spread over a window of the result."""
+    weight = site.input(1).shape
+    rank = len(weight) - 2
+    ys, rs = dim_names("y", rank), dim_names("r", rank)
+    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
+    text = f"n (g c) {' '.join(ys)}, (g c) k {' '.join(rs)} -> n (g k) {windows}"
+    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
+    halos = {
+        y: max(dilation * (r - 1) + 1 - stride, 0)
+        for y, r, stride, dilation in zip(ys, weight[2:], strides, dilations, strict=True)
+    }
+    nest = loop_nest(
+        text,
+        site.reads(0, 1),
+        site.writes(0),
+        sizes={"g": site.int_attribute("group", 1)},
+        halos=halos,
+        contraction=True,
+    )
+    bias = None
+    if site.has(2):
+        names = " ".join(dim_names("out", rank))
+        bias = loop_nest(
+            f"(g k) -> n (g k) {names}",
+            site.reads(2),
+            site.writes(0),
+            sizes={"g": site.int_attribute("group", 1)},
+            vector_flops=float(site.output().elements),
+        )
+    return contraction(site, nest, bias=bias)
+
+
+@rule("DeformConv")
+def deform_conv(site: Site) -> OpSpec:
+    """Convolution over sampled positions: a convolution's matrix work plus bilinear sampling of every tap.
+
+    Torch's counter does not know the operator; its matrix product is counted here all the same.
+    """
+    weight, result = site.input(1).shape, site.output().shape
+    rank = len(weight) - 2
+    ys, rs = dim_names("y", rank), dim_names("r", rank)
+    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
+    text = f"n (g c) {windows}, (g k) c {' '.join(rs)} -> n (g k) {' '.join(ys)}"
+    sizes = {"g": site.int_attribute("group", 1)}
+    # offsets may reach anywhere, so the spatial dimensions are not split
+    reach = dict(zip(ys, site.input(0).shape[2:], strict=True))
+    nest = loop_nest(text, site.reads(0, 1), site.writes(0), sizes=sizes, halos=reach, contraction=True)
+    taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * site.input(0).shape[1]
+    base = contraction(site, nest, saved=keep_inputs(site, 0, 1, 2, 4) if site.trains else ())
+    sampling = streaming(site, (), backward_flops=12.0 * taps)
+    return OpSpec(
+        nests=(nest, LoopNest((), (), (), vector_flops=8.0 * taps)),
+        saved=base.saved,
+        kernels=2,
+        forward_bytes=base.forward_bytes,
+        backward_bytes=base.backward_bytes,
+        backward_kernels=base.backward_kernels + 1 if site.trains else 0,
+        input_grad_matrix_flops=base.input_grad_matrix_flops,
+        weight_grad_matrix_flops=base.weight_grad_matrix_flops,
+        backward_vector_flops=sampling.backward_vector_flops,
+        details=base.details,
+    )
+
+
+@rule("CausalConvWithState")
+def causal_conv(site: Site) -> OpSpec:
+    """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
+    kernel = site.input(1).shape[-1]
+    nest = loop_nest(
+        "n c (t+r), c 1 r -> n c t",
+        site.reads(0, 1),
+        site.writes(0),
+        halos={"t": kernel - 1},
+        contraction=True,
+    )
+    return contraction(site, nest, bias=_state_bias(site))
+
+
+def _state_bias(site: Site) -> LoopNest | None:
+    if not site.has(2):
+        return None
+    return loop_nest("c -> n c t", site.reads(2), site.writes(0), vector_flops=float(site.output().elements))

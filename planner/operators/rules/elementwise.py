@@ -1,0 +1,280 @@
+"""Operators that compute each result element from the operands' elements at the same place.
+
+One line an operator: flops an element forward and backward, and what is kept, as torch's autograd keeps it: `x` the
+input, `y` the output, nothing. Transcendental functions count as the handful of instructions that a GPU's special
+function unit and its correction take, so the numbers steer nothing but the rare compute-bound case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.graph import TensorKind
+from planner.operators.assemble import (
+    Traffic,
+    keep_extra,
+    keep_inputs,
+    keep_outputs,
+    saved_traffic,
+    streaming,
+    traffic,
+)
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import LoopNest, OpSpec, Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A function of one tensor: flops an element forward and backward, and which of `x`, `y` is kept."""
+
+    forward: float
+    backward: float
+    keeps: str = ""
+
+
+UNARY = {
+    "Abs": Unary(1, 2, "x"),
+    "Acos": Unary(8, 5, "x"),
+    "Acosh": Unary(10, 5, "x"),
+    "Asin": Unary(8, 5, "x"),
+    "Asinh": Unary(10, 5, "x"),
+    "Atan": Unary(8, 4, "x"),
+    "Atanh": Unary(10, 4, "x"),
+    "Celu": Unary(8, 8, "x"),
+    "Clip": Unary(2, 2, "x"),
+    "Cos": Unary(4, 5, "x"),
+    "Cosh": Unary(8, 9, "x"),
+    "Elu": Unary(7, 7, "x"),
+    "Erf": Unary(8, 7, "x"),
+    "Exp": Unary(4, 1, "y"),
+    "Gelu": Unary(12, 16, "x"),
+    "HardSigmoid": Unary(4, 3, "x"),
+    "HardSwish": Unary(5, 5, "x"),
+    "LeakyRelu": Unary(2, 2, "x"),
+    "Log": Unary(4, 1, "x"),
+    "Mish": Unary(14, 18, "x"),
+    "Neg": Unary(1, 1),
+    "Reciprocal": Unary(2, 3, "y"),
+    "Relu": Unary(1, 1, "y"),
+    "Selu": Unary(7, 7, "x"),
+    "Shrink": Unary(3, 2, "x"),
+    "Sigmoid": Unary(6, 3, "y"),
+    "Sin": Unary(4, 5, "x"),
+    "Sinh": Unary(8, 9, "x"),
+    "Softplus": Unary(8, 7, "x"),
+    "Softsign": Unary(3, 5, "x"),
+    "Sqrt": Unary(2, 3, "y"),
+    "Swish": Unary(7, 9, "x"),
+    "Tan": Unary(8, 3, "y"),
+    "Tanh": Unary(6, 3, "y"),
+    "ThresholdedRelu": Unary(2, 2, "x"),
+    "com.microsoft.FastGelu": Unary(10, 16, "x"),
+    "com.microsoft.Gelu": Unary(12, 16, "x"),
+    "com.microsoft.QuickGelu": Unary(8, 10, "x"),
+}
+
+STEPS = {
+    "BitwiseNot": 1.0,
+    "Ceil": 1.0,
+    "Floor": 1.0,
+    "IsInf": 2.0,
+    "IsNaN": 1.0,
+    "Not": 1.0,
+    "Round": 1.0,
+    "Sign": 2.0,
+}
+"""Functions of one tensor without a useful gradient: flops an element."""
+
+COMPARISONS = (
+    "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual", "Less",
+    "LessOrEqual", "Or", "Xor",
+)  # fmt: skip
+
+
+def broadcast_nest(site: Site, positions: tuple[int, ...], vector_flops: float, output: int = 0) -> LoopNest:
+    """Operands aligned from the right, size 1 broadcast, every dimension parallel."""
+    names = dim_names("d", len(site.output(output).shape))
+    reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
+    text = f"{', '.join(reads)} -> {' '.join(names)}"
+    return loop_nest(text, site.reads(*positions), site.writes(output), vector_flops=vector_flops)
+
+
+def _unary(site: Site) -> OpSpec:
+    entry = UNARY[site.call.op]
+    elements = site.output().elements
+    saved: tuple[Saved, ...] = ()
+    if "x" in entry.keeps:
+        saved += keep_inputs(site, 0)
+    if "y" in entry.keeps:
+        saved += keep_outputs(0)
+    nest = broadcast_nest(site, (0,), entry.forward * elements)
+    return streaming(site, nest, saved=saved, backward_flops=entry.backward * elements)
+
+
+def _step(site: Site) -> OpSpec:
+    return streaming(site, broadcast_nest(site, (0,), STEPS[site.call.op] * site.output().elements))
+
+
+def _comparison(site: Site) -> OpSpec:
+    return streaming(site, broadcast_nest(site, (0, 1), float(site.output().elements)))
+
+
+rule(*UNARY, ports=(0,))(_unary)
+rule(*STEPS, ports=())(_step)
+rule(*COMPARISONS, ports=())(_comparison)
+
+
+def _small(site: Site, position: int) -> bool:
+    return site.input(position).elements < site.output().elements
+
+
+def _sum_backward(site: Site) -> tuple[Traffic, int]:
+    """Backward of a sum: an operand of full size shares the result's gradient, a broadcast one is summed up."""
+    summed = [p for p in range(len(site.needs)) if site.need(p) and _small(site, p)]
+    total = Traffic()
+    for position in summed:
+        total += traffic(site.output(), site.input(position))
+    return total, len(summed)
+
+
+@rule("Add", "Sub", "Sum", "Mean")
+def add(site: Site) -> OpSpec:
+    """Sums, differences, means of several tensors; nothing is kept."""
+    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
+    elements = site.output().elements
+    nest = broadcast_nest(site, positions, float(max(1, len(positions) - 1)) * elements)
+    backward, kernels = _sum_backward(site)
+    if site.call.op in ("Sub", "Mean") and site.trains:
+        scaled = tuple(p for p in positions if site.need(p) and not _small(site, p))
+        if site.call.op == "Sub":
+            scaled = tuple(p for p in scaled if p == 1)
+        for position in scaled:
+            backward += traffic(site.output(), site.input(position))
+            kernels += 1
+    return streaming(
+        site,
+        nest,
+        backward=backward,
+        backward_kernels=kernels,
+        backward_flops=float(elements * kernels),
+    )
+
+
+def _needed_backward(site: Site, saved: tuple[Saved, ...]) -> Traffic:
+    """One kernel an operand: the result's gradient and what was kept in, the operand's gradient out.
+
+    A broadcast operand's gradient is first made at full size, then summed.
+    """
+    total = Traffic()
+    for position in range(len(site.needs)):
+        if not site.need(position):
+            continue
+        full = site.output()
+        total += traffic(full, full if _small(site, position) else site.input(position))
+        if _small(site, position):
+            total += traffic(full, site.input(position))
+    resident = (t for t in site.present() if t.kind in (TensorKind.PARAMETER, TensorKind.CONSTANT))
+    return total + saved_traffic(site, saved) + traffic(*resident)
+
+
+def _binary(
+    site: Site, keep: tuple[int, ...], forward: float, backward: float, outputs: tuple[int, ...] = ()
+) -> OpSpec:
+    elements = site.output().elements
+    saved = (*keep_inputs(site, *keep), *keep_outputs(*outputs))
+    count = sum(site.needs[:2])
+    return streaming(
+        site,
+        broadcast_nest(site, (0, 1), forward * elements),
+        saved=saved,
+        backward=_needed_backward(site, saved),
+        backward_flops=backward * elements * count,
+        backward_kernels=count + sum(site.need(p) and _small(site, p) for p in (0, 1)),
+    )
+
+
+@rule("Mul")
+def multiply(site: Site) -> OpSpec:
+    """A factor is kept when the other one needs a gradient."""
+    return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
+
+
+@rule("Div")
+def divide(site: Site) -> OpSpec:
+    """The divisor is kept for either gradient, the dividend for the divisor's."""
+    return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
+
+
+@rule("Pow")
+def power(site: Site) -> OpSpec:
+    """The base is kept; with an exponent that needs a gradient also exponent and result."""
+    if site.need(1):
+        return _binary(site, (0, 1), 8, 8, (0,))
+    return _binary(site, (0, 1), 8 if _general_power(site) else 2, 9 if _general_power(site) else 3)
+
+
+def _general_power(site: Site) -> bool:
+    value = site.call.constants[1] if len(site.call.constants) > 1 else None
+    return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
+
+
+@rule("Mod")
+def modulo(site: Site) -> OpSpec:
+    """Remainder; only the divisor's gradient needs anything."""
+    return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
+
+
+@rule("Max", "Min")
+def extremum(site: Site) -> OpSpec:
+    """Largest or smallest of several tensors; all are kept."""
+    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
+    elements = site.output().elements
+    return streaming(
+        site,
+        broadcast_nest(site, positions, float(max(1, len(positions) - 1)) * elements),
+        saved=keep_inputs(site, *positions) if len(positions) > 1 else (),
+        backward_flops=2.0 * elements * len(positions),
+        backward_kernels=len(positions),
+    )
+
+
+@rule("Where", ports=(1, 2))
+def where(site: Site) -> OpSpec:
+    """Choice between two tensors; the condition is kept."""
+    elements = site.output().elements
+    return streaming(
+        site,
+        broadcast_nest(site, (0, 1, 2), float(elements)),
+        saved=keep_inputs(site, 0),
+        backward_flops=float(elements * sum(site.needs)),
+        backward_kernels=sum(site.needs),
+    )
+
+
+@rule("PRelu")
+def prelu(site: Site) -> OpSpec:
+    """Leaky ReLU with a learned slope; input and slope are kept."""
+    return _binary(site, (0, 1), 2, 2)
+
+
+@rule("com.microsoft.BiasGelu")
+def bias_gelu(site: Site) -> OpSpec:
+    """Bias added, then GELU, in one kernel; the sum is made and kept."""
+    x = site.input(0)
+    nest = broadcast_nest(site, (0, 1), 13.0 * x.elements)
+    return streaming(
+        site, nest, saved=(keep_extra(0, x.elements, x),), backward_flops=17.0 * x.elements, backward_kernels=2
+    )
+
+
+@rule("SwiGLU")
+def swiglu(site: Site) -> OpSpec:
+    """Product of one half with the Swish of the other, both kept."""
+    elements = site.output().elements
+    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p) and site.input(p).dtype.is_float)
+    nest = LoopNest((), (), (), vector_flops=8.0 * elements)
+    same = all(site.input(p).shape == site.output().shape for p in positions)
+    if same:
+        nest = broadcast_nest(site, positions, 8.0 * elements)
+    return streaming(site, nest, saved=keep_inputs(site, *positions), backward_flops=12.0 * elements)

@@ -1,0 +1,154 @@
+"""Dropout, random numbers, tables made on the spot, and quantisation."""
+
+from __future__ import annotations
+
+import math
+
+from planner.operators.assemble import keep_extra, keep_inputs, streaming, traffic, view
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.rules.elementwise import broadcast_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import LoopNest, OpSpec
+
+
+def _rate(site: Site) -> float | None:
+    """Fraction dropped: an attribute before operator set 12, a constant input after; None when unknown."""
+    value = site.call.attributes.get("ratio")
+    if isinstance(value, (int, float)):
+        return float(value)
+    known = site.call.constants[1] if len(site.call.constants) > 1 else None
+    if site.has(1) and known:
+        return float(known[0])
+    return None if site.has(1) else 0.5
+
+
+@rule("Dropout", ports=(0,))
+def dropout(site: Site) -> OpSpec:
+    """Elements zeroed at random and the rest scaled; the mask is kept, in the input's type as eager frameworks do.
+
+    A kernel of its own on GPUs keeps one byte an element instead (`details["mask_elements"]`).
+    """
+    x = site.input(0)
+    nest = broadcast_nest(site, (0,), 3.0 * x.elements)
+    if _rate(site) == 0.0:
+        return view(site, broadcast_nest(site, (0,), 0.0))
+    return streaming(
+        site,
+        nest,
+        saved=(keep_extra(0, x.elements, x, random=True),),
+        backward_flops=float(x.elements),
+        extra={"mask_elements": float(x.elements)},
+    )
+
+
+@rule("com.microsoft.BiasDropout", ports=(0, 1, 2))
+def bias_dropout(site: Site) -> OpSpec:
+    """Bias and maybe a residual added, then dropout, in one kernel."""
+    x = site.input(0)
+    nest = broadcast_nest(site, tuple(p for p in (0, 1, 2) if site.has(p)), 5.0 * x.elements)
+    return streaming(
+        site,
+        nest,
+        saved=(keep_extra(0, x.elements, x, random=True),),
+        backward_flops=2.0 * x.elements,
+        backward_kernels=2,
+        extra={"mask_elements": float(x.elements)},
+    )
+
+
+def _made(site: Site, flops: float) -> OpSpec:
+    """A tensor written from nothing."""
+    names = " ".join(dim_names("d", len(site.output().shape)))
+    nest = loop_nest(f" -> {names}", [(0, ())], site.writes(0), vector_flops=flops * site.output().elements)
+    nest = LoopNest(nest.dims, (), nest.writes, 0.0, nest.vector_flops)
+    return streaming(site, nest, forward=traffic(site.output()))
+
+
+@rule("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", ports=())
+def random_numbers(site: Site) -> OpSpec:
+    """Random numbers: about twenty operations each."""
+    return _made(site, 20.0)
+
+
+@rule("ConstantOfShape", "EyeLike", "Range", ports=())
+def fill(site: Site) -> OpSpec:
+    """A constant, an identity or a count."""
+    return _made(site, 1.0)
+
+
+@rule("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", ports=())
+def window_table(site: Site) -> OpSpec:
+    """A table of a signal-processing window."""
+    return _made(site, 8.0)
+
+
+@rule("QuantizeLinear", ports=(0,), straight_through=True)
+def quantize(site: Site) -> OpSpec:
+    """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
+    x = site.input(0)
+    return streaming(site, broadcast_nest(site, (0,), 4.0 * x.elements), backward_flops=float(x.elements))
+
+
+@rule("DequantizeLinear", ports=(0,), straight_through=True)
+def dequantize(site: Site) -> OpSpec:
+    """Few bits back to floating point."""
+    x = site.input(0)
+    return streaming(site, broadcast_nest(site, (0,), 2.0 * x.elements), backward_flops=float(x.elements))
+
+
+@rule("DynamicQuantizeLinear", ports=())
+def dynamic_quantize(site: Site) -> OpSpec:
+    """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
+    x = site.input(0)
+    nest = broadcast_nest(site, (0,), 6.0 * x.elements)
+    return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
+
+
+def _whole(flops: float) -> LoopNest:
+    return LoopNest((), (), (), vector_flops=flops)
+
+
+@rule("GridSample", ports=(0, 1))
+def grid_sample(site: Site) -> OpSpec:
+    """Bilinear samples at given places; image and places are kept."""
+    flops = 12.0 * site.output().elements
+    return streaming(site, _whole(flops), saved=keep_inputs(site, 0, 1), backward_flops=2.0 * flops)
+
+
+@rule("AffineGrid", ports=(0,))
+def affine_grid(site: Site) -> OpSpec:
+    """Places of a transformed grid."""
+    flops = 6.0 * site.output().elements
+    return streaming(site, _whole(flops), backward_flops=flops)
+
+
+@rule("Col2Im", ports=(0,))
+def col2im(site: Site) -> OpSpec:
+    """Columns of windows summed back to an image."""
+    elements = float(site.input(0).elements)
+    return streaming(site, _whole(elements), backward_flops=elements)
+
+
+@rule("DFT", "STFT", ports=(0, 1))
+def fourier(site: Site) -> OpSpec:
+    """Fourier transforms: 5 n log2 n operations for each transform of length n."""
+    result = site.output()
+    if site.call.op == "STFT":
+        length = (site.constant_ints(3) or (2 * max(1, result.shape[-2] - 1),))[0]
+    else:
+        rank = len(site.input(0).shape)
+        axis = (site.constant_ints(2) or (site.int_attribute("axis", -2),))[0] % rank
+        length = max(site.input(0).shape[axis], result.shape[axis])
+    flops = 5.0 * max(1, result.elements // 2) * math.log2(max(2, length))
+    window = keep_inputs(site, 0, 2) if site.call.op == "STFT" else ()
+    return streaming(site, _whole(flops), saved=window, backward_flops=flops)
+
+
+@rule("NonZero", "Unique", "NonMaxSuppression", ports=())
+def data_dependent(site: Site) -> OpSpec:
+    """Results whose size depends on the data; no gradient. Non-maximum suppression compares all pairs of boxes."""
+    elements = float(sum(t.elements for t in site.present()))
+    if site.call.op == "NonMaxSuppression":
+        boxes = site.input(0).shape[-2]
+        elements = 10.0 * boxes * site.input(1).elements
+    return streaming(site, _whole(elements))

@@ -1,0 +1,208 @@
+"""Matrix products. Work: 2 per multiply-add, as torch's flop counter counts `mm`, `addmm` and `bmm`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import ModelError
+from planner.operators.assemble import contraction, details, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec
+
+
+def _flag(site: Site, name: str) -> bool:
+    return bool(site.int_attribute(name, 0))
+
+
+def _operand(rank: int, batch: list[str], row: str, column: str, transposed: bool) -> str:
+    """Dimensions of a matrix operand whose batch dimensions align with the result's from the right."""
+    if rank == 1:
+        return column if row == "m" else row
+    pair = [column, row] if transposed else [row, column]
+    return " ".join([*batch[len(batch) - (rank - 2) :], *pair])
+
+
+def product_nest(site: Site, a: int, b: int, *, transposed_a: bool = False, transposed_b: bool = False) -> LoopNest:
+    """`b m k, b k n -> b m n` over any batch dimensions, broadcast as numpy does."""
+    rank_a, rank_b = len(site.input(a).shape), len(site.input(b).shape)
+    batch = dim_names("b", max(rank_a, rank_b, 2) - 2)
+    left = _operand(rank_a, batch, "m", "k", transposed_a)
+    right = _operand(rank_b, batch, "k", "n", transposed_b)
+    out = [*batch, *(["m"] if rank_a > 1 else []), *(["n"] if rank_b > 1 else [])]
+    text = f"{left}, {right} -> {' '.join(out)}"
+    return loop_nest(text, site.reads(a, b), site.writes(0), contraction=True)
+
+
+@rule("MatMul")
+def matmul(site: Site) -> OpSpec:
+    """Batched matrix product."""
+    return contraction(site, product_nest(site, 0, 1))
+
+
+@rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
+def fused_matmul(site: Site) -> OpSpec:
+    """Batched matrix product of operands that may be transposed, scaled by a constant."""
+    if _flag(site, "transBatchA") or _flag(site, "transBatchB"):
+        return contraction(site, _batch_transposed_nest(site))
+    nest = product_nest(site, 0, 1, transposed_a=_flag(site, "transA"), transposed_b=_flag(site, "transB"))
+    return contraction(site, nest)
+
+
+def _batch_transposed_nest(site: Site) -> LoopNest:
+    """Operands stored as `m b k`: the batch dimensions stand behind the first matrix dimension."""
+    batch = dim_names("b", len(site.output().shape) - 2)
+
+    def operand(row: str, column: str, swap: bool, moved: bool) -> str:
+        first, last = (column, row) if swap else (row, column)
+        return " ".join([first, *batch, last] if moved else [*batch, first, last])
+
+    left = operand("m", "k", _flag(site, "transA"), _flag(site, "transBatchA"))
+    right = operand("k", "n", _flag(site, "transB"), _flag(site, "transBatchB"))
+    text = f"{left}, {right} -> {' '.join([*batch, 'm', 'n'])}"
+    return loop_nest(text, site.reads(0, 1), site.writes(0), contraction=True)
+
+
+@rule("Gemm")
+def gemm(site: Site) -> OpSpec:
+    """`alpha * A' B' + beta * C`; the bias is added in the same kernel."""
+    left = "k m" if _flag(site, "transA") else "m k"
+    right = "n k" if _flag(site, "transB") else "k n"
+    nest = loop_nest(f"{left}, {right} -> m n", site.reads(0, 1), site.writes(0), contraction=True)
+    return contraction(site, nest, bias=bias_nest(site, 2, "m n"))
+
+
+def bias_nest(site: Site, position: int, result: str) -> LoopNest | None:
+    """Adds an operand, aligned with the result's dimensions from the right, to the result; None without one."""
+    if not site.has(position):
+        return None
+    rank = len(site.input(position).shape)
+    names = result.split()
+    text = f"{' '.join(names[len(names) - rank :])} -> {result}"
+    elements = site.output().elements
+    return loop_nest(text, site.reads(position), site.writes(0), vector_flops=float(elements))
+
+
+@rule("com.microsoft.FusedGemm", "com.microsoft.GemmFastGelu")
+def fused_gemm(site: Site) -> OpSpec:
+    """A product with bias and activation in one kernel; the activation keeps the result."""
+    if site.call.op.endswith("GemmFastGelu"):
+        rank = len(site.input(0).shape)
+        names = dim_names("m", rank - 1)
+        text = f"{' '.join([*names, 'k'])}, k n -> {' '.join([*names, 'n'])}"
+        nest = loop_nest(text, site.reads(0, 1), site.writes(0), contraction=True)
+        base = contraction(site, nest, bias=bias_nest(site, 2, " ".join([*names, "n"])))
+    else:
+        base = gemm(site)
+    return replace(base, saved=(*base.saved, *keep_outputs(0))) if site.trains else base
+
+
+@rule("MatMulInteger", "com.microsoft.MatMulInteger16", ports=())
+def matmul_integer(site: Site) -> OpSpec:
+    """Product of 8-bit matrices; an inference operator, no gradient passes."""
+    return contraction(site, product_nest(site, 0, 1))
+
+
+@rule("QLinearMatMul", ports=())
+def qlinear_matmul(site: Site) -> OpSpec:
+    """Product of quantised matrices with scales and zero points; no gradient passes."""
+    return contraction(site, product_nest(site, 0, 3))
+
+
+@rule("com.microsoft.MatMulIntegerToFloat", "com.microsoft.DynamicQuantizeMatMul", ports=())
+def matmul_to_float(site: Site) -> OpSpec:
+    """Product of quantised matrices with a floating-point result; no gradient passes."""
+    return contraction(site, product_nest(site, 0, 1))
+
+
+@rule("com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4", ports=(0,))
+def matmul_nbits(site: Site) -> OpSpec:
+    """Product with a weight packed to a few bits; only the activation has a gradient.
+
+    The packed operand's shape says nothing of the product: K and N are attributes.
+    """
+    k, n = site.int_attribute("K", 0), site.int_attribute("N", 0)
+    x = site.input(0)
+    if k <= 0 or n <= 0 or not x.shape or x.shape[-1] != k:
+        raise ModelError(
+            f"{site.call.op} with K={k}, N={n} does not fit an input of shape {list(x.shape)}", where=site.where
+        )
+    rows = dim_names("m", len(x.shape) - 1)
+    left = " ".join([*rows, "k"])
+    out = " ".join([*rows, "n"])
+    nest = loop_nest(f"{left}, n k -> {out}", [(0, x.shape), (1, (n, k))], site.writes(0), contraction=True)
+    forward = traffic(*site.present(), *site.results())
+    backward = traffic(x, site.output(), site.input(1)) if site.need(0) else traffic()
+    return OpSpec(
+        nests=(nest,),
+        forward_bytes=forward.byte_count,
+        backward_bytes=backward.byte_count,
+        backward_kernels=int(site.need(0)),
+        input_grad_matrix_flops=nest.matrix_flops if site.need(0) else 0.0,
+        details=details(forward, backward, {"dequantised_elements": float(n * k)}),
+    )
+
+
+def _labels(site: Site) -> tuple[list[list[str]], list[str]]:
+    """Labels of an Einsum's operands and result, an ellipsis spelled out."""
+    equation = site.str_attribute("equation", "").replace(" ", "")
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    spare = 0
+    for position, term in enumerate(terms):
+        if "..." in term:
+            spare = max(spare, len(site.input(position).shape) - len(term.replace("...", "")))
+
+    def spell(term: str, width: int) -> list[str]:
+        before, dots, after = term.partition("...")
+        middle = dim_names("dots", spare)[spare - width :] if dots else []
+        return [*before, *middle, *after]
+
+    operands = [
+        spell(term, len(site.input(position).shape) - len(term.replace("...", "")))
+        for position, term in enumerate(terms)
+    ]
+    if "->" in equation:
+        return operands, spell(right, spare)
+    flat = [label for labels in operands for label in labels if not label.startswith("dots")]
+    return operands, [*dim_names("dots", spare), *sorted(label for label in set(flat) if flat.count(label) == 1)]
+
+
+def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[str, int]) -> float:
+    """Matrix work of contracting from left to right, a label summed as soon as nobody else needs it."""
+    total = 0.0
+    have = set(operands[0])
+    for index, labels in enumerate(operands[1:], start=1):
+        later = set(result).union(*operands[index + 1 :])
+        other = set(labels)
+        summed = (have & other) - later
+        have_only, other_only = have - other - later, other - have - later
+        joined = (have - have_only) | (other - other_only)
+        if summed:
+            flops = 2.0
+            for label in joined:
+                flops *= sizes[label]
+            total += flops
+        have = joined - summed
+    return total
+
+
+@rule("Einsum")
+def einsum(site: Site) -> OpSpec:
+    """Any product of tensors over labels; a label of two operands that is summed makes it matrix work."""
+    operands, result = _labels(site)
+    text = f"{', '.join(' '.join(labels) for labels in operands)} -> {' '.join(result)}"
+    shapes = site.reads(*range(len(operands)))
+    shape_of = [dict(zip(labels, shape, strict=False)) for labels, (_, shape) in zip(operands, shapes, strict=True)]
+    sizes = {label: max(s.get(label, 1) for s in shape_of) for labels in operands for label in labels}
+    kinds = {label: DimKind.WHOLE for labels in (*operands, result) for label in labels if labels.count(label) > 1}
+    flops = _pairwise_flops(operands, result, sizes)
+    nest = loop_nest(text, shapes, site.writes(0), kinds=kinds, matrix_flops=flops, sizes=sizes)
+    if flops:
+        return contraction(site, nest, kernels=max(1, len(operands) - 1))
+    others = {p for p in range(len(operands)) for q in range(len(operands)) if q != p and site.need(q)}
+    volume = 1.0
+    for size in sizes.values():
+        volume *= size
+    nest = loop_nest(text, shapes, site.writes(0), kinds=kinds, vector_flops=volume, sizes=sizes)
+    return streaming(site, nest, saved=keep_inputs(site, *others), backward_flops=volume * sum(site.needs))

@@ -1,0 +1,214 @@
+"""Normalisations: statistics over coupled dimensions, then scale and shift.
+
+Kept for backward, as torch keeps it: the input and the statistics (fp32, two a group: mean and inverse deviation).
+"""
+
+from __future__ import annotations
+
+import math
+
+from planner.graph import Tensor
+from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+
+FORWARD_FLOPS = 8.0
+"""Per element: mean and variance (4), subtract, scale by the deviation, scale, shift."""
+BACKWARD_FLOPS = 14.0
+"""Per element: two reductions (6), the input's gradient (5), scale's and shift's gradients (3)."""
+
+
+def _nest(site: Site, text: str, reads: list[int], coupled: list[str], **sizes: int) -> LoopNest:
+    x = site.input(reads[0])
+    return loop_nest(
+        text,
+        site.reads(*reads),
+        site.writes(0),
+        sizes=sizes,
+        kinds=dict.fromkeys(coupled, DimKind.COUPLED),
+        vector_flops=FORWARD_FLOPS * x.elements,
+    )
+
+
+def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
+    elements = site.input(nest.reads[0].position).elements
+    return streaming(
+        site,
+        nest,
+        saved=saved,
+        backward_flops=BACKWARD_FLOPS * elements,
+        backward_kernels=2 if any(site.needs[1:]) else 1,
+    )
+
+
+def _broadcast(names: list[str], tensor: Tensor) -> str:
+    """The last names, as many as the tensor has dimensions."""
+    return " ".join(names[len(names) - len(tensor.shape) :])
+
+
+@rule("BatchNormalization", ports=(0, 1, 2))
+def batch_norm(site: Site) -> OpSpec:
+    """Batch normalisation; statistics over batch and space in training, fixed per channel at inference.
+
+    Planned for training whatever `training_mode` says, since exporters lose it: the input and the batch's mean and
+    deviation are kept. Only the nest follows the mode: in training the statistics couple batch and space.
+    """
+    x = site.input(0)
+    spatial = dim_names("s", len(x.shape) - 2)
+    data = " ".join(["n", "c", *spatial]) if len(x.shape) > 1 else "n"
+    training = site.int_attribute("training_mode", 0) == 1
+    channel = "c" if len(x.shape) > 1 else "1"
+    nest = _nest(site, f"{data}, {channel}, {channel} -> {data}", [0, 1, 2], ["n", *spatial] if training else [])
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * channels)))
+
+
+def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tuple[Saved, ...] | None = None) -> OpSpec:
+    """A norm over the trailing dimensions from `axis` on, with weights of their shape."""
+    tensor = site.input(x)
+    rank = len(tensor.shape)
+    axis = site.axis("axis", -1, rank)
+    names = [*dim_names("b", axis), *dim_names("h", rank - axis)]
+    scales = [p for p in scales if site.has(p)]
+    left = ", ".join([" ".join(names), *(_broadcast(names, site.input(p)) for p in scales)])
+    nest = _nest(site, f"{left} -> {' '.join(names)}", [x, *scales], names[axis:])
+    rows = math.prod(tensor.shape[:axis])
+    kept = keep_inputs(site, x) if saved is None else saved
+    return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
+
+
+@rule("LayerNormalization")
+def layer_norm(site: Site) -> OpSpec:
+    """Normalisation of each row by its mean and deviation."""
+    return _row_norm(site, 0, [1, 2], 2)
+
+
+@rule("RMSNormalization")
+def rms_norm(site: Site) -> OpSpec:
+    """Normalisation of each row by its root mean square."""
+    return _row_norm(site, 0, [1], 1)
+
+
+@rule("SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+def simplified_layer_norm(site: Site) -> OpSpec:
+    """Root mean square normalisation under its older name."""
+    return _row_norm(site, 0, [1], 1)
+
+
+def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpSpec:
+    """Input plus skip (plus bias), normalised; the sum is kept: as output 3 where asked for, else made."""
+    x = site.input(0)
+    kept = keep_outputs(3) if site.has_output(3) else (keep_extra(1, x.elements, x),)
+    names = [*dim_names("b", len(x.shape) - 1), "h"]
+    positions = [0, 1, *(p for p in (*scales, bias) if site.has(p))]
+    left = ", ".join(_broadcast(names, site.input(p)) for p in positions)
+    nest = _nest(site, f"{left} -> {' '.join(names)}", positions, ["h"])
+    rows = math.prod(x.shape[:-1])
+    return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
+
+
+@rule("com.microsoft.SkipLayerNormalization")
+def skip_layer_norm(site: Site) -> OpSpec:
+    """Residual sum and layer normalisation in one kernel: input, skip, gamma, beta, bias."""
+    return _skip_norm(site, [2, 3], 4, 2)
+
+
+@rule("com.microsoft.SkipSimplifiedLayerNormalization")
+def skip_rms_norm(site: Site) -> OpSpec:
+    """Residual sum and root mean square normalisation in one kernel: input, skip, gamma, bias."""
+    return _skip_norm(site, [2], 3, 1)
+
+
+@rule("com.microsoft.EmbedLayerNormalization")
+def embed_layer_norm(site: Site) -> OpSpec:
+    """Sum of word, position and segment embeddings, normalised; the sum is made and kept."""
+    out = site.output()
+    ids = tuple(p for p in (0, 1) if site.has(p))
+    nest = loop_nest(
+        "b s -> b s h",
+        site.reads(0),
+        site.writes(0),
+        kinds={"h": DimKind.COUPLED},
+        vector_flops=(FORWARD_FLOPS + 2) * out.elements,
+    )
+    saved = (*keep_inputs(site, *ids), keep_extra(0, 2 * math.prod(out.shape[:-1])), keep_extra(1, out.elements, out))
+    return streaming(site, nest, saved=saved, backward_flops=BACKWARD_FLOPS * out.elements, backward_kernels=3)
+
+
+def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
+    """A norm over groups of channels and all of space: `n (g c) s -> n (g c) s`."""
+    x = site.input(0)
+    spatial = dim_names("s", len(x.shape) - 2)
+    data = " ".join(["n", "(g c)", *spatial])
+    weight = "g" if scale_by_group else "(g c)"
+    positions = [0, *(p for p in (1, 2) if site.has(p))]
+    left = ", ".join([data, *[weight] * (len(positions) - 1)])
+    nest = _nest(site, f"{left} -> {data}", positions, ["c", *spatial], g=groups)
+    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
+
+
+@rule("GroupNormalization")
+def group_norm(site: Site) -> OpSpec:
+    """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
+    groups = site.int_attribute("num_groups", 1)
+    per_group = site.input(1).elements == groups and groups != site.input(0).shape[1]
+    return _channel_groups(site, groups, per_group)
+
+
+@rule("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
+def group_norm_channels_last(site: Site) -> OpSpec:
+    """Group normalisation of a channels-last tensor, maybe with a SiLU and a residual sum."""
+    x = site.input(0)
+    groups = site.int_attribute("groups", 1)
+    spatial = dim_names("s", len(x.shape) - 2)
+    data = " ".join(["n", *spatial, "(g c)"])
+    nest = _nest(site, f"{data}, (g c), (g c) -> {data}", [0, 1, 2], ["c", *spatial], g=groups)
+    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
+
+
+@rule("InstanceNormalization")
+def instance_norm(site: Site) -> OpSpec:
+    """Normalisation of each channel of each sample over space."""
+    return _channel_groups(site, site.input(0).shape[1], False)
+
+
+@rule("LRN")
+def local_response_norm(site: Site) -> OpSpec:
+    """Normalisation by the squares of neighbouring channels; the divisor is made and kept."""
+    x = site.input(0)
+    window = site.int_attribute("size", 5)
+    names = " ".join(["n", "c", *dim_names("s", len(x.shape) - 2)])
+    nest = loop_nest(
+        f"{names} -> {names}",
+        site.reads(0),
+        site.writes(0),
+        kinds={"c": DimKind.COUPLED},
+        vector_flops=float((2 * window + 4) * x.elements),
+    )
+    saved = (*keep_inputs(site, 0), keep_extra(0, x.elements, x))
+    return streaming(site, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
+
+
+@rule("LpNormalization")
+def lp_norm(site: Site) -> OpSpec:
+    """Division by the p-norm along an axis; input and norms are kept."""
+    x = site.input(0)
+    names = dim_names("d", len(x.shape))
+    axis = site.axis("axis", -1, len(x.shape))
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    nest = _nest(site, text, [0], [names[axis]])
+    rows = x.elements // max(1, x.shape[axis])
+    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, rows, x)))
+
+
+@rule("MeanVarianceNormalization")
+def mean_variance_norm(site: Site) -> OpSpec:
+    """Zero mean and unit variance over some axes, without weights."""
+    x = site.input(0)
+    names = dim_names("d", len(x.shape))
+    axes = site.ints("axes", (0, 2, 3))
+    coupled = [names[a % len(names)] for a in axes]
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    groups = math.prod(size for name, size in zip(names, x.shape, strict=True) if name not in coupled)
+    return _spec(site, _nest(site, text, [0], coupled), (*keep_inputs(site, 0), keep_extra(0, 2 * groups)))

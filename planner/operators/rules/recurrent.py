@@ -1,0 +1,104 @@
+"""Recurrent networks over a whole sequence.
+
+Matrix work: `2 T B D (g h i + g h h)` for T steps, batch B, D directions, g gates, input i, hidden h; backward the same
+for each operand that needs a gradient. The input's product is one kernel for all steps; the recurrent product runs step
+by step and reads its weights each time.
+"""
+
+from __future__ import annotations
+
+from planner.errors import ModelError
+from planner.graph import TensorKind
+from planner.operators.assemble import Traffic, details, elements_like, keep_extra, keep_inputs, keep_outputs, traffic
+from planner.operators.nest import loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, OpSpec, Saved
+
+_COUPLED = {"t": DimKind.COUPLED, "h": DimKind.COUPLED, "j": DimKind.COUPLED, "i": DimKind.WHOLE, "g": DimKind.WHOLE}
+
+
+def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float) -> OpSpec:
+    """Description of a recurrence.
+
+    Args:
+        site: the call: x, w, r, bias, sequence lengths, initial states.
+        gates: products a unit has.
+        kept_per_unit: numbers kept for each step and unit besides the outputs (gates, cell state).
+        flops_per_unit: element-wise work a step and unit.
+    """
+    x, w, r = site.input(0), site.input(1), site.input(2)
+    batch_first = site.int_attribute("layout", 0) == 1
+    if len(x.shape) != 3 or len(w.shape) != 3:
+        raise ModelError(f"{site.call.op} expects an input of rank 3, not {list(x.shape)}", where=site.where)
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    directions, _, inner = w.shape
+    hidden = r.shape[2]
+    units = float(steps * batch * directions * hidden)
+    inputs, recurrent = 2.0 * units * gates * inner, 2.0 * units * gates * hidden
+    data = "b t i" if batch_first else "t b i"
+    position = 0 if site.has_output(0) else 1
+    result = ("b t d h" if batch_first else "t d b h") if position == 0 else ("b d h" if batch_first else "d b h")
+    nest = loop_nest(
+        f"{data}, d (g h) i, d (g h) j -> {result}",
+        site.reads(0, 1, 2),
+        site.writes(position),
+        sizes={"g": gates, "h": hidden},
+        kinds=_COUPLED,
+        matrix_flops=inputs + recurrent,
+        vector_flops=flops_per_unit * units,
+    )
+    input_grad, weight_grad = _gradient_flops(site, inputs, recurrent)
+    saved: tuple[Saved, ...] = ()
+    if site.trains:
+        kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
+        whole = keep_outputs(0) if site.has_output(0) else (keep_extra(1, units, x),)
+        saved = (*keep_inputs(site, 0, 5, 6), *whole, *kept)
+    pre = elements_like(x, 2.0 * units * gates)
+    forward = traffic(*site.present(), *site.results()) + traffic(r) * (steps - 1) + pre
+    backward = Traffic()
+    if site.trains:
+        backward = forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r)
+    return OpSpec(
+        nests=(nest,),
+        saved=saved,
+        kernels=1 + 2 * steps * directions,
+        forward_bytes=forward.byte_count,
+        backward_bytes=backward.byte_count,
+        backward_kernels=3 + 2 * steps * directions if site.trains else 0,
+        input_grad_matrix_flops=input_grad,
+        weight_grad_matrix_flops=weight_grad,
+        backward_vector_flops=1.5 * flops_per_unit * units if site.trains else 0.0,
+        details=details(forward, backward),
+    )
+
+
+def _gradient_flops(site: Site, inputs: float, recurrent: float) -> tuple[float, float]:
+    """Matrix work towards activations and towards weights; the state's gradient flows back whenever one is needed."""
+    towards, weights = (recurrent if site.trains else 0.0), 0.0
+    if site.need(0):
+        towards += inputs
+    for position, work in ((1, inputs), (2, recurrent)):
+        if site.need(position):
+            if site.input(position).kind is TensorKind.PARAMETER:
+                weights += work
+            else:
+                towards += work
+    return towards, weights
+
+
+@rule("LSTM", ports=(0, 1, 2, 3, 5, 6, 7))
+def lstm(site: Site) -> OpSpec:
+    """Long short-term memory: four gates and a cell state are kept for each step and unit."""
+    return _recurrent(site, gates=4, kept_per_unit=5, flops_per_unit=21.0)
+
+
+@rule("GRU", ports=(0, 1, 2, 3, 5))
+def gru(site: Site) -> OpSpec:
+    """Gated recurrent unit: three gates and the candidate's recurrent part are kept for each step and unit."""
+    return _recurrent(site, gates=3, kept_per_unit=4, flops_per_unit=18.0)
+
+
+@rule("RNN", ports=(0, 1, 2, 3, 5))
+def rnn(site: Site) -> OpSpec:
+    """Plain recurrence: its outputs are all that backward needs."""
+    return _recurrent(site, gates=1, kept_per_unit=0, flops_per_unit=4.0)

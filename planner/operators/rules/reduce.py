@@ -1,0 +1,120 @@
+"""Reductions and scans along axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add."""
+
+    flops: float
+    keeps: str = ""
+    adds: bool = False
+
+
+REDUCTIONS = {
+    "ReduceL1": Reduction(2, "x", True),
+    "ReduceL2": Reduction(2, "xy"),
+    "ReduceLogSum": Reduction(1, "s"),
+    "ReduceLogSumExp": Reduction(6, "xy"),
+    "ReduceMax": Reduction(1, "xy"),
+    "ReduceMean": Reduction(1, "", True),
+    "ReduceMin": Reduction(1, "xy"),
+    "ReduceProd": Reduction(1, "xy"),
+    "ReduceSum": Reduction(1, "", True),
+    "ReduceSumSquare": Reduction(2, "x", True),
+    "GlobalAveragePool": Reduction(1, "", True),
+    "GlobalMaxPool": Reduction(1, "xy"),
+    "GlobalLpPool": Reduction(2, "xy"),
+}
+
+
+def _reduced_axes(site: Site) -> tuple[int, ...] | None:
+    """The axes summed over; None when they are computed at run time and the shapes do not show them."""
+    x, result = site.input(0), site.output()
+    rank = len(x.shape)
+    if site.call.op.startswith("Global"):
+        return tuple(range(2, rank))
+    if site.call.op.startswith("Arg"):
+        return (site.axis("axis", 0, rank),)
+    axes = site.axes("axes", 1, rank)
+    if axes:
+        return axes
+    if axes == () or not site.has(1):
+        return () if site.int_attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    if len(result.shape) == rank:
+        return tuple(k for k in range(rank) if x.shape[k] != result.shape[k])
+    return None
+
+
+def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
+    """The reduced dimensions are absent from the result, or of size 1 there."""
+    x, result = site.input(0), site.output()
+    axes = _reduced_axes(site)
+    if axes is None:
+        return LoopNest((), (), (), vector_flops=flops)
+    names = dim_names("d", len(x.shape))
+    kept = len(result.shape) == len(x.shape)
+    out = ["1" if k in axes else n for k, n in enumerate(names) if kept or k not in axes]
+    text = f"{' '.join(names)} -> {' '.join(out)}"
+    kinds = {names[k]: kind for k in axes}
+    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+
+
+def _reduce(site: Site) -> OpSpec:
+    entry = REDUCTIONS[site.call.op]
+    x, result = site.input(0), site.output()
+    saved: tuple[Saved, ...] = ()
+    if "x" in entry.keeps:
+        saved += keep_inputs(site, 0)
+    if "y" in entry.keeps:
+        saved += keep_outputs(0)
+    if "s" in entry.keeps:
+        saved += (keep_extra(0, result.elements, result),)
+    nest = reduction_nest(site, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.flops * x.elements)
+    return streaming(site, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
+
+
+rule(*REDUCTIONS, ports=(0,))(_reduce)
+
+
+@rule("ArgMax", "ArgMin", ports=())
+def arg_extremum(site: Site) -> OpSpec:
+    """Place of the largest or smallest element along an axis; no gradient."""
+    return streaming(site, reduction_nest(site, DimKind.COUPLED, float(site.input(0).elements)))
+
+
+@rule("CumSum", "CumProd", ports=(0,))
+def scan(site: Site) -> OpSpec:
+    """Running sums or products along an axis; products keep input and output."""
+    x = site.input(0)
+    names = dim_names("d", len(x.shape))
+    axis = site.constant_ints(1)
+    coupled = names if not axis or not names else [names[axis[0] % len(names)]]
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
+    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=float(x.elements))
+    saved = (*keep_inputs(site, 0), *keep_outputs(0)) if site.call.op == "CumProd" else ()
+    return streaming(site, nest, saved=saved, backward_flops=float(x.elements))
+
+
+@rule("Det")
+def determinant(site: Site) -> OpSpec:
+    """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
+    x = site.input(0)
+    n = x.shape[-1]
+    batch = dim_names("b", len(x.shape) - 2)
+    flops = 2.0 / 3.0 * n**3 * math.prod(x.shape[:-2])
+    kinds = {"i": DimKind.COUPLED, "j": DimKind.COUPLED}
+    text = f"{' '.join([*batch, 'i', 'j'])} -> {' '.join(batch)}"
+    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+    saved = (*keep_inputs(site, 0), *keep_outputs(0), keep_extra(0, x.elements, x))
+    return streaming(site, nest, saved=saved, backward_flops=3.0 * flops)

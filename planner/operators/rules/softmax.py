@@ -1,0 +1,116 @@
+"""Softmax and the losses built on it. Softmax keeps its output, as torch does."""
+
+from __future__ import annotations
+
+from planner.operators.assemble import (
+    Traffic,
+    elements_like,
+    keep_extra,
+    keep_inputs,
+    keep_outputs,
+    streaming,
+    traffic,
+)
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+
+FORWARD_FLOPS = 5.0
+"""Per element: maximum, subtract, exponential, sum, divide (each counted one)."""
+BACKWARD_FLOPS = 4.0
+"""Per element: product with the output, its sum, subtract, product."""
+
+
+def _coupled_nest(site: Site, vector_flops: float) -> LoopNest:
+    """The normalised dimension is coupled; before operator set 13 that is every dimension from `axis` on."""
+    x = site.input(0)
+    rank = len(x.shape)
+    names = dim_names("d", rank)
+    if site.call.opset >= 13:
+        coupled = [names[site.axis("axis", -1, rank)]] if rank else []
+    else:
+        coupled = names[site.axis("axis", 1, rank) :]
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
+    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+
+
+@rule("Softmax", "LogSoftmax")
+def softmax(site: Site) -> OpSpec:
+    """Exponentials normalised along an axis, or their logarithms."""
+    elements = site.input(0).elements
+    nest = _coupled_nest(site, FORWARD_FLOPS * elements)
+    return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
+
+
+@rule("Hardmax", ports=())
+def hardmax(site: Site) -> OpSpec:
+    """One at the first maximum along an axis, else zero; no gradient."""
+    return streaming(site, _coupled_nest(site, 2.0 * site.input(0).elements))
+
+
+@rule("com.microsoft.BiasSoftmax")
+def bias_softmax(site: Site) -> OpSpec:
+    """Bias added, then softmax, in one kernel."""
+    elements = site.input(0).elements
+    names = dim_names("d", len(site.input(0).shape))
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    nest = loop_nest(
+        text, site.reads(0), site.writes(0), kinds={names[-1]: DimKind.COUPLED}, vector_flops=6.0 * elements
+    )
+    return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
+
+
+@rule("SoftmaxCrossEntropyLoss", ports=(0,))
+def softmax_cross_entropy(site: Site) -> OpSpec:
+    """Log-softmax of the scores and the mean loss of the labels.
+
+    The log-probabilities are kept: as output 1 where asked for, else made by the operator; so are the labels.
+    """
+    scores = site.input(0)
+    made: tuple[Saved, ...] = keep_outputs(1) if site.has_output(1) else (keep_extra(0, scores.elements, scores),)
+    spatial = dim_names("s", len(scores.shape) - 2)
+    rows = " ".join(["n", *spatial])
+    reads = f"{' '.join(['n', 'c', *spatial])}, {rows}"
+    result = rows if site.output().shape else ""
+    nest = loop_nest(
+        f"{reads} -> {result}",
+        site.reads(0, 1),
+        site.writes(0),
+        kinds={"c": DimKind.COUPLED},
+        vector_flops=FORWARD_FLOPS * scores.elements,
+    )
+    saved = (*keep_inputs(site, 1), *made)
+    # two kernels forward (log-softmax, loss), two backward, with the log-probabilities' gradient written and read
+    labels = traffic(site.input(1))
+    forward = traffic(scores) + elements_like(scores, scores.elements) + labels
+    backward = elements_like(scores, 4.0 * scores.elements) + labels
+    return streaming(
+        site,
+        nest,
+        saved=saved,
+        forward=forward,
+        backward=backward,
+        backward_flops=BACKWARD_FLOPS * scores.elements,
+        kernels=2,
+        backward_kernels=2,
+    )
+
+
+@rule("NegativeLogLikelihoodLoss", ports=(0,))
+def negative_log_likelihood(site: Site) -> OpSpec:
+    """Mean of the labels' negated log-probabilities; reads one number a row, writes a gradient of full size."""
+    scores, labels = site.input(0), site.input(1)
+    spatial = dim_names("s", len(scores.shape) - 2)
+    rows = " ".join(["n", *spatial])
+    result = rows if site.output().shape else ""
+    nest = loop_nest(
+        f"{' '.join(['n', 'c', *spatial])}, {rows} -> {result}",
+        site.reads(0, 1),
+        site.writes(0),
+        vector_flops=2.0 * labels.elements,
+    )
+    forward = elements_like(scores, labels.elements) + traffic(labels, site.output())
+    backward: Traffic = traffic(scores, labels)
+    saved = (*keep_inputs(site, 1), keep_extra(0, 1, scores))
+    return streaming(site, nest, saved=saved, forward=forward, backward=backward, backward_flops=float(labels.elements))
