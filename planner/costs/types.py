@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.graph import Note
 from planner.operators.types import Origin, SavedBytes
 
 
@@ -30,6 +31,7 @@ class Profile:
         workspace_bytes: transient bytes while the node's backward runs (gradients of its inputs and outputs).
         origin: how each node was priced.
         saved: per node, the storages it keeps for backward (fused-attention and dropout options applied).
+        notes: what the prices assume (a missing data type's stand-in, folded batch normalisation, no dropout nodes).
     """
 
     device: str
@@ -46,3 +48,4 @@ class Profile:
     workspace_bytes: np.ndarray
     origin: tuple[Origin, ...]
     saved: tuple[tuple[SavedBytes, ...], ...]
+    notes: tuple[Note, ...] = ()

@@ -1,7 +1,8 @@
 """Groups of nodes that training frameworks run as one operator: attention, GELU and SiLU written out by an exporter.
 
 An exporter without the fused operator writes `softmax(q k^T) v` as a dozen nodes (scaling, mask, NaN guard, dropout)
-and GELU as five. What is kept for backward, and what it costs, follows from the operator that was exported, not from these.
+and GELU as five. What is kept for backward, and what it costs, follows from the operator that was exported, not from
+these nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 
 from planner.graph import Graph, Node, Tensor, TensorKind
 
-_ATTENTION_OPS = frozenset({"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"})
 _MAX_STEPS = 12
 
 
@@ -63,7 +63,7 @@ def find_attention(graph: Graph) -> tuple[Attention, ...]:
     for i, node in enumerate(graph.nodes):
         if node.op == "Softmax":
             region = _around_softmax(graph, i)
-        elif node.op in _ATTENTION_OPS:
+        elif node.op == "Attention":
             region = _single_node(graph, i)
         else:
             continue
@@ -246,13 +246,12 @@ def _single_node(graph: Graph, index: int) -> Attention | None:
     if not all(names[:3]):
         return None
     query, key = graph.tensors[names[0]], graph.tensors[names[1]]
-    heads = _integer(node, "q_num_heads") or _integer(node, "num_heads")
-    past = graph.tensors.get(names[4]) if node.op == "Attention" and names[4] else None
+    heads = _integer(node, "q_num_heads")
+    past = graph.tensors.get(names[4]) if names[4] else None
     lead = query.shape[:2] if len(query.shape) == 4 else (query.shape[0], max(heads, 1))
     keys = key.shape[-2] + (past.shape[-2] if past is not None else 0)
-    mask = names[3] if node.op == "Attention" else ""
     scores = (*lead, query.shape[-2], keys)
-    return Attention((index,), names[0], names[1], names[2], node.outputs[0], mask, scores)
+    return Attention((index,), names[0], names[1], names[2], node.outputs[0], names[3], scores)
 
 
 def _integer(node: Node, name: str) -> int:

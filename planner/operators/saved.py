@@ -2,7 +2,8 @@
 
 Each operator's description says which operands, results and extras it keeps; here views are resolved to the storage
 they lie in, weights and inputs (resident anyway) are left out, and groups of nodes that run as one operator
-(attention, GELU) keep what that operator keeps. The same storage kept by several nodes has the same name, so that a stage counts it once.
+(attention, GELU) keep what that operator keeps. The same storage kept by several nodes has the same name, so that a
+stage counts it once.
 """
 
 from __future__ import annotations
@@ -222,6 +223,9 @@ class _Collector:
                 names = node.inputs if item.source == "input" else node.outputs
                 if item.position < len(names) and names[item.position]:
                     self._keep(i, names[item.position])
+        scores = spec.details.get("score_elements", 0.0)
+        if scores and spec.saved and not self.options.fused_attention:
+            self._keep_scores(i, scores, scores * self._width(node.outputs[0]))
 
     def _scale(self, node: Node) -> float:
         """Training width over file width of a node's floating-point tensors."""
@@ -277,9 +281,19 @@ class _Collector:
         else:
             self._keep_own(last, "probabilities", probability_bytes)
         assumed = self.has_dropout or self.options.assume_dropout
-        if self.options.dropout and (region.dropout >= 0 or assumed):
-            self._keep_own(last, "dropout", elements * self.options.dropout_mask_bytes)
-            self._keep_own(last, "dropped", probability_bytes)
+        if region.dropout >= 0 or assumed:
+            self._keep_probability_dropout(last, elements, probability_bytes)
+
+    def _keep_scores(self, i: int, elements: float, probability_bytes: float) -> None:
+        """An attention operator that is not run as one kernel keeps its probabilities."""
+        self._keep_own(i, "probabilities", probability_bytes)
+        if self.has_dropout or self.options.assume_dropout:
+            self._keep_probability_dropout(i, elements, probability_bytes)
+
+    def _keep_probability_dropout(self, i: int, elements: float, probability_bytes: float) -> None:
+        if self.options.dropout:
+            self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
+            self._keep_own(i, "dropped", probability_bytes)
 
     def _kernel_layouts(self) -> dict[str, tuple[int, ...]]:
         """Fused kernels write [batch, queries, heads, width] whatever the order of the result's dimensions."""

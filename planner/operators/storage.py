@@ -17,7 +17,8 @@ _KEEPS_LAYOUT = frozenset(
     {
         "Abs", "Add", "BatchNormalization", "BiasGelu", "Cast", "Celu", "Clip", "Div", "Dropout", "Elu", "Erf", "Exp",
         "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow",
-        "Reciprocal", "Relu", "RotaryEmbedding", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+        "Reciprocal", "Relu", "RotaryEmbedding", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Swish",
+        "Tanh", "Where",
     }
 )  # fmt: skip
 

@@ -1,0 +1,136 @@
+"""The front door of pricing: a graph and a device to seconds, bytes and kept activations of every node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner.costs.precision import Precision
+from planner.costs.precision import precision as precision_named
+from planner.costs.roofline import node_work, price, training_types
+from planner.costs.types import Profile
+from planner.errors import ModelError, Problem
+from planner.graph import DType, Graph, TensorKind
+from planner.hardware.types import Device
+from planner.operators.batching import rebatch
+from planner.operators.saved import SavedOptions, element_bytes, float_type, saved_for_backward, saved_notes
+from planner.operators.specs import graph_specs
+from planner.operators.types import OpSpec, Origin
+
+
+def profile(
+    graph: Graph,
+    device: Device,
+    *,
+    precision: str = "bf16",
+    micro_batch: int | None = None,
+    fused_attention: bool = True,
+    dropout: bool = True,
+    assume_dropout: bool = False,
+    unfold_batchnorm: bool = True,
+    strict_ops: bool = False,
+) -> Profile:
+    """Price every node of a graph on a device by the roofline.
+
+    Args:
+        graph: the graph.
+        device: the device.
+        precision: name of the training precision; the model's own floating-point type is computed in it.
+        micro_batch: samples per execution; by default the batch that the graph's shapes are for.
+        fused_attention: attention runs as one kernel without a score matrix in memory.
+        dropout: dropout nodes draw and keep masks.
+        assume_dropout: put dropout masks where transformers have them when the graph has no dropout nodes.
+        unfold_batchnorm: convolutions with a folded batch normalisation keep what training would keep.
+        strict_ops: refuse operators that no rule describes.
+
+    Returns:
+        A profile whose arrays are aligned with `graph.nodes`. O(nodes); equal operator calls are described once.
+
+    Raises:
+        ModelError: a node stops the change of batch, or `strict_ops` meets an operator without a rule.
+        HardwareError: the device has no matrix peak for the precision.
+        UsageError: no precision has that name.
+    """
+    chosen = precision_named(precision)
+    sized = graph if micro_batch is None else rebatch(graph, micro_batch)
+    specs = graph_specs(sized)
+    if strict_ops:
+        refuse_fallbacks(sized, specs)
+    options = saved_options(
+        chosen,
+        fused_attention=fused_attention,
+        dropout=dropout,
+        assume_dropout=assume_dropout,
+        unfold_batchnorm=unfold_batchnorm,
+    )
+    own = float_type(sized)
+    sizes = element_bytes(sized, chosen.compute.bits / 8)
+    work = node_work(sized, specs, sizes, training_types(sized, own, chosen), fused=fused_attention)
+    times = price(sized, work, device, chosen)
+    outputs, workspace = tensor_bytes(sized, sizes)
+    return Profile(
+        device=device.name,
+        precision=chosen.name,
+        micro_batch=sized.batch,
+        source="roofline",
+        forward_s=times.forward_s,
+        backward_s=times.backward_s,
+        weight_grad_s=times.weight_grad_s,
+        forward_flops=np.array([s.matrix_flops for s in specs]),
+        backward_flops=np.array([s.input_grad_matrix_flops + s.weight_grad_matrix_flops for s in specs]),
+        moved_bytes=work.bytes,
+        output_bytes=outputs,
+        workspace_bytes=workspace,
+        origin=tuple(s.origin for s in specs),
+        saved=saved_for_backward(sized, specs, width=sizes, options=options),
+        notes=(*times.notes, *saved_notes(sized, options)),
+    )
+
+
+def saved_options(
+    precision: Precision, *, fused_attention: bool, dropout: bool, assume_dropout: bool, unfold_batchnorm: bool
+) -> SavedOptions:
+    """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
+    pure = precision.master_bytes == 0
+    return SavedOptions(
+        fused_attention=fused_attention,
+        dropout=dropout,
+        assume_dropout=assume_dropout,
+        loss_bytes=precision.compute.bits / 8 if pure else 4.0,
+        unfold_batchnorm=unfold_batchnorm,
+    )
+
+
+def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each node's results, and of the gradients of its results and computed operands."""
+    lookup = {name: t.elements * sizes[t.dtype] for name, t in graph.tensors.items()}
+    outputs = np.zeros(len(graph.nodes))
+    workspace = np.zeros(len(graph.nodes))
+    for i, node in enumerate(graph.nodes):
+        results = [n for n in node.outputs if n in lookup]
+        operands = [n for n in dict.fromkeys(node.inputs) if n and graph.tensors[n].kind is TensorKind.ACTIVATION]
+        outputs[i] = sum(lookup[n] for n in results)
+        workspace[i] = sum(lookup[n] for n in (*results, *operands) if graph.tensors[n].dtype.is_float)
+    return outputs, workspace
+
+
+def refuse_fallbacks(graph: Graph, specs: Sequence[OpSpec]) -> None:
+    """Raise when an operator was priced without a rule.
+
+    Raises:
+        ModelError: one problem an operator type, with how often it occurs and where first.
+    """
+    unknown = [
+        (node, i) for i, (node, s) in enumerate(zip(graph.nodes, specs, strict=True)) if s.origin is Origin.FALLBACK
+    ]
+    if not unknown:
+        return
+    counts = Counter(node.op for node, _ in unknown)
+    first = {node.op: node.name or node.key for node, _ in reversed(unknown)}
+    problems = tuple(
+        Problem(f"no rule prices the operator {op} ({count} nodes)", first[op], "leave out --strict-ops to estimate it")
+        for op, count in sorted(counts.items())
+    )
+    raise ModelError(problems[0].message, where=problems[0].where, hint=problems[0].hint, problems=problems)

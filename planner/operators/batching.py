@@ -1,0 +1,138 @@
+"""Another batch size for a graph whose shapes are fixed: find the batch at the inputs, follow it, scale its shapes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.errors import ModelError, UsageError
+from planner.graph import ConstantValue, Graph, Node, Tensor, TensorKind
+from planner.operators.batch_rules import RULES, Flow, Mark, Marks, leading
+
+
+@dataclass(frozen=True)
+class BatchFlow:
+    """Where the batch is in a graph: found once, applied for any batch size.
+
+    Attributes:
+        batch: the size that the graph's shapes are for.
+        marks: for each tensor that follows the batch, where it sits in each dimension.
+        edits: constant operands that hold shapes, by (node, position): which of their values follow the batch.
+    """
+
+    batch: int
+    marks: Mapping[str, Marks]
+    edits: Mapping[tuple[int, int], tuple[bool, ...]]
+
+
+_CACHE: dict[int, tuple[weakref.ref[Graph], BatchFlow]] = {}
+
+
+def batch_flow(graph: Graph) -> BatchFlow:
+    """Follow the batch through a graph. O(nodes); remembered as long as the graph lives.
+
+    Raises:
+        ModelError: the batch size is unknown, no input has it, or a node stops it; the message names the node and why.
+    """
+    known = _CACHE.get(id(graph))
+    if known is not None and known[0]() is graph:
+        return known[1]
+    batch = graph.batch or _common_first_dimension(graph)
+    flow = Flow(graph, batch)
+    for name in graph.inputs:
+        dim = _batch_dimension(graph.tensors[name], batch) if name in graph.tensors else None
+        if dim is not None:
+            flow.set(name, [Mark() if d == dim else None for d in range(len(graph.tensors[name].shape))])
+    if not flow.marks:
+        raise ModelError(f"no input has a dimension of the batch size {batch}", hint="name the batch size at import")
+    for i, node in enumerate(graph.nodes):
+        if any(name in flow.marks for name in node.inputs):
+            RULES.get(node.op, leading)(flow, i, node)
+    found = BatchFlow(batch, flow.marks, flow.edits)
+    key = id(graph)
+    _CACHE[key] = (weakref.ref(graph, lambda _: _CACHE.pop(key, None)), found)
+    return found
+
+
+def rebatch(graph: Graph, batch: int) -> Graph:
+    """The same model at another batch size: shapes and shape constants scaled, names and fingerprint kept.
+
+    Args:
+        graph: the graph.
+        batch: samples, at least 1.
+
+    Raises:
+        ModelError: a node stops the batch (see `batch_flow`).
+        UsageError: `batch` is not positive.
+    """
+    if batch < 1:
+        raise UsageError(f"a batch of {batch} samples", hint="give at least 1")
+    if batch == graph.batch:
+        return graph
+    flow = batch_flow(graph)
+    tensors = dict(graph.tensors)
+    for name, marks in flow.marks.items():
+        tensor = tensors[name]
+        tensors[name] = Tensor(name, _scaled(tensor.shape, marks, flow.batch, batch), tensor.dtype, tensor.kind)
+    constants, nodes = _apply_edits(graph, flow, batch, tensors)
+    return replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
+
+
+def _scaled(shape: tuple[int, ...], marks: Marks, old: int, new: int) -> tuple[int, ...]:
+    return tuple(size if mark is None else size // old * new for size, mark in zip(shape, marks, strict=True))
+
+
+def _apply_edits(
+    graph: Graph, flow: BatchFlow, batch: int, tensors: dict[str, Tensor]
+) -> tuple[Mapping[str, ConstantValue], tuple[Node, ...]]:
+    """Constants with the values that hold the batch rewritten; a constant that serves two purposes becomes two."""
+    constants = dict(graph.constants)
+    for name in flow.marks:
+        values = constants.get(name)
+        if values is not None and tensors[name].kind is TensorKind.CONSTANT:
+            del constants[name]
+            if len(set(values)) == 1:
+                constants[name] = values[:1] * tensors[name].elements
+    nodes = list(graph.nodes)
+    wanted: dict[str, dict[tuple[bool, ...], list[tuple[int, int]]]] = {}
+    for (i, position), flags in flow.edits.items():
+        wanted.setdefault(graph.nodes[i].inputs[position], {}).setdefault(flags, []).append((i, position))
+    for name, variants in wanted.items():
+        values = graph.constants[name]
+        places = {place for users in variants.values() for place in users}
+        shared = len(variants) > 1 or any((i, p) not in places for i, p in _reads(graph, name))
+        for number, (flags, users) in enumerate(variants.items()):
+            edited = tuple(int(v) // flow.batch * batch if f else int(v) for v, f in zip(values, flags, strict=True))
+            target = f"{name}@batch{number}" if shared else name
+            constants[target] = edited
+            if shared:
+                tensors[target] = replace(graph.tensors[name], name=target)
+                for i, position in users:
+                    inputs = list(nodes[i].inputs)
+                    inputs[position] = target
+                    nodes[i] = replace(nodes[i], inputs=tuple(inputs))
+    return constants, tuple(nodes)
+
+
+def _reads(graph: Graph, name: str) -> list[tuple[int, int]]:
+    """Every place (node, position) where a tensor is read."""
+    users = graph.consumers.get(name, ())
+    return [(i, p) for i in users for p, read in enumerate(graph.nodes[i].inputs) if read == name]
+
+
+def _batch_dimension(tensor: Tensor, batch: int) -> int | None:
+    """The dimension of an input that is the batch: the first, else (for a batch above 1) another of that size."""
+    if not tensor.shape:
+        return None
+    if tensor.shape[0] == batch:
+        return 0
+    return tensor.shape.index(batch) if batch > 1 and batch in tensor.shape else None
+
+
+def _common_first_dimension(graph: Graph) -> int:
+    sizes = {graph.tensors[n].shape[0] for n in graph.inputs if n in graph.tensors and graph.tensors[n].shape}
+    if len(sizes) != 1:
+        shown = ", ".join(f"{n}{list(graph.tensors[n].shape)}" for n in graph.inputs if n in graph.tensors)
+        raise ModelError(f"the batch size is unknown: {shown}", hint="name the batch axis at import, --dim batch=N")
+    return sizes.pop()
