@@ -1,0 +1,248 @@
+"""Exact DP over suffixes: Pareto labels of partial decisions, kept while a relaxation says that they may still win.
+
+A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Three numbers of it matter:
+
+    work   A = sum t                         what one micro-batch passes
+    reach  Q = longest way through one micro-batch's work that ends with some stage's synchronisation and update:
+               a new first stage with end e makes it  max(A + t + e, Q + forward + receive)
+    pace   M = max (m_i - 1) t_i
+
+so that the iteration time is Q + M, which never falls when one of the three rises. The time to receive depends on the
+stage before, so suffixes are kept apart by *context*: where they begin and which class of link each of their possible
+first stages would be reached over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solvers._relaxation import Relaxation, band, longest
+from planner.solvers._stages import StageTables
+from planner.space.problem import StageProblem
+from planner.space.types import StageChoice
+
+Stages = tuple[StageChoice, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Contexts:
+    """Contexts by number, ordered by where they begin.
+
+    Attributes:
+        at: [contexts] device at which the suffix begins.
+        link: [contexts, R] class of link into a first stage with replicas[o].
+        first: [W + 2] contexts that begin at a are first[a]..first[a + 1] - 1.
+        after: [R, W + 1] context of a suffix at a whose stage before has replicas[o].
+    """
+
+    at: np.ndarray
+    link: np.ndarray
+    first: np.ndarray
+    after: np.ndarray
+
+
+def contexts(problem: StageProblem) -> Contexts:
+    """Group the stages before each boundary by the links they mean; O(R^2 W)."""
+    count, width = len(problem.replicas), problem.slice_devices
+    at, rows, after = [], [], np.full((count, width + 1), -1, dtype=np.int64)
+    for a in range(width + 1):
+        fits = np.flatnonzero(problem.replicas <= a)
+        if a == width:
+            after[fits, a] = len(at)
+            at.append(a)
+            rows.append(np.full(count, -1, dtype=np.int64))
+        elif len(fits):
+            profiles, which = np.unique(problem.link[fits, :, a], axis=0, return_inverse=True)
+            after[fits, a] = len(at) + which.reshape(-1)
+            at.extend([a] * len(profiles))
+            rows.extend(profiles)
+    places = np.array(at, dtype=np.int64)
+    return Contexts(places, np.stack(rows), np.searchsorted(places, np.arange(width + 2)), after)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Labels as columns."""
+
+    context: np.ndarray
+    work_s: np.ndarray
+    reach_s: np.ndarray
+    pace_s: np.ndarray
+    stages: np.ndarray
+    parent: np.ndarray
+    option: np.ndarray
+    bound_s: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Batch:
+        return _Batch(*(getattr(self, name)[rows] for name in _COLUMNS))
+
+    @staticmethod
+    def join(batches: list[_Batch]) -> _Batch:
+        return _Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
+
+
+_COLUMNS = tuple(_Batch.__dataclass_fields__)
+
+
+class LabelSearch:
+    """One run of the DP.
+
+    Args:
+        problem: the problem.
+        tables: its stages.
+        relaxation: bounds for blocks before a cut, made with a cutoff no lower than this run's.
+        cutoff_s: decisions at least this slow are of no interest.
+        tolerance_s: a label is also forgotten when another one is worse by no more than this in each number.
+    """
+
+    def __init__(
+        self,
+        problem: StageProblem,
+        tables: StageTables,
+        relaxation: Relaxation,
+        cutoff_s: float,
+        tolerance_s: float,
+    ) -> None:
+        self._problem, self._tables, self._relaxation = problem, tables, relaxation
+        self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
+        self._band = band(problem, tables, cutoff_s)
+        self._contexts = contexts(problem)
+        here = self._contexts.at
+        self._follows = np.stack(
+            [(self._contexts.after[o, here] == np.arange(len(here))) & (here >= r) for o, r in enumerate(problem.replicas)]
+        )
+        n = problem.blocks
+        self._starts = np.zeros(n + 2, dtype=np.int64)
+        self._chunks: list[_Batch] = []
+        self._columns: dict[str, np.ndarray] = {}
+        self.states = 0
+
+    def run(self, keep: int, limit: int) -> list[tuple[float, Stages]] | None:
+        """The fastest decisions below the cutoff, fastest first; None when more than `limit` labels would be kept."""
+        n, width = self._problem.blocks, self._problem.slice_devices
+        final = np.array([len(self._contexts.at) - 1])
+        zero, none = np.zeros(1), np.full(1, -1)
+        self._store(n, _Batch(final, zero, zero, zero, none + 1, none, none, zero))
+        for i in range(n - 1, 0, -1):
+            found = self._expand(i)
+            self._store(i, self._prune(found) if found is not None else None)
+            if self.states > limit:
+                return None
+        found = self._expand(0)
+        if found is None:
+            return []
+        times = found.reach_s + found.pace_s
+        order = np.lexsort((found.option, found.parent, found.stages, times))[:keep]
+        return [(float(times[row]), self._stages(found, int(row))) for row in order]
+
+    def _store(self, position: int, batch: _Batch | None) -> None:
+        self._starts[position] = self.states
+        if batch is None:
+            return
+        size = len(batch.context)
+        columns = {name: getattr(batch, name) for name in _COLUMNS if name != "bound_s"}
+        columns["position"] = np.full(size, position)
+        for name, values in columns.items():
+            old = self._columns.get(name)
+            if old is None or self.states + size > len(old):
+                grown = np.empty(max(1024, 2 * (self.states + size)), dtype=values.dtype)
+                if old is not None:
+                    grown[: self.states] = old[: self.states]
+                self._columns[name] = old = grown
+            old[self.states : self.states + size] = values
+        self.states += size
+
+    def _expand(self, i: int) -> _Batch | None:
+        """All labels of suffixes that begin with block i and may still win."""
+        batches = []
+        for o in range(len(self._problem.replicas)):
+            batch = self._expand_with(i, o)
+            if batch is not None:
+                batches.append(batch)
+        return _Batch.join(batches) if batches else None
+
+    def _expand_with(self, i: int, o: int) -> _Batch | None:
+        problem, relaxed, columns = self._problem, self._relaxation, self._columns
+        r, width = int(problem.replicas[o]), problem.slice_devices
+        stop = longest(problem, self._tables, self._band, i, o)
+        if stop <= i:
+            return None
+        first = int(self._starts[stop])
+        context = columns["context"][first : self.states]
+        at = self._contexts.at[context] - r
+        rows = np.flatnonzero(self._follows[o, context] & np.isfinite(relaxed.delay_s[i, at]))
+        if not len(rows):
+            return None
+        at, rows = at[rows], rows + first
+        if problem.max_stages:
+            fits = columns["stages"][rows] < problem.max_stages
+            at, rows = at[fits], rows[fits]
+        forward, work, end = self._tables.choose(
+            problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, width - at]
+        )
+        if i:
+            begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
+            source = np.repeat(np.arange(len(at)), count)
+            new_context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
+            link = self._contexts.link[new_context, o]
+            rows, at, forward, work, end = rows[source], at[source], forward[source], work[source], end[source]
+            receive = problem.receive_s[link, i]
+            total = work + receive + problem.return_s[link, i]
+            forward = forward + receive
+        else:
+            new_context, total = np.zeros(len(rows), dtype=np.int64), work
+        old_work = columns["work_s"][rows]
+        new_work = old_work + total
+        reach = np.maximum(new_work + end, columns["reach_s"][rows] + forward)
+        pace = columns["pace_s"][rows]
+        turns = problem.micro_batches // r - 1
+        if turns:
+            pace = np.maximum(pace, turns * total)
+        bound = np.maximum(reach + relaxed.path_s[i, at], new_work + relaxed.delay_s[i, at])
+        bound = bound + np.maximum(pace, relaxed.pace_s[i, at])
+        good = np.flatnonzero(bound < self._cutoff_s)
+        if not len(good):
+            return None
+        stages = columns["stages"][rows] + 1
+        option = np.full(len(rows), o)
+        return _Batch(new_context, new_work, reach, pace, stages, rows, option, bound).take(good)
+
+    def _prune(self, batch: _Batch) -> _Batch:
+        """Only labels that no other one of the same context beats in all numbers.
+
+        In every round the most promising label left of each context is kept and what it beats forgotten.
+        """
+        limited = bool(self._problem.max_stages)
+        order = np.lexsort((batch.stages, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s, batch.context))
+        left = batch.take(order)
+        kept: list[_Batch] = []
+        while len(left.context):
+            new = np.concatenate([[True], left.context[1:] != left.context[:-1]])
+            heads = np.flatnonzero(new)
+            kept.append(left.take(heads))
+            head = heads[np.cumsum(new) - 1]
+            beaten = left.work_s >= left.work_s[head] - self._tolerance_s
+            beaten &= left.reach_s >= left.reach_s[head] - self._tolerance_s
+            beaten &= left.pace_s >= left.pace_s[head] - self._tolerance_s
+            if limited:
+                beaten &= left.stages >= left.stages[head]
+            beaten |= new
+            left = left.take(np.flatnonzero(~beaten))
+        return _Batch.join(kept)
+
+    def _stages(self, batch: _Batch, row: int) -> Stages:
+        """The stages of a complete decision, from the front."""
+        problem, columns, width = self._problem, self._columns, self._problem.slice_devices
+        stages, start = [], 0
+        option, parent = int(batch.option[row]), int(batch.parent[row])
+        while parent >= 0:
+            stop, r = int(columns["position"][parent]), int(problem.replicas[option])
+            at = int(self._contexts.at[columns["context"][parent]]) - r
+            again = self._tables.recomputes(
+                int(problem.place[option, at]), start, stop - 1, int(problem.in_flight[option, width - at])
+            )
+            stages.append(StageChoice(start, stop, r, again))
+            start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
+        return tuple(stages)

@@ -1,0 +1,102 @@
+"""A problem's stages as tables for the chain DP: what each costs by place, and how many micro-batches it can keep.
+
+Recomputing a stage never makes an iteration faster (the repeated forward delays everything by at least what it hides), so
+under "auto" a stage is recomputed where, and only where, its activations do not fit otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.space.problem import StageProblem
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class StageTables:
+    """Stages of blocks i..j by place, [P, n, n]; `plain` and `again` are without and with recomputation.
+
+    Attributes:
+        forward_s: forward pass.
+        plain_s, again_s: forward and backward pass.
+        plain_end_s, again_end_s: exposed synchronisation and update.
+        plain_limit, again_limit: int64, most micro-batches in flight that fit; -1 where the stage never fits.
+        receive_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, and of both transfers at
+            boundary p for a stage with replicas[o] at a.
+        least_s: [n + 1] prefix sums of each block's forward and backward on the fastest type.
+    """
+
+    forward_s: np.ndarray
+    plain_s: np.ndarray
+    again_s: np.ndarray
+    plain_end_s: np.ndarray
+    again_end_s: np.ndarray
+    plain_limit: np.ndarray
+    again_limit: np.ndarray
+    receive_s: np.ndarray
+    transfer_s: np.ndarray
+    least_s: np.ndarray
+
+    def choose(
+        self, place: np.ndarray, i: int, j: np.ndarray | slice, in_flight: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(forward, forward and backward, end) of stages i..j; the latter two infinite where memory does not suffice."""
+        plain = in_flight <= self.plain_limit[place, i, j]
+        again = in_flight <= self.again_limit[place, i, j]
+        work = np.where(plain, self.plain_s[place, i, j], np.where(again, self.again_s[place, i, j], np.inf))
+        end = np.where(plain, self.plain_end_s[place, i, j], self.again_end_s[place, i, j])
+        return self.forward_s[place, i, j], work, end
+
+    def recomputes(self, place: int, i: int, j: int, in_flight: int) -> bool:
+        """Whether the chosen form of a stage is the recomputed one."""
+        return in_flight > int(self.plain_limit[place, i, j])
+
+
+def stage_tables(problem: StageProblem) -> StageTables:
+    """Tables of a problem; O(P n^2 + R^2 W n)."""
+    forward = problem.forward_s[problem.place_kind]
+    backward = problem.backward_s[problem.place_kind]
+    again = backward + forward
+    receive, transfer = _least_transfers(problem)
+    per_block = (np.diagonal(problem.forward_s, axis1=1, axis2=2) + np.diagonal(problem.backward_s, axis1=1, axis2=2)).min(0)
+    never, always = problem.recompute == "never", problem.recompute == "always"
+    nothing = np.full(forward.shape, -1)
+    return StageTables(
+        forward_s=forward,
+        plain_s=forward + backward,
+        again_s=forward + again,
+        plain_end_s=np.maximum(problem.sync_s - problem.overlap * backward, 0.0) + problem.update_s,
+        again_end_s=np.maximum(problem.sync_s - problem.overlap * again, 0.0) + problem.update_s,
+        plain_limit=nothing if always else _limit(problem, np.zeros(()), problem.saved_bytes),
+        again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
+        receive_s=receive,
+        transfer_s=transfer,
+        least_s=np.concatenate([[0.0], np.cumsum(per_block)]),
+    )
+
+
+def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarray) -> np.ndarray:
+    """Micro-batches in flight that fit beside what is resident."""
+    capacity = problem.capacity_bytes[problem.place_kind][:, None, None] * (1 + _ROUNDING)
+    free = capacity - problem.resident_bytes - fixed_bytes
+    each = np.broadcast_to(each_bytes, free.shape)
+    count = np.divide(free, each, out=np.full(free.shape, np.inf), where=each > 0)
+    return np.where(free < 0, -1, np.floor(np.clip(count, -1, 2**60))).astype(np.int64)
+
+
+def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray]:
+    count, _, width = problem.link.shape
+    both_s = problem.receive_s + problem.return_s
+    receive = np.full((count, width, problem.blocks + 1), np.inf)
+    transfer = receive.copy()
+    for before in range(count):
+        for after in range(count):
+            at = np.flatnonzero(problem.link[before, after] >= 0)
+            classes = problem.link[before, after, at]
+            receive[after, at] = np.minimum(receive[after, at], problem.receive_s[classes])
+            transfer[after, at] = np.minimum(transfer[after, at], both_s[classes])
+    receive[:, :, 0] = transfer[:, :, 0] = 0.0
+    return receive, transfer

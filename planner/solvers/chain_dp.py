@@ -1,0 +1,110 @@
+"""Exact dynamic programming over a chain: position, devices used by the suffix, and a Pareto front of costs.
+
+A relaxation bounds every partial decision from below; the search for labels then looks only below a ceiling that starts just
+above the problem's bound and rises until a decision is found. What is found first is the optimum, since nothing below the
+ceiling was left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from planner.errors import ShardplanError
+from planner.solvers import SOLVERS
+from planner.solvers._labels import LabelSearch, Stages
+from planner.solvers._relaxation import Relaxation, relax
+from planner.solvers._stages import StageTables, stage_tables
+from planner.solvers.types import Judge, Solution
+from planner.space.problem import StageProblem
+from planner.space.types import Decision, Evaluation
+
+CUTOFFS = (1.15, 1.5, 2.5, 6.0, math.inf)
+"""Cutoffs of the relaxation, as multiples of what compute alone takes."""
+
+CEILINGS = (1.002, 1.02, 1.1, 1.5, 3.0, math.inf)
+"""Ceilings of the label search, as multiples of the relaxation's bound."""
+
+LABEL_LIMIT = 500_000
+"""Labels kept in one run before it is repeated with coarser fronts; the bound then says what that may have cost."""
+
+TOLERANCES = (1e-12, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+"""Differences that fronts tell apart, relative to the bound: rounding alone at first, coarser when fronts outgrow the limit."""
+
+AGREEMENT = 1e-9
+"""Relative difference that rounding may make between the judge's time and the solver's."""
+
+
+def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, keep: int = 8) -> Solution:
+    """The fastest feasible decision of a problem, proven.
+
+    Objective: `planner.space.evaluate`. Exact up to rounding; where the fronts outgrow `LABEL_LIMIT` the bound says how far
+    the answer may be off. The runners-up are complete decisions of the final front, not an exhaustive list.
+
+    Worst case exponential in theory (fronts of three numbers); in practice O(R n^2 W) times a front of a few labels.
+
+    Raises:
+        ShardplanError: the judge contradicts the solver, which is a defect of one of them.
+    """
+    tables = stage_tables(problem)
+    compute_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
+    bound_s, states = compute_s, 0
+    for upper_s in _rising(compute_s, CUTOFFS, cutoff_s):
+        relaxation = relax(problem, tables, upper_s)
+        if not relaxation.bound_s < upper_s:
+            bound_s = max(bound_s, min(upper_s, relaxation.bound_s))
+            continue
+        bound_s = max(bound_s, relaxation.bound_s)
+        for ceiling_s in _rising(relaxation.bound_s, CEILINGS, upper_s):
+            found, slack_s, seen = _search(problem, tables, relaxation, ceiling_s, keep)
+            states += seen
+            if found:
+                judged = tuple(_judged(problem, judge, stages, seconds) for seconds, stages in found)
+                return Solution(judged, max(bound_s, judged[0][1].iteration_s - slack_s), states)
+            bound_s = max(bound_s, ceiling_s - slack_s)
+    return Solution((), bound_s, states)
+
+
+def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterator[float]:
+    """base * factor for each factor, up to and including `most_s`."""
+    for factor in factors:
+        value = math.inf if math.isinf(factor) else base_s * factor
+        if value >= most_s:
+            break
+        yield value
+    yield most_s
+
+
+def _search(
+    problem: StageProblem, tables: StageTables, relaxation: Relaxation, ceiling_s: float, keep: int
+) -> tuple[list[tuple[float, Stages]], float, int]:
+    """Decisions below the ceiling, how much faster than these (or the ceiling) another one may be, and labels kept."""
+    seen = 0
+    for tolerance in TOLERANCES:
+        tolerance_s = tolerance * relaxation.bound_s
+        run = LabelSearch(problem, tables, relaxation, ceiling_s, tolerance_s)
+        last = tolerance == TOLERANCES[-1]
+        found = run.run(keep, limit=100 * LABEL_LIMIT if last else LABEL_LIMIT)
+        seen += run.states
+        if found is not None:
+            slack_s = 0.0 if tolerance == TOLERANCES[0] else 2 * problem.blocks * tolerance_s
+            return found, slack_s, seen
+    raise ShardplanError(
+        f"the search over {problem.blocks} blocks and {problem.slice_devices} devices outgrows memory",
+        hint="allow fewer micro-batch sizes, or limit stages with max_stages",
+    )
+
+
+def _judged(problem: StageProblem, judge: Judge, stages: Stages, seconds: float) -> tuple[Decision, Evaluation]:
+    decision = problem.decision(stages)
+    evaluation = judge(decision)
+    if not evaluation.feasible or not math.isclose(evaluation.iteration_s, seconds, rel_tol=AGREEMENT):
+        verdict = "; ".join(v.message for v in evaluation.violations) or f"{evaluation.iteration_s!r} s"
+        raise ShardplanError(
+            f"the search promised {seconds!r} s for {decision}, but the judge says: {verdict}",
+            hint="this is a defect in the planner; please report it with the model and the hardware profile",
+        )
+    return decision, evaluation
+
+
+SOLVERS.register("chain_dp", solve)

@@ -1,0 +1,128 @@
+"""Random instances of the stage problem, small enough to enumerate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.hardware.types import Cluster, Curve, Device, Level
+from planner.space import BlockCosts, Job
+
+FLAT = Curve((1.0,), (1.0,))
+
+
+def device(name: str, memory_bytes: int, reserve_bytes: int = 0) -> Device:
+    return Device(name, memory_bytes, reserve_bytes, {"bf16": 1e12}, FLAT, 1e12, 1e12, FLAT, 0.0)
+
+
+def cluster(
+    sizes: tuple[int, ...],
+    bandwidths: tuple[float, ...],
+    latency_s: float = 0.0,
+    memory_bytes: tuple[int, ...] = (10**12,),
+    types: tuple[int, ...] | None = None,
+) -> Cluster:
+    """Levels innermost first, with the same bandwidth for a device and for a group."""
+    levels = tuple(
+        Level(f"level {k}", size, rate, rate, latency_s * (k + 1))
+        for k, (size, rate) in enumerate(zip(sizes, bandwidths, strict=True))
+    )
+    count = int(np.prod(sizes)) if sizes else 1
+    devices = tuple(device(f"type {t}", m) for t, m in enumerate(memory_bytes))
+    return Cluster("test", "0" * 64, devices, np.array(types or (0,) * count, dtype=np.int64), levels)
+
+
+def chain(
+    forward_s: list[float] | np.ndarray,
+    *,
+    micro_batch: int = 1,
+    elements: list[float] | float = 0.0,
+    saved: list[float] | float = 0.0,
+    checkpoint: list[float] | float = 0.0,
+    boundary: list[float] | float = 0.0,
+    workspace: list[float] | float = 0.0,
+    update_s: list[float] | float = 0.0,
+    speeds: tuple[float, ...] = (1.0,),
+) -> BlockCosts:
+    """Block costs from one number a block; backward takes twice the forward; type t runs `speeds[t]` times as fast."""
+    forward = np.asarray(forward_s, dtype=float)
+    n = len(forward)
+
+    def each(values: list[float] | float, size: int = n) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, dtype=float), (size,)).copy()
+
+    def table(values: list[float] | float) -> np.ndarray:
+        column = each(values)
+        return np.array([[column[i : j + 1].sum() if i <= j else 0.0 for j in range(n)] for i in range(n)])
+
+    by_type = np.stack([forward / s for s in speeds])
+    crossing = each(boundary, n + 1)
+    crossing[0] = crossing[-1] = 0.0
+    return BlockCosts(
+        micro_batch=micro_batch,
+        forward_s=by_type,
+        backward_s=2 * by_type,
+        update_s=np.stack([each(update_s)] * len(speeds)),
+        parameter_elements=each(elements),
+        saved_bytes=table(saved),
+        checkpoint_bytes=table(checkpoint),
+        boundary_bytes=crossing,
+        gradient_boundary_bytes=crossing.copy(),
+        workspace_bytes=each(workspace),
+    )
+
+
+def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
+    """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to hopeless."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 6))
+    sizes = [(1,), (2,), (4,), (6,), (2, 2), (3, 2), (2, 3)][int(rng.integers(7))]
+    count = int(np.prod(sizes))
+    type_count = int(rng.integers(1, 3))
+    types = tuple(sorted(rng.integers(0, type_count, count).tolist())) if rng.random() < 0.5 else (0,) * count
+    whole = lambda low, high, size=n: rng.integers(low, high, size).astype(float).tolist()  # noqa: E731
+    costs = chain(
+        rng.uniform(0.1, 3.0, n) if rng.random() < 0.7 else np.ones(n),
+        micro_batch=int(rng.integers(1, 3)),
+        elements=whole(0, 50),
+        saved=whole(0, 200),
+        checkpoint=whole(0, 40),
+        boundary=whole(0, 30, n + 1),
+        workspace=whole(0, 30),
+        update_s=rng.uniform(0, 0.5, n).tolist(),
+        speeds=(1.0, float(rng.uniform(0.3, 3.0)))[:type_count],
+    )
+    gradients = costs.boundary_bytes * (rng.random(n + 1) < 0.8)
+    backward = costs.backward_s * rng.uniform(0.5, 1.5, costs.backward_s.shape)
+    costs = BlockCosts(
+        **{
+            **{f: getattr(costs, f) for f in costs.__dataclass_fields__},
+            "gradient_boundary_bytes": gradients,
+            "backward_s": backward,
+            "shared_elements": _ties(rng, costs.parameter_elements) if rng.random() < 0.3 else None,
+        }
+    )
+    base = float(rng.choice([300, 800, 2000, 10**6]))
+    machine = cluster(
+        sizes,
+        tuple(float(b) for b in rng.choice([5.0, 30.0, 300.0, 1e6], len(sizes))),
+        latency_s=float(rng.choice([0.0, 0.01, 0.3])),
+        memory_bytes=tuple(int(base * rng.uniform(0.6, 1.4)) for _ in range(type_count)),
+        types=types,
+    )
+    job = Job(
+        global_batch=costs.micro_batch * int(rng.choice([1, 2, 4, 6, 12])),
+        precision=str(rng.choice(["fp32", "bf16"])),
+        optimizer=str(rng.choice(["adam", "sgd"])),
+        recompute=str(rng.choice(["never", "always", "auto", "auto"])),
+        max_stages=int(rng.choice([0, 0, 0, 1, 2, 3])),
+        overlap=float(rng.choice([0.0, 0.5, 1.0])),
+    )
+    return costs, machine, job
+
+
+def _ties(rng: np.random.Generator, elements: np.ndarray) -> np.ndarray:
+    """The last block reuses part of the first one's parameters."""
+    n = len(elements)
+    shared = np.zeros((n, n))
+    shared[0, n - 1] = float(int(rng.uniform(0, min(elements[0], elements[-1]))))
+    return shared
