@@ -1,0 +1,142 @@
+"""The search's closed form beside the simulation: how far apart they are, and which effect makes how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner import schedules
+from planner.errors import UsageError
+from planner.schedules.program import Program
+from planner.schedules.types import Pipeline
+from planner.simulate.engine import StageTimes, Transfers, run
+
+NEGLIGIBLE = 1e-6
+"""Effects smaller than this share of the predicted time are left out: the plan's figures are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One cause of a difference: positive seconds make the prediction longer than the simulation."""
+
+    name: str
+    seconds: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Predicted and simulated time of an iteration; the effects add up to their difference.
+
+    Attributes:
+        predicted_s: what the plan says.
+        closed_form_s: the closed form, worked out again from the plan's stage terms.
+        critical_s: the schedule's longest chain of waits in closed form, 0 when it has none.
+        simulated_s: what the simulation found.
+        effects: larger than `NEGLIGIBLE`, in the order in which they are taken off.
+    """
+
+    predicted_s: float
+    closed_form_s: float
+    critical_s: float
+    simulated_s: float
+    effects: tuple[Effect, ...]
+
+    @property
+    def difference(self) -> float:
+        """(predicted - simulated) / simulated."""
+        return (self.predicted_s - self.simulated_s) / self.simulated_s if self.simulated_s else 0.0
+
+
+def closed_form_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
+    """The closed form by which the search ranks decisions: sum t + max (m - 1) t + max (e - lead)_+; O(stages).
+
+    t is a stage's forward, backward and both transfers, m its micro-batches a replica, e its synchronisation and
+    update, lead the backwards (with transfers) of all stages before it.
+    """
+    return _body_s(replicas, micro_batches, times) + _tail_s(times)
+
+
+def _body_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
+    each = times.forward_s + times.backward_s + times.receive_s + times.return_s
+    share = micro_batches // np.asarray(replicas)
+    return float(each.sum() + ((share - 1) * each).max())
+
+
+def _tail_s(times: StageTimes) -> float:
+    back = times.backward_s + times.return_s
+    lead = np.cumsum(back) - back
+    return max(0.0, float((times.sync_s + times.update_s - lead).max()))
+
+
+def compare(
+    predicted_s: float,
+    schedule: str,
+    pipeline: Pipeline,
+    program: Program,
+    times: StageTimes,
+    transfers: Transfers,
+) -> Comparison:
+    """Split the difference between prediction and simulation into effects; four simulations, O(actions).
+
+    Args:
+        predicted_s: the plan's iteration time.
+        schedule: its name; a name that is not known has no critical chain.
+        pipeline: replicas and micro-batches of one copy.
+        program: the actions of one copy.
+        times: seconds by stage, `sync_s` being what is exposed.
+        transfers: the model of transfers that the simulation was asked for.
+    """
+    nothing = np.zeros(pipeline.stages)
+    silent = replace(times, sync_s=nothing, update_s=nothing)
+    body = _body_s(pipeline.replicas, pipeline.micro_batches, times)
+    closed = body + _tail_s(times)
+    body_simulated = run(program, silent).makespan_s
+    blocking = run(program, times).makespan_s
+    simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, transfers=transfers).makespan_s
+    critical_body = _critical_s(schedule, pipeline, silent)
+    effects = [
+        Effect("stated time", predicted_s - closed, "the plan's time is not what its stage terms give"),
+        *_body_effects(body, critical_body, body_simulated),
+        Effect(
+            "synchronisation",
+            closed - body - (blocking - body_simulated),
+            "synchronisation and update last longer or shorter past the last backward than the closed form's lead says",
+        ),
+        Effect("overlapped transfers", blocking - simulated, "transfers run beside computation instead of in line"),
+    ]
+    return Comparison(
+        predicted_s=predicted_s,
+        closed_form_s=closed,
+        critical_s=_critical_s(schedule, pipeline, times),
+        simulated_s=simulated,
+        effects=tuple(e for e in effects if abs(e.seconds) > NEGLIGIBLE * predicted_s),
+    )
+
+
+def _body_effects(closed: float, critical: float, simulated: float) -> list[Effect]:
+    if critical <= 0:
+        return [Effect("pipeline", closed - simulated, "filling, pace and draining of the pipeline")]
+    return [
+        Effect(
+            "filled waits",
+            closed - critical,
+            "the slowest stage fills part of its wait for the stages after it with other micro-batches",
+        ),
+        Effect("queueing", critical - simulated, "micro-batches wait for each other at stages and replicas"),
+    ]
+
+
+def _critical_s(schedule: str, pipeline: Pipeline, times: StageTimes) -> float:
+    try:
+        known = schedules.get(schedule)
+    except UsageError:
+        return 0.0
+    return known.critical_s(
+        pipeline,
+        (times.forward_s + times.receive_s).tolist(),
+        (times.backward_s + times.return_s).tolist(),
+        (times.sync_s + times.update_s).tolist(),
+    )

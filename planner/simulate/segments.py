@@ -1,0 +1,138 @@
+"""What pictures of a timeline are made of: stretches of one activity, rows of alike workers, windows of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, SYNC, UPDATE, WEIGHT_GRAD
+from planner.simulate.engine import Trace
+from planner.simulate.timeline import Lane, Timeline
+
+HEAD_SHARE = 0.6
+"""Share of a clipped picture that shows the start of the iteration; the rest shows its end."""
+
+
+class Activity(StrEnum):
+    """What a worker is doing, for people."""
+
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    WEIGHT_GRAD = "weight gradient"
+    COMMUNICATION = "communication"
+    SYNC = "synchronisation"
+    UPDATE = "update"
+    IDLE = "idle"
+
+
+ACTIVITIES = tuple(Activity)
+"""Activities by code: `Segments.activity` holds indices into this."""
+
+_OF_KIND = {
+    FORWARD: Activity.FORWARD,
+    BACKWARD: Activity.BACKWARD,
+    INPUT_GRAD: Activity.BACKWARD,
+    WEIGHT_GRAD: Activity.WEIGHT_GRAD,
+    SYNC: Activity.SYNC,
+    UPDATE: Activity.UPDATE,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Stretches of time in which a worker does one thing, by worker and time; waiting is what lies between them.
+
+    Attributes:
+        worker: int64 [segments], ascending.
+        begin_s, end_s: float64 [segments].
+        activity: int8 [segments], index into `ACTIVITIES`.
+        action: int64 [segments], the action of the trace that the stretch belongs to.
+    """
+
+    worker: np.ndarray
+    begin_s: np.ndarray
+    end_s: np.ndarray
+    activity: np.ndarray
+    action: np.ndarray
+
+    def of(self, worker: int) -> Segments:
+        """The stretches of one worker."""
+        low, high = np.searchsorted(self.worker, [worker, worker + 1])
+        return self.pick(slice(int(low), int(high)))
+
+    def pick(self, chosen: slice | np.ndarray) -> Segments:
+        """Some of the stretches."""
+        columns = (self.worker, self.begin_s, self.end_s, self.activity, self.action)
+        return Segments(*(column[chosen] for column in columns))
+
+
+def segments(trace: Trace, recompute_s: Sequence[float]) -> Segments:
+    """Split each action into communication, recomputation and work; O(actions)."""
+    program = trace.program
+    codes = np.array([ACTIVITIES.index(_OF_KIND[code]) for code in range(len(_OF_KIND))], np.int8)
+    work = codes[program.kind]
+    repeats = (program.kind == BACKWARD) | (program.kind == INPUT_GRAD)
+    again = np.where(repeats, np.asarray(recompute_s, float)[program.stage], 0.0)
+    middle = np.minimum(trace.compute_start_s + again, trace.compute_end_s)
+    edges = (trace.start_s, trace.compute_start_s, middle, trace.compute_end_s, trace.end_s)
+    communication = np.full_like(work, ACTIVITIES.index(Activity.COMMUNICATION))
+    recompute = np.full_like(work, ACTIVITIES.index(Activity.RECOMPUTE))
+    begin = np.stack(edges[:-1], axis=1).ravel()
+    end = np.stack(edges[1:], axis=1).ravel()
+    activity = np.stack([communication, recompute, work, communication], axis=1).ravel()
+    action = np.repeat(np.arange(len(work)), 4)
+    whole = Segments(np.repeat(program.worker, 4), begin, end, activity, action)
+    return whole.pick(np.flatnonzero(end > begin))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Lanes that do the same at the same time, drawn once."""
+
+    lanes: tuple[Lane, ...]
+
+    @property
+    def label(self) -> str:
+        """`stage 2  ranks 4-7`."""
+        stages = ",".join(str(s) for s in self.lanes[0].stages)
+        ranks = sorted({rank for lane in self.lanes for rank in lane.ranks})
+        return f"stage {stages}  {'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
+
+
+def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
+    """Lanes grouped by stage and equal times, in order of their first worker; O(segments)."""
+    groups: dict[tuple[tuple[int, ...], bytes, bytes], list[Lane]] = {}
+    scale = 1e9 / timeline.step_s if timeline.step_s > 0 else 1.0
+    for lane in timeline.lanes:
+        mine = parts.of(lane.worker)
+        when = np.rint(np.concatenate([mine.begin_s, mine.end_s]) * scale).astype(np.int64)
+        groups.setdefault((lane.stages, when.tobytes(), mine.activity.tobytes()), []).append(lane)
+    return tuple(Row(tuple(lanes)) for lanes in groups.values())
+
+
+def windows(timeline: Timeline, cells: int) -> tuple[tuple[float, float], ...]:
+    """Stretches of time to draw so that a typical forward gets a cell: all of it, or the start and the end."""
+    trace, step = timeline.trace, timeline.step_s
+    durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
+    typical = float(np.median(durations)) if len(durations) else 0.0
+    shown = max(cells, 1) * typical
+    if shown <= 0 or shown >= step:
+        return ((0.0, step),)
+    return ((0.0, HEAD_SHARE * shown), (step - (1 - HEAD_SHARE) * shown, step))
+
+
+def rank_ranges(ranks: Iterable[int], most: int = 4) -> str:
+    """`0-3,8-11`; of more than `most` ranges only the first are named, and the number of ranks."""
+    ordered = sorted(set(ranks))
+    found: list[list[int]] = []
+    for rank in ordered:
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in found]
+    return ",".join(words) if len(words) <= most else ",".join([*words[:most], f"... ({len(ordered)})"])
