@@ -22,9 +22,19 @@ from ._types import Entry, ModelBuildError, ModelInfo, UnknownModelError
 if TYPE_CHECKING:
     import onnx
 
-FAMILIES = ("gpt", "llama", "bert", "resnet")
+FAMILIES = ("gpt", "llama", "bert", "t5", "moe", "vit", "resnet", "vgg", "gnmt", "dlrm")
 
-__all__ = ["FAMILIES", "ModelBuildError", "ModelInfo", "UnknownModelError", "build", "families", "info", "names"]
+__all__ = [
+    "FAMILIES",
+    "ModelBuildError",
+    "ModelInfo",
+    "UnknownModelError",
+    "build",
+    "build_custom",
+    "families",
+    "info",
+    "names",
+]
 
 
 @functools.cache
@@ -79,6 +89,29 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
         raise ModelBuildError(f"batch {batch} is not positive", "give a batch of 1 or more")
     g = GraphBuilder(name, opset=entry.opset, source=entry.info.source)
     entry.construct(g, batch, _sequence(entry.info, seq))
+    return g.finish()
+
+
+def build_custom(
+    size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None
+) -> onnx.ModelProto:
+    """Build a model of any size, as `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
+
+    Args:
+        size: an instance of a family's size class.
+        batch: samples in one forward pass.
+        seq: sequence length, for families that read one.
+        name: name of the graph.
+        seed: when given, weights hold reproducible random values, for models small enough to run.
+
+    Raises:
+        TypeError: `size` is no size of a family here.
+    """
+    module = importlib.import_module(type(size).__module__)
+    if not module.__name__.startswith(f"{__name__}.") or not hasattr(module, "construct"):
+        raise TypeError(f"{type(size).__name__} is no size of a bundled family")
+    g = GraphBuilder(name, opset=module.OPSET, seed=seed)
+    module.construct(size, g, batch, seq)
     return g.finish()
 
 

@@ -110,7 +110,7 @@ class GraphBuilder:
         Args:
             name: its name inside the module, "weight".
             shape: its shape.
-            fill: with a seed, fill it with this value instead of random ones (running statistics, scales).
+            fill: with a seed, values lie around this one (scales around 1), not around 0.
         """
         value = Value(self._claim(f"{self.module}.{name}" if self.module else name), tuple(shape))
         tensor = self._graph.initializer.add(name=value.name, dims=value.shape, data_type=int(value.dtype))
@@ -125,10 +125,8 @@ class GraphBuilder:
     def _random_bytes(random: np.random.Generator, shape: tuple[int, ...], fill: float | None) -> bytes:
         import numpy as np
 
-        if fill is not None:
-            return np.full(shape, fill, dtype=np.float32).tobytes()
-        scale = 1.0 / math.sqrt(max(shape[-1], 1))
-        return (random.standard_normal(shape) * scale).astype(np.float32).tobytes()
+        spread = 0.1 if fill is not None else 1.0 / math.sqrt(max(shape[-1], 1))
+        return (random.standard_normal(shape) * spread + (fill or 0.0)).astype(np.float32).tobytes()
 
     def constant(self, data: Any, dtype: ElementType = ElementType.INT64) -> Value:  # noqa: ANN401
         """A small constant table or scalar; equal ones are stored once and shared, as exporters do."""

@@ -34,6 +34,7 @@ class LlamaSize:
         head_dim: width of one head; 0 for hidden / heads.
         epsilon: of the normalisations.
         tied: the head is the transposed word embedding.
+        qk_norm: normalise each head's queries and keys (Qwen3).
         moe: some layers have experts in place of the MLP.
     """
 
@@ -47,6 +48,7 @@ class LlamaSize:
     head_dim: int = 0
     epsilon: float = 1e-5
     tied: bool = False
+    qk_norm: bool = False
     moe: MoE | None = None
 
     @property
@@ -112,6 +114,9 @@ def _attention(size: LlamaSize, g: GraphBuilder, x: Value, rotary: _Rotary) -> V
     q = layers.split_heads(g, layers.linear(g, x, size.heads * width, "q_proj", bias=False), size.heads)
     k = layers.split_heads(g, layers.linear(g, x, size.kv_heads * width, "k_proj", bias=False), size.kv_heads)
     v = layers.split_heads(g, layers.linear(g, x, size.kv_heads * width, "v_proj", bias=False), size.kv_heads)
+    if size.qk_norm:
+        q = layers.rms_norm(g, q, "q_norm", epsilon=size.epsilon)
+        k = layers.rms_norm(g, k, "k_norm", epsilon=size.epsilon)
     q, k = (g.node("RotaryEmbedding", [part, rotary.cos, rotary.sin, rotary.ids], part.shape) for part in (q, k))
     attended = g.node("Attention", [q, k, v], q.shape, is_causal=1, scale=1.0 / math.sqrt(width))
     return layers.linear(g, layers.merge_heads(g, attended), size.hidden, "o_proj", bias=False)

@@ -1,0 +1,116 @@
+"""GNMT: LSTM encoder and decoder with attention, as used for translation by GNMT and by PipeDream.
+
+The first encoder layer reads in both directions; from the third layer on of either side there are residual connections;
+the first decoder layer queries the encoder's states and its context feeds every later one. LSTMs run time-major
+[seq, batch, features]; the weights of a layer are kept as ONNX wants them: [directions, 4 * hidden, inputs].
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from . import _layers as layers
+from . import _ops as ops
+from ._graph import ElementType, GraphBuilder, Value
+from ._types import Entry, ModelInfo
+
+OPSET = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GNMTSize:
+    """Sizes of a GNMT.
+
+    Attributes:
+        layers: LSTM layers of the encoder, and of the decoder.
+        hidden: width of the states.
+        vocab: words of either language.
+    """
+
+    layers: int
+    hidden: int = 1024
+    vocab: int = 32000
+
+
+def construct(size: GNMTSize, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a GNMT that reads source and target ids [batch, seq] and ends at logits [batch, seq, vocab]."""
+    source = g.input("src", (batch, seq), ElementType.INT64)
+    target = g.input("tgt", (batch, seq), ElementType.INT64)
+    with g.scope("encoder"):
+        states = _encoder(size, g, _embed(size, g, source))
+    with g.scope("decoder"):
+        x = _decoder(size, g, _embed(size, g, target), states)
+        g.output(layers.linear(g, x, size.vocab, "classifier"))
+
+
+def _embed(size: GNMTSize, g: GraphBuilder, ids: Value) -> Value:
+    """[seq, batch, hidden]"""
+    words, _ = layers.embedding(g, ids, size.vocab, size.hidden, "embedder")
+    return ops.transpose(g, words, (1, 0, 2))
+
+
+def _encoder(size: GNMTSize, g: GraphBuilder, x: Value) -> Value:
+    """The encoder's states, batch first."""
+    for layer in range(size.layers):
+        y = _lstm(g, x, size.hidden, f"rnn_layers.{layer}", directions=2 if layer == 0 else 1)
+        x = ops.add(g, y, x) if layer >= 2 else y
+    return ops.transpose(g, x, (1, 0, 2))
+
+
+def _decoder(size: GNMTSize, g: GraphBuilder, x: Value, states: Value) -> Value:
+    """The decoder's states, batch first."""
+    x = _lstm(g, x, size.hidden, "rnn_layers.0")
+    with g.scope("attention"):
+        context = _attention(size, g, ops.transpose(g, x, (1, 0, 2)), states)
+    for layer in range(1, size.layers):
+        y = _lstm(g, ops.concat(g, (x, context), 2), size.hidden, f"rnn_layers.{layer}")
+        x = ops.add(g, y, x) if layer >= 2 else y
+    return ops.transpose(g, x, (1, 0, 2))
+
+
+def _attention(size: GNMTSize, g: GraphBuilder, x: Value, states: Value) -> Value:
+    """What each decoder step takes from the encoder's states, time-major."""
+    query = layers.linear(g, x, size.hidden, "linear_q")
+    key = layers.linear(g, states, size.hidden, "linear_k")
+    scores = ops.softmax(g, ops.matmul(g, query, ops.transpose(g, key, (0, 2, 1))))
+    return ops.transpose(g, ops.matmul(g, scores, states), (1, 0, 2))
+
+
+def _lstm(g: GraphBuilder, x: Value, hidden: int, name: str, *, directions: int = 1) -> Value:
+    """One LSTM layer of [seq, batch, inputs] from zero states: [seq, batch, directions * hidden]."""
+    seq, batch, inputs = x.shape
+    with g.scope(name):
+        weights = (
+            g.parameter("weight_ih", (directions, 4 * hidden, inputs)),
+            g.parameter("weight_hh", (directions, 4 * hidden, hidden)),
+            g.parameter("bias", (directions, 8 * hidden), fill=0.0),
+        )
+        y = g.node(
+            "LSTM",
+            [x, *weights],
+            (seq, directions, batch, hidden),
+            hidden_size=hidden,
+            direction="bidirectional" if directions == 2 else "forward",
+        )
+        if directions == 1:
+            return ops.squeeze(g, y, 1)
+        return ops.reshape(g, ops.transpose(g, y, (0, 2, 1, 3)), (0, 0, 2 * hidden))
+
+
+_WU = "Wu et al. 2016, Google's Neural Machine Translation System: 8 encoder and 8 decoder layers of 1024"
+_PIPEDREAM = "Narayanan et al. 2019, PipeDream: 4 encoder and 4 decoder layers of 1024"
+
+_SIZES = {
+    "gnmt-8": (GNMTSize(4, vocab=32320), 193_765_952, _PIPEDREAM),
+    "gnmt-16": (GNMTSize(8), 276_735_232, _WU),
+}
+
+MODELS = {
+    name: Entry(
+        ModelInfo(name, "gnmt", "LSTM encoder and decoder with attention", 2 * size.layers, count, 50, None, source),
+        OPSET,
+        functools.partial(construct, size),
+    )
+    for name, (size, count, source) in _SIZES.items()
+}

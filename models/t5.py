@@ -1,0 +1,171 @@
+"""T5: encoder-decoder Transformers with relative position bias and RMSNorm; Switch puts experts into them.
+
+The bias of each stack belongs to its first block and is added to the scores of all its blocks; the encoder's result
+feeds every decoder block. The target is a quarter of the source sequence. Weights have the names and layouts of the
+Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from . import _layers as layers
+from . import _ops as ops
+from ._graph import ElementType, GraphBuilder, Value
+from ._moe import MoE, mixture
+from ._types import Entry, ModelInfo
+
+OPSET = 23
+EPSILON = 1e-6
+BUCKETS = 32
+MAX_DISTANCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class T5Size:
+    """Sizes of a T5.
+
+    Attributes:
+        layers: blocks of the encoder, and of the decoder.
+        hidden: width of the residual stream.
+        heads: attention heads.
+        head_dim: width of one head (heads * head_dim may differ from hidden).
+        ffn: inner width of the feed-forward layer.
+        vocab: words.
+        gated: feed-forward layers are gated with GELU (version 1.1) instead of plain with ReLU.
+        moe: some blocks have experts in place of the feed-forward layer.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    ffn: int
+    vocab: int = 32128
+    gated: bool = False
+    moe: MoE | None = None
+
+
+def construct(size: T5Size, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a T5 that reads source [batch, seq] and target ids [batch, seq / 4] and ends at logits of the target."""
+    source = g.input("input_ids", (batch, seq), ElementType.INT64)
+    target = g.input("decoder_input_ids", (batch, max(1, seq // 4)), ElementType.INT64)
+    with g.scope("shared"):
+        words = g.parameter("weight", (size.vocab, size.hidden))
+    encoded = _stack(size, g, words, source, None)
+    decoded = _stack(size, g, words, target, encoded)
+    decoded = ops.scale(g, decoded, size.hidden**-0.5)
+    with g.scope("lm_head"):
+        g.output(layers.tied_linear(g, decoded, words))
+
+
+def _stack(size: T5Size, g: GraphBuilder, words: Value, ids: Value, encoded: Value | None) -> Value:
+    """The encoder, or the decoder when it is given what the encoder made."""
+    with g.scope("encoder" if encoded is None else "decoder"):
+        with g.scope("embed_tokens"):
+            x = ops.gather(g, words, ids)
+        with g.scope("block.0"), g.scope("layer.0.SelfAttention"):
+            bias = _position_bias(size, g, ids.shape[1], bidirectional=encoded is None)
+        if encoded is not None:
+            bias = ops.add(g, bias, layers.causal_mask(g, ids.shape[1]))
+        for layer in range(size.layers):
+            with g.scope(f"block.{layer}"):
+                x = _block(size, g, x, bias, encoded, layer)
+        return layers.rms_norm(g, x, "final_layer_norm", epsilon=EPSILON)
+
+
+def _block(size: T5Size, g: GraphBuilder, x: Value, bias: Value, encoded: Value | None, layer: int) -> Value:
+    """One block of [b, s, hidden]: self-attention, attention to the encoder in the decoder, feed-forward."""
+    with g.scope("layer.0"):
+        normed = layers.rms_norm(g, x, "layer_norm", epsilon=EPSILON)
+        x = ops.add(g, x, _attention(size, g, normed, normed, "SelfAttention", bias))
+    if encoded is not None:
+        with g.scope("layer.1"):
+            normed = layers.rms_norm(g, x, "layer_norm", epsilon=EPSILON)
+            x = ops.add(g, x, _attention(size, g, normed, encoded, "EncDecAttention", None))
+    with g.scope("layer.1" if encoded is None else "layer.2"):
+        normed = layers.rms_norm(g, x, "layer_norm", epsilon=EPSILON)
+        return ops.add(g, x, _feed_forward(size, g, normed, layer))
+
+
+def _attention(size: T5Size, g: GraphBuilder, x: Value, memory: Value, name: str, bias: Value | None) -> Value:
+    """Attention of `x` to `memory`; T5 does not divide the scores by the root of the head's width."""
+    inner = size.heads * size.head_dim
+    with g.scope(name):
+        q, k, v = (
+            layers.split_heads(g, layers.linear(g, part, inner, each, bias=False), size.heads)
+            for each, part in (("q", x), ("k", memory), ("v", memory))
+        )
+        merged = layers.merge_heads(g, layers.attention(g, q, k, v, bias=bias, scaled=False))
+        return layers.linear(g, merged, size.hidden, "o", bias=False)
+
+
+def _feed_forward(size: T5Size, g: GraphBuilder, x: Value, layer: int) -> Value:
+    if size.moe is not None and size.moe.is_sparse(layer):
+        with g.scope("mlp"):
+            return mixture(g, x, size.moe, size.ffn, layers.gelu if size.gated else _relu)
+    with g.scope("DenseReluDense"):
+        if size.gated:
+            gate = layers.gelu(g, layers.linear(g, x, size.ffn, "wi_0", bias=False), tanh=True)
+            inner = ops.mul(g, gate, layers.linear(g, x, size.ffn, "wi_1", bias=False))
+        else:
+            inner = _relu(g, layers.linear(g, x, size.ffn, "wi", bias=False))
+        return layers.linear(g, inner, size.hidden, "wo", bias=False)
+
+
+def _relu(g: GraphBuilder, x: Value) -> Value:
+    return ops.unary(g, "Relu", x)
+
+
+def _position_bias(size: T5Size, g: GraphBuilder, seq: int, *, bidirectional: bool) -> Value:
+    """[1, heads, s, s] learned bias by the bucket of the distance from query to key."""
+    places = ops.arange(g, seq)
+    distance = ops.binary(g, "Sub", ops.unsqueeze(g, places, 0), ops.unsqueeze(g, places, 1))
+    bias, _ = layers.embedding(
+        g, _buckets(g, distance, bidirectional=bidirectional), BUCKETS, size.heads, "relative_attention_bias"
+    )
+    return ops.unsqueeze(g, ops.transpose(g, bias, (2, 0, 1)), 0)
+
+
+def _buckets(g: GraphBuilder, distance: Value, *, bidirectional: bool) -> Value:
+    """Bucket numbers: exact for short distances, logarithmic up to the longest; keys after the query apart."""
+    buckets, zero = BUCKETS, g.constant(0)
+    offset: Value | None = None
+    if bidirectional:
+        buckets //= 2
+        after = ops.cast(g, ops.binary(g, "Greater", distance, zero, ElementType.BOOL), ElementType.INT64)
+        offset = ops.mul(g, after, g.constant(buckets))
+        distance = ops.unary(g, "Abs", distance)
+    else:
+        distance = ops.unary(g, "Neg", ops.binary(g, "Min", distance, zero))
+    exact = buckets // 2
+    far = ops.cast(g, ops.binary(g, "Max", distance, g.constant(exact)), ElementType.FLOAT)
+    growth = (buckets - exact) / math.log(MAX_DISTANCE / exact)
+    steps = ops.scale(g, ops.unary(g, "Log", ops.scale(g, far, 1.0 / exact)), growth)
+    large = ops.add(g, ops.cast(g, steps, ElementType.INT64), g.constant(exact))
+    large = ops.binary(g, "Min", large, g.constant(buckets - 1))
+    near = ops.binary(g, "Less", distance, g.constant(exact), ElementType.BOOL)
+    bucket = ops.where(g, near, distance, large)
+    return bucket if offset is None else ops.add(g, bucket, offset)
+
+
+_T5 = "Raffel et al. 2019, Exploring the Limits of Transfer Learning; released checkpoints"
+
+_SIZES = {
+    "t5-small": (T5Size(6, 512, 8, 64, 2048), 60_506_624),
+    "t5-base": (T5Size(12, 768, 12, 64, 3072), 222_903_552),
+    "t5-large": (T5Size(24, 1024, 16, 64, 4096), 737_668_096),
+    "t5-3b": (T5Size(24, 1024, 32, 128, 16384), 2_851_598_336),
+    "t5-11b": (T5Size(24, 1024, 128, 128, 65536), 11_307_321_344),
+}
+
+MODELS = {
+    name: Entry(
+        ModelInfo(name, "t5", "T5, the target a quarter of the sequence", 2 * size.layers, count, 512, None, _T5),
+        OPSET,
+        functools.partial(construct, size),
+    )
+    for name, (size, count) in _SIZES.items()
+}

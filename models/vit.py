@@ -1,0 +1,105 @@
+"""Vision Transformers for 224 x 224 images with a class token and LayerNorm before each layer.
+
+Weights have the names and layouts of the Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from . import _layers as layers
+from . import _ops as ops
+from ._graph import GraphBuilder, Value
+from ._types import Entry, ModelInfo
+
+OPSET = 20
+EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class ViTSize:
+    """Sizes of a Vision Transformer.
+
+    Attributes:
+        layers: number of encoder layers.
+        hidden: width of the residual stream.
+        heads: attention heads.
+        ffn: inner width of the feed-forward layer.
+        patch: height and width of a patch.
+        image: height and width of the input.
+        classes: size of the result.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    patch: int = 16
+    image: int = 224
+    classes: int = 1000
+
+
+def construct(size: ViTSize, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a Vision Transformer that reads `pixel_values` [batch, 3, h, w] and ends at logits [batch, classes]."""
+    pixels = g.input("pixel_values", (batch, 3, size.image, size.image))
+    with g.scope("vit"):
+        with g.scope("embeddings"):
+            x = _embeddings(size, g, pixels)
+        for layer in range(size.layers):
+            with g.scope(f"layers.{layer}"):
+                x = _layer(size, g, x)
+        x = layers.layer_norm(g, x, "layernorm", epsilon=EPSILON)
+    first = ops.gather(g, x, g.constant(0), axis=1)
+    g.output(layers.linear(g, first, size.classes, "classifier"))
+
+
+def _embeddings(size: ViTSize, g: GraphBuilder, pixels: Value) -> Value:
+    """Patches as vectors behind a class token, positions added: [b, patches + 1, hidden]."""
+    with g.scope("patch_embeddings"):
+        with g.scope("projection"):
+            weight = g.parameter("weight", (size.hidden, 3, size.patch, size.patch))
+            bias = g.parameter("bias", (size.hidden,), fill=0.0)
+            patches = ops.conv(g, pixels, weight, bias, stride=size.patch)
+        patches = ops.transpose(g, ops.reshape(g, patches, (0, 0, -1)), (0, 2, 1))
+    token = ops.expand_batch(g, g.parameter("cls_token", (1, 1, size.hidden)), patches)
+    x = ops.concat(g, (token, patches), 1)
+    return ops.add(g, x, g.parameter("position_embeddings", (1, x.shape[1], size.hidden)))
+
+
+def _layer(size: ViTSize, g: GraphBuilder, x: Value) -> Value:
+    """One encoder layer of [b, s, hidden]."""
+    normed = layers.layer_norm(g, x, "layernorm_before", epsilon=EPSILON)
+    with g.scope("attention"):
+        q, k, v = (
+            layers.split_heads(g, layers.linear(g, normed, size.hidden, name), size.heads)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        merged = layers.merge_heads(g, layers.attention(g, q, k, v))
+        attended = layers.linear(g, merged, size.hidden, "o_proj")
+    x = ops.add(g, attended, x)
+    normed = layers.layer_norm(g, x, "layernorm_after", epsilon=EPSILON)
+    with g.scope("mlp"):
+        inner = layers.gelu(g, layers.linear(g, normed, size.ffn, "fc1"))
+        changed = layers.linear(g, inner, size.hidden, "fc2")
+    return ops.add(g, changed, x)
+
+
+_DOSOVITSKIY = "Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, table 1"
+_TOUVRON = "Touvron et al. 2020, Training data-efficient image transformers, table 1"
+
+_SIZES = {
+    "vit-s16": (ViTSize(12, 384, 6, 1536), 22_050_664, _TOUVRON),
+    "vit-b16": (ViTSize(12, 768, 12, 3072), 86_567_656, _DOSOVITSKIY),
+    "vit-l16": (ViTSize(24, 1024, 16, 4096), 304_326_632, _DOSOVITSKIY),
+    "vit-h14": (ViTSize(32, 1280, 16, 5120, patch=14), 632_045_800, _DOSOVITSKIY),
+}
+
+MODELS = {
+    name: Entry(
+        ModelInfo(name, "vit", "Vision Transformer, 224 x 224 images", size.layers, count, None, None, source),
+        OPSET,
+        functools.partial(construct, size),
+    )
+    for name, (size, count, source) in _SIZES.items()
+}

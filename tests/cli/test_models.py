@@ -1,0 +1,70 @@
+"""`shardplan models` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from cli.main import main
+
+
+def _run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return int(caught.value.code or 0)
+
+
+def test_list_names_every_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("models", "list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "family", "parameters", "layers", "seq", "source"]
+    found = {line.split()[0]: line.split()[1:5] for line in lines[1:]}
+    assert found["llama3-70b"] == ["llama", "70.6B", "80", "8192"]
+    assert found["megatron-1t"] == ["gpt", "1.01T", "128", "2048"]
+    assert found["resnet50"] == ["resnet", "25.6M", "50", "-"]
+    assert {family for family, *_ in found.values()} >= {"bert", "t5", "moe", "vit", "vgg", "gnmt", "dlrm"}
+
+
+def test_list_of_one_family_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("models", "list", "--family", "bert", "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["bert-base", "bert-large", "bert-48"]
+    assert rows[2]["parameters"] == 669_790_012
+
+
+def test_build_writes_a_readable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "tiny.onnx"
+    assert _run("models", "build", "gpt2", "-o", target, "--batch", "3", "--seq", "16") == 0
+    model = onnx.load(target, load_external_data=False)
+    assert [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == [3, 16]
+    assert "gpt2, batch 3, sequence 16" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("build", "lama3-70b", "-o", "x.onnx"), 2, "did you mean 'llama3-70b'"),
+        (("build", "gpt2", "-o", "x.onnx", "--seq", "4096"), 2, "more than the 1024 positions of gpt2"),
+        (("build", "resnet50", "-o", "x.onnx", "--seq", "8"), 2, "reads no sequence"),
+        (("build", "gpt2", "-o", "absent/x.onnx"), 8, "cannot write"),
+        (("list", "--family", "lama"), 2, "did you mean 'llama'"),
+        (("build", "gpt2"), 2, "--output"),
+        (("build", "gpt2", "-o", "x.onnx", "--batch", "0"), 2, "--batch"),
+    ],
+)
+def test_errors_have_a_code_and_a_remedy_and_write_nothing(
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run("models", *arguments) == code
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,132 @@
+"""Bundled models against published parameter counts and against work counted on real exports."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+
+import models
+from tests.models.graphs import check, forward_flops, parameter_count, weights
+from tests.shared_data import shared_path
+
+EXACT = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt2-64": 1_389_327_360,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "bert-48": 669_790_012,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "vit-s16": 22_050_664,
+    "vit-b16": 86_567_656,
+    "vit-l16": 304_326_632,
+    "vit-h14": 632_045_800,
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "alexnet": 61_100_840,
+    "vgg11": 132_863_336,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+    "gnmt-16": 276_735_232,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
+    "dlrm": 24_036_595_969,
+}
+
+CHECKED = (
+    "gpt2 gpt2-64 gpt3-13b llama2-7b llama3-405b llama3.2-1b bert-base bert-48 t5-small t5-11b mixtral-8x7b qwen3-30b-a3b "
+    "gshard-50b switch-xxl-128 switch-c-2048 vit-s16 vit-h14 resnet18 resnet152 alexnet vgg19 gnmt-8 gnmt-16 dlrm"
+).split()
+
+REFERENCE = {
+    "gpt2_124m_metadata": ("gpt2", 1, 1024),
+    "gpt2_124m_legacy_dyn": ("gpt2", 2, 128),
+    "bert_base_dyn": ("bert-base", 2, 64),
+    "resnet50": ("resnet50", 32, None),
+    "vgg16": ("vgg16", 32, None),
+    "vit_s16": ("vit-s16", 8, None),
+    "t5_base": ("t5-base", 4, 512),
+    "gnmt_lstm": ("gnmt-16", 64, 50),
+    "dlrm": ("dlrm", 2048, None),
+    "llama2_7b_opset23": ("llama2-7b", 1, 2048),
+    "mixtral_8x7b_batched": ("mixtral-8x7b", 1, 256),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_parameters_are_exactly_the_published_ones(name: str) -> None:
+    assert parameter_count(models.build(name)) == EXACT[name]
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_parameters_are_near_the_figure_in_the_table(name: str) -> None:
+    published = models.info(name).parameters
+    # Megatron's table rounds to 0.1 billion (2.8 % of its smallest model), GShard's to its leading digits.
+    tolerance = 0.07 if name.startswith("gshard") else 0.03
+    assert parameter_count(models.build(name)) == pytest.approx(published, rel=tolerance)
+
+
+@pytest.mark.parametrize("case", sorted(REFERENCE))
+def test_work_and_parameters_equal_the_real_export(case: str) -> None:
+    reference: dict[str, Any] = json.loads(shared_path("onnx/reference.json").read_text())[case]
+    name, batch, seq = REFERENCE[case]
+    model = models.build(name, batch=batch, seq=seq)
+    assert forward_flops(model) == pytest.approx(reference["fwd_flops"], rel=1e-3)
+    assert parameter_count(model) == reference["params"]
+
+
+def test_work_of_gpt2_by_hand() -> None:
+    # 12 blocks of 24 s h^2 + 4 s^2 h, and a head of 2 s h v.
+    blocks = 12 * (24 * 1024 * 768**2 + 4 * 1024**2 * 768)
+    assert blocks + 2 * 1024 * 768 * 50257 == 291_648_307_200
+    assert forward_flops(models.build("gpt2")) == 291_648_307_200
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gshard-600b", 618_475_290_624),
+        ("gshard-200b", 206_158_430_208),
+        ("gshard-150b", 154_618_822_656),
+        ("gshard-50b", 51_539_607_552),
+        ("gshard-37b", 38_654_705_664),
+        ("gshard-12.5b", 12_884_901_888),
+    ],
+)
+def test_expert_weights_of_gshard(name: str, expected: int) -> None:
+    experts = [math.prod(t.dims) for t in weights(models.build(name)) if ".experts." in t.name]
+    assert sum(experts) == expected
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_the_file_is_valid_and_its_shapes_are_those_inferred(name: str) -> None:
+    info = models.info(name)
+    check(models.build(name, batch=2, seq=None if info.seq is None else min(64, info.seq)))
+
+
+def test_a_trillion_parameters_are_built_quickly_into_a_small_file() -> None:
+    start = time.perf_counter()
+    model = models.build("megatron-1t")
+    assert time.perf_counter() - start < 2.0
+    assert model.ByteSize() < 2_000_000

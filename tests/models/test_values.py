@@ -1,0 +1,262 @@
+"""Tiny models with random weights, run and compared with the same model written out in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import models
+from models import bert, dlrm, gnmt, gpt, llama, resnet, t5, vgg, vit
+from models._graph import ElementType, GraphBuilder
+from models._moe import Dispatch, MoE, mixture
+from tests.models.graphs import check, run, values
+
+pytest.importorskip("onnxruntime")
+
+Array = np.ndarray
+Weights = Mapping[str, Array]
+BATCH, SEQ, VOCAB = 2, 8, 50
+
+
+def _ids(rows: int = VOCAB, *shape: int) -> Array:
+    return np.random.default_rng(7).integers(0, rows, shape or (BATCH, SEQ)).astype(np.int64)
+
+
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _layer_norm(w: Weights, name: str, x: Array) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def _rms_norm(w: Weights, name: str, x: Array) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _causal_attention(q: Array, k: Array, v: Array) -> Array:
+    """[b, heads, s, d] each."""
+    scores = np.einsum("bhsd,bhtd->bhst", q, k) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    return np.einsum("bhst,bhtd->bshd", _softmax(scores), v).reshape(q.shape[0], q.shape[2], -1)
+
+
+def _heads(x: Array, heads: int) -> Array:
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _numpy_gpt(w: Weights, ids: Array, layers: int, heads: int) -> Array:
+    x = w["transformer.wte.weight"][ids] + w["transformer.wpe.weight"][: ids.shape[1]]
+    for layer in range(layers):
+        block = f"transformer.h.{layer}"
+
+        def conv(name: str, y: Array, block: str = block) -> Array:
+            return y @ w[f"{block}.{name}.weight"] + w[f"{block}.{name}.bias"]
+
+        qkv = np.split(conv("attn.c_attn", _layer_norm(w, f"{block}.ln_1", x)), 3, axis=-1)
+        x = x + conv("attn.c_proj", _causal_attention(*(_heads(part, heads) for part in qkv)))
+        x = x + conv("mlp.c_proj", _gelu(conv("mlp.c_fc", _layer_norm(w, f"{block}.ln_2", x))))
+    return _layer_norm(w, "transformer.ln_f", x) @ w["transformer.wte.weight"].T
+
+
+def _rotate(x: Array, theta: float) -> Array:
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[2])[:, None] * theta ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
+
+
+def _numpy_llama(w: Weights, ids: Array, size: llama.LlamaSize) -> Array:
+    x = w["model.embed_tokens.weight"][ids]
+    group = size.heads // size.kv_heads
+    for layer in range(size.layers):
+        block = f"model.layers.{layer}"
+        y = _rms_norm(w, f"{block}.input_layernorm", x)
+        q, k, v = (
+            _heads(y @ w[f"{block}.self_attn.{name}_proj.weight"].T, heads)
+            for name, heads in (("q", size.heads), ("k", size.kv_heads), ("v", size.kv_heads))
+        )
+        q, k = _rotate(q, size.theta), _rotate(k, size.theta)
+        attended = _causal_attention(q, k.repeat(group, 1), v.repeat(group, 1))
+        x = x + attended @ w[f"{block}.self_attn.o_proj.weight"].T
+        y = _rms_norm(w, f"{block}.post_attention_layernorm", x)
+        gate = y @ w[f"{block}.mlp.gate_proj.weight"].T
+        inner = gate / (1 + np.exp(-gate)) * (y @ w[f"{block}.mlp.up_proj.weight"].T)
+        x = x + inner @ w[f"{block}.mlp.down_proj.weight"].T
+    return _rms_norm(w, "model.norm", x) @ w["lm_head.weight"].T
+
+
+def test_gpt_equals_numpy() -> None:
+    model = models.build_custom(gpt.GPTSize(2, 16, 4, VOCAB, 16), batch=BATCH, seq=SEQ, seed=1)
+    ids = _ids()
+    (logits,) = run(model, {"input_ids": ids})
+    np.testing.assert_allclose(logits, _numpy_gpt(values(model), ids, 2, 4), atol=2e-5)
+
+
+def test_llama_equals_numpy() -> None:
+    size = llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, theta=500.0)
+    model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
+    ids = _ids()
+    (logits,) = run(model, {"input_ids": ids})
+    np.testing.assert_allclose(logits, _numpy_llama(values(model), ids, size), atol=2e-5)
+
+
+def _mixture(moe: MoE, x: Array, ffn: int) -> tuple[Array, Weights]:
+    """One layer of experts with ReLU, run on its own."""
+    g = GraphBuilder("moe", opset=20, seed=3)
+    value = g.input("x", x.shape, ElementType.FLOAT)
+    g.output(mixture(g, value, moe, ffn, lambda g, y: g.node("Relu", [y], y.shape)))
+    model = g.finish()
+    check(model)
+    return run(model, {"x": x})[0], values(model)
+
+
+def _numpy_mixture(w: Weights, moe: MoE, x: Array) -> Array:
+    """Each token to its best experts in turn, first choices of all tokens before second ones."""
+    result = np.zeros_like(x)
+    for sample in range(x.shape[0]):
+        gates = _softmax(x[sample] @ w["gate.weight"].T)
+        order = np.argsort(-gates, axis=-1)[:, : moe.top_k]
+        used = dict.fromkeys(range(moe.experts), 0)
+        for choice in range(moe.top_k):
+            for token, expert in enumerate(order[:, choice]):
+                used[expert] += 1
+                if used[expert] > moe.capacity(x.shape[1]):
+                    continue
+                gate = gates[token, expert]
+                if moe.renormalise:
+                    gate = gate / gates[token, order[token]].sum()
+                inner = np.maximum(w["experts.wi"][expert] @ x[sample, token], 0)
+                result[sample, token] += gate * (w["experts.wo"][expert] @ inner)
+    return result
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    experts=st.integers(2, 6),
+    top_k=st.integers(1, 2),
+    factor=st.sampled_from([0.5, 1.0, 1.5]),
+    renormalise=st.booleans(),
+    dispatch=st.sampled_from(Dispatch),
+    seq=st.integers(1, 12),
+)
+def test_experts_equal_numpy_with_and_without_dropped_tokens(
+    experts: int, top_k: int, factor: float, renormalise: bool, dispatch: Dispatch, seq: int
+) -> None:
+    moe = MoE(experts, top_k, factor, renormalise=renormalise, dispatch=dispatch)
+    x = np.random.default_rng(seq).standard_normal((2, seq, 6)).astype(np.float32)
+    result, weights = _mixture(moe, x, 8)
+    np.testing.assert_allclose(result, _numpy_mixture(weights, moe, x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bidirectional", "distance", "bucket"),
+    [
+        (True, 0, 0), (True, -7, 7), (True, -8, 8), (True, -16, 10), (True, -127, 15), (True, -500, 15),
+        (True, 1, 17), (True, 7, 23), (True, 64, 30), (True, 500, 31),
+        (False, 3, 0), (False, 0, 0), (False, -15, 15), (False, -16, 16), (False, -32, 21), (False, -64, 26),
+        (False, -127, 31), (False, -500, 31),
+    ],
+)  # fmt: skip
+def test_buckets_of_relative_positions(bidirectional: bool, distance: int, bucket: int) -> None:
+    # 16 exact buckets one way (8 of 16 each way when bidirectional), then logarithmic up to a distance of 128.
+    g = GraphBuilder("buckets", opset=20)
+    value = g.input("distance", (1,), ElementType.INT64)
+    g.output(t5._buckets(g, value, bidirectional=bidirectional))
+    (found,) = run(g.finish(), {"distance": np.array([distance], dtype=np.int64)})
+    assert found[0] == bucket
+
+
+def test_padding_does_not_reach_the_words() -> None:
+    model = models.build_custom(bert.BertSize(2, 16, 4, 32, VOCAB, 16), batch=1, seq=SEQ, seed=1)
+    mask = np.array([[1, 1, 1, 1, 1, 0, 0, 0]], dtype=np.int64)
+    first, second = _ids(VOCAB, 1, SEQ), _ids(VOCAB, 1, SEQ)
+    second[:, 5:] = (second[:, 5:] + 1) % VOCAB
+    feeds = {"attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+    a, b = (run(model, {"input_ids": ids, **feeds})[0] for ids in (first, second))
+    np.testing.assert_allclose(a[:, :5], b[:, :5], atol=1e-5)
+    assert not np.allclose(a[:, 5:], b[:, 5:], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        gpt.GPTSize(2, 16, 4, VOCAB, 16),
+        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB),
+        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, head_dim=8, qk_norm=True, tied=True),
+    ],
+)
+def test_words_do_not_see_later_ones(size: Any) -> None:
+    model = models.build_custom(size, batch=1, seq=SEQ, seed=1)
+    ids = _ids(VOCAB, 1, SEQ)
+    changed = ids.copy()
+    changed[0, -1] = (ids[0, -1] + 1) % VOCAB
+    a, b = (run(model, {"input_ids": each})[0] for each in (ids, changed))
+    np.testing.assert_allclose(a[:, :-1], b[:, :-1], atol=1e-5)
+    assert not np.allclose(a[:, -1], b[:, -1], atol=1e-3)
+
+
+def _image(side: int) -> Array:
+    return np.random.default_rng(5).standard_normal((BATCH, 3, side, side)).astype(np.float32)
+
+
+SEGMENTS = {"attention_mask": np.ones((BATCH, SEQ), np.int64), "token_type_ids": _ids(2)}
+TARGET = {"decoder_input_ids": _ids(VOCAB, BATCH, 2)}
+SWITCH = MoE(4, 1, 1.25, every=2, renormalise=False, dispatch=Dispatch.EINSUM, gated=True)
+TINY: dict[str, tuple[Any, dict[str, Array], tuple[int, ...]]] = {
+    "bert": (bert.BertSize(2, 16, 4, 32, VOCAB, 16), {"input_ids": _ids(), **SEGMENTS}, (BATCH, SEQ, VOCAB)),
+    "bert, next sentence": (
+        bert.BertSize(2, 16, 4, 32, VOCAB, 16, tied=False, next_sentence=True),
+        {"input_ids": _ids(), **SEGMENTS},
+        (BATCH, SEQ, VOCAB),
+    ),
+    "t5": (t5.T5Size(2, 16, 4, 4, 32, VOCAB), {"input_ids": _ids(), **TARGET}, (BATCH, 2, VOCAB)),
+    "switch": (
+        t5.T5Size(2, 16, 4, 4, 32, VOCAB, gated=True, moe=SWITCH),
+        {"input_ids": _ids(), **TARGET},
+        (BATCH, 2, VOCAB),
+    ),
+    "gshard": (
+        gpt.GPTSize(2, 16, 4, VOCAB, 16, head_dim=8, relu=True, moe=MoE(4, 2, every=2, dispatch=Dispatch.EINSUM)),
+        {"input_ids": _ids()},
+        (BATCH, SEQ, VOCAB),
+    ),
+    "mixtral": (
+        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, moe=MoE(4, 2, gated=True)),
+        {"input_ids": _ids()},
+        (BATCH, SEQ, VOCAB),
+    ),
+    "vit": (vit.ViTSize(2, 16, 4, 32, 8, 16, 10), {"pixel_values": _image(16)}, (BATCH, 10)),
+    "resnet": (resnet.ResNetSize((1, 1, 1, 1), True, 10, 32), {"image": _image(32)}, (BATCH, 10)),
+    "resnet, two convolutions": (resnet.ResNetSize((2, 1, 1, 1), False, 10, 32), {"image": _image(32)}, (BATCH, 10)),
+    "vgg": (vgg.VGGSize((vgg.Conv(4), vgg.Pool()), classes=10, image=8), {"image": _image(8)}, (BATCH, 10)),
+    "gnmt": (gnmt.GNMTSize(3, 8, 20), {"src": _ids(20), "tgt": _ids(20)}, (BATCH, SEQ, 20)),
+    "dlrm": (
+        dlrm.DLRMSize((5, 7, 9), 4, (8, 4), (8, 1)),
+        {"dense": np.ones((BATCH, 13), np.float32), "sparse": _ids(5, BATCH, 3)},
+        (BATCH, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(TINY))
+def test_tiny_models_run_and_give_finite_logits(case: str) -> None:
+    size, feeds, shape = TINY[case]
+    model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
+    check(model)
+    logits = run(model, feeds)[0]
+    assert logits.shape == shape
+    assert np.isfinite(logits).all()
+    assert logits.std() > 1e-3
