@@ -54,10 +54,12 @@ EXACT = {
     "dlrm": 24_036_595_969,
 }
 
-CHECKED = (
-    "gpt2 gpt2-64 gpt3-13b llama2-7b llama3-405b llama3.2-1b bert-base bert-48 t5-small t5-11b mixtral-8x7b qwen3-30b-a3b "
-    "gshard-50b switch-xxl-128 switch-c-2048 vit-s16 vit-h14 resnet18 resnet152 alexnet vgg19 gnmt-8 gnmt-16 dlrm"
-).split()
+CHECKED = [
+    "gpt2", "gpt2-64", "gpt3-13b", "llama2-7b", "llama3-405b", "llama3.2-1b",
+    "bert-base", "bert-48", "t5-small", "t5-11b", "mixtral-8x7b", "qwen3-30b-a3b",
+    "gshard-50b", "switch-xxl-128", "switch-c-2048", "vit-s16", "vit-h14", "resnet18",
+    "resnet152", "alexnet", "vgg19", "gnmt-8", "gnmt-16", "dlrm",
+]  # fmt: skip
 
 REFERENCE = {
     "gpt2_124m_metadata": ("gpt2", 1, 1024),
