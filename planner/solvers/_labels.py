@@ -1,15 +1,16 @@
 """Exact DP over suffixes: Pareto labels of partial decisions, kept while a relaxation says that they may still win.
 
-A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Three numbers of it matter:
+A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Three times of it matter:
 
     work   A = sum t                         what one micro-batch passes
     reach  Q = longest way through one micro-batch's work that ends with some stage's synchronisation and update:
                a new first stage with end e makes it  max(A + t + e, Q + forward + receive)
     pace   M = max (m_i - 1) t_i
 
-so that the iteration time is Q + M, which never falls when one of the three rises. The time to receive depends on the
-stage before, so suffixes are kept apart by *context*: where they begin and which class of link each of their possible
-first stages would be reached over.
+so that the iteration time is Q + M, which never falls when one of the three rises. Two more that are better small: the
+micro-batches that pass the first stage before its first backward (what earlier stages must keep grows with it), and, where
+stages are limited, their number. The time to receive depends on the stage before, so suffixes are kept apart by *context*:
+where they begin and which class of link each of their possible first stages would be reached over.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _Batch:
     work_s: np.ndarray
     reach_s: np.ndarray
     pace_s: np.ndarray
+    passing: np.ndarray
     stages: np.ndarray
     parent: np.ndarray
     option: np.ndarray
@@ -121,10 +123,10 @@ class LabelSearch:
 
     def run(self, keep: int, limit: int) -> list[tuple[float, Stages]] | None:
         """The fastest decisions below the cutoff, fastest first; None when more than `limit` labels would be kept."""
-        n, width = self._problem.blocks, self._problem.slice_devices
+        n = self._problem.blocks
         final = np.array([len(self._contexts.at) - 1])
         zero, none = np.zeros(1), np.full(1, -1)
-        self._store(n, _Batch(final, zero, zero, zero, none + 1, none, none, zero))
+        self._store(n, _Batch(final, zero, zero, zero, none + 1, none + 1, none, none, zero))
         for i in range(n - 1, 0, -1):
             found = self._expand(i)
             self._store(i, self._prune(found) if found is not None else None)
@@ -165,7 +167,7 @@ class LabelSearch:
 
     def _expand_with(self, i: int, o: int) -> _Batch | None:
         problem, relaxed, columns = self._problem, self._relaxation, self._columns
-        r, width = int(problem.replicas[o]), problem.slice_devices
+        r = int(problem.replicas[o])
         stop = longest(problem, self._tables, self._band, i, o)
         if stop <= i:
             return None
@@ -180,7 +182,7 @@ class LabelSearch:
             fits = columns["stages"][rows] < problem.max_stages
             at, rows = at[fits], rows[fits]
         forward, work, end = self._tables.choose(
-            problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, width - at]
+            problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, columns["passing"][rows]]
         )
         if i:
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
@@ -206,8 +208,9 @@ class LabelSearch:
         if not len(good):
             return None
         stages = columns["stages"][rows] + 1
+        passing = problem.passing[o, columns["passing"][rows]]
         option = np.full(len(rows), o)
-        return _Batch(new_context, new_work, reach, pace, stages, rows, option, bound).take(good)
+        return _Batch(new_context, new_work, reach, pace, passing, stages, rows, option, bound).take(good)
 
     def _prune(self, batch: _Batch) -> _Batch:
         """Only labels that no other one of the same context beats in all numbers.
@@ -215,7 +218,8 @@ class LabelSearch:
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
         limited = bool(self._problem.max_stages)
-        order = np.lexsort((batch.stages, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s, batch.context))
+        keys = (batch.stages, batch.passing, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s, batch.context)
+        order = np.lexsort(keys)
         left = batch.take(order)
         kept: list[_Batch] = []
         while len(left.context):
@@ -226,6 +230,7 @@ class LabelSearch:
             beaten = left.work_s >= left.work_s[head] - self._tolerance_s
             beaten &= left.reach_s >= left.reach_s[head] - self._tolerance_s
             beaten &= left.pace_s >= left.pace_s[head] - self._tolerance_s
+            beaten &= left.passing >= left.passing[head]
             if limited:
                 beaten &= left.stages >= left.stages[head]
             beaten |= new
@@ -234,15 +239,14 @@ class LabelSearch:
 
     def _stages(self, batch: _Batch, row: int) -> Stages:
         """The stages of a complete decision, from the front."""
-        problem, columns, width = self._problem, self._columns, self._problem.slice_devices
+        problem, columns = self._problem, self._columns
         stages, start = [], 0
         option, parent = int(batch.option[row]), int(batch.parent[row])
         while parent >= 0:
             stop, r = int(columns["position"][parent]), int(problem.replicas[option])
             at = int(self._contexts.at[columns["context"][parent]]) - r
-            again = self._tables.recomputes(
-                int(problem.place[option, at]), start, stop - 1, int(problem.in_flight[option, width - at])
-            )
+            kept = int(problem.in_flight[option, columns["passing"][parent]])
+            again = self._tables.recomputes(int(problem.place[option, at]), start, stop - 1, kept)
             stages.append(StageChoice(start, stop, r, again))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

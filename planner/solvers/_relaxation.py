@@ -111,8 +111,9 @@ def _extend(
     if stop <= i or high < low:
         return
     at = np.arange(low, high + 1)
+    later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
     forward, work, end = tables.choose(
-        problem.place[o, at], i, slice(i, stop), problem.in_flight[o, width - at][:, None]
+        problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][:, None]
     )
     receive, transfer = tables.receive_s[o, at, i][:, None], tables.transfer_s[o, at, i][:, None]
     before = slice(low, high + 1)

@@ -96,6 +96,7 @@ class Formulator:
         shards = copies * placement.place_replicas if zero else np.ones(len(placement.place_replicas))
         update_s = np.stack([ranges.update_s[kind].max(axis=0) for kind in kinds])[placement.place_kind]
         held_bytes = self._precision.weight_bytes + self._precision.gradient_bytes
+        in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         per_element = held_bytes + self._state_bytes / shards
         return StageProblem(
             micro_batch=costs.micro_batch,
@@ -121,7 +122,8 @@ class Formulator:
             saved_bytes=costs.saved_bytes,
             checkpoint_bytes=costs.checkpoint_bytes,
             working_bytes=ranges.working_bytes,
-            in_flight=in_flight_table(schedule, placement.replicas, width, micro_batches),
+            in_flight=in_flight,
+            passing=passing,
             link=placement.link,
             receive_s=_transfers(placement.sends, costs.boundary_bytes),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
@@ -175,23 +177,29 @@ def _range_maxima(values: np.ndarray) -> np.ndarray:
     return np.triu(np.maximum.accumulate(spread, axis=1))
 
 
-def in_flight_table(schedule: str, replicas: np.ndarray, slice_devices: int, micro_batches: int) -> np.ndarray:
-    """int64 [R, W + 1]: micro-batches that a stage with r replicas keeps when it and all later stages have d devices.
+def warm_up_tables(
+    schedule: str, replicas: np.ndarray, slice_devices: int, micro_batches: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many micro-batches a stage keeps, as a search that adds stages in front needs it.
 
-    GPipe keeps all m / r; 1F1B min(m / r, ceil(d / r)) (Narayanan et al., SOSP 2019, for unequal replicas). 0 where d < r.
+    GPipe keeps all m / r. In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but at
+    most m / r, when x micro-batches pass the next stage before that one's first backward; r times that then pass this one.
+
+    Returns:
+        (in_flight, passing): int64 [R, X + 1] each, by x. Rounding up adds less than r a stage, so x stays below twice the
+        devices; beyond m it makes no difference. X is the lesser of these.
 
     Raises:
-        UsageError: the schedule's count does not follow from the devices of the later stages.
+        UsageError: the schedule's count does not follow from the later stages in this way.
     """
     own = (micro_batches // replicas)[:, None]
-    suffix = np.arange(slice_devices + 1)[None, :]
+    coming = np.arange(min(micro_batches, 2 * slice_devices) + 1)[None, :]
     if schedule == "gpipe":
-        counts = np.broadcast_to(own, (len(replicas), slice_devices + 1))
-    elif schedule == "1f1b":
-        counts = np.minimum(own, -(-suffix // replicas[:, None]))
-    else:
-        raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
-    return np.where(suffix >= replicas[:, None], counts, 0)
+        return np.broadcast_to(own, (len(replicas), coming.shape[1])).copy(), np.zeros((len(replicas), coming.shape[1]), int)
+    if schedule == "1f1b":
+        forwards = 1 + -(-coming // replicas[:, None])
+        return np.minimum(own, forwards), np.minimum(forwards * replicas[:, None], coming[0, -1])
+    raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
 
 
 def _sync_s(placement: Placement, place: int, elements: np.ndarray, zero: int, chosen: Precision) -> np.ndarray:

@@ -44,8 +44,10 @@ class StageProblem:
         saved_bytes: [n, n] activations kept for one micro-batch.
         checkpoint_bytes: [n, n] the same when the stage is recomputed.
         working_bytes: [n, n] what a recomputed stage needs beside: all of one block's activations.
-        in_flight: int64 [R, W + 1], micro-batches kept by a stage with r replicas that has, together with all later
-            stages, d devices (0 where d < r).
+        in_flight: int64 [R, X + 1], micro-batches kept by a replica of a stage with replicas[o] when x of them pass the
+            stage after it before that one's first backward (0 for the last stage; x never falls below the number of
+            devices of all later stages, except where it does not matter).
+        passing: int64 [R, X + 1], how many then pass this stage before its own first backward; capped at X.
         link: int64 [R, R, W + 1], class of the boundary at a between a stage with replicas[o'] and one with replicas[o]
             after it (-1 where they do not fit); all transfers of a class take the same time.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
@@ -73,6 +75,7 @@ class StageProblem:
     checkpoint_bytes: np.ndarray
     working_bytes: np.ndarray
     in_flight: np.ndarray
+    passing: np.ndarray
     link: np.ndarray
     receive_s: np.ndarray
     return_s: np.ndarray
