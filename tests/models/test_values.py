@@ -260,3 +260,16 @@ def test_tiny_models_run_and_give_finite_logits(case: str) -> None:
     assert logits.shape == shape
     assert np.isfinite(logits).all()
     assert logits.std() > 1e-3
+
+
+@pytest.mark.parametrize("case", sorted(TINY))
+def test_nothing_inside_a_graph_is_tied_to_its_batch(case: str) -> None:
+    size, feeds, _ = TINY[case]
+    wide = {name: np.concatenate([array, array[:1]]) for name, array in feeds.items()}
+    expected = run(models.build_custom(size, batch=BATCH + 1, seq=SEQ, seed=1), wide)
+    model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
+    del model.graph.value_info[:]
+    for tensor in [*model.graph.input, *model.graph.output]:
+        tensor.type.tensor_type.shape.dim[0].dim_value = BATCH + 1
+    for found, wanted in zip(run(model, wide), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
