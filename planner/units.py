@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from enum import StrEnum
 
 from planner.errors import UsageError
@@ -69,11 +70,10 @@ def parse(text: object, dimension: Dimension) -> float:
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise UsageError(f"{str(text)!r} is not {dimension}", hint=f"write a number and {_choices(dimension)}")
-    number, unit = float(match[1].replace("_", "")), match[2] or ""
+    number, unit = match[1].replace("_", ""), match[2] or ""
     if unit in units:
-        factor = units[unit]
-        # Dividing by the whole reciprocal keeps "5 us" the float nearest to 5e-6.
-        return number * factor if factor >= 1 else number / round(1 / factor)
+        # In decimal, so that "2.039 TB/s" is the float nearest to 2.039e12.
+        return float(Decimal(number) * Decimal(repr(units[unit])))
     if not unit:
         raise UsageError(f"{text} has no unit: expected {dimension}", hint=f"write {text} with {_choices(dimension)}")
     raise UsageError(f"{unit!r} is not a unit of {dimension}", hint=_unit_hint(unit, dimension))

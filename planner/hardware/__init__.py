@@ -12,6 +12,7 @@ from planner.hardware.collectives import (
 )
 from planner.hardware.loader import lint, load_cluster, load_device, profile_json_schema
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level
+from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
 __all__ = [
     "ALGORITHMS",
@@ -31,6 +32,10 @@ __all__ = [
     "load_cluster",
     "load_device",
     "profile_json_schema",
+    "profile_template",
+    "profile_text",
+    "profile_yaml",
+    "resolved_profile",
     "send_terms",
     "strided_terms",
 ]

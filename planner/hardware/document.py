@@ -48,7 +48,7 @@ class Document:
             mark = (self.keys.get(path) if at_key else None) or self.values.get(path) or self.keys.get(path)
             if mark is not None:
                 return self.problem_at(mark, message, hint)
-            path, at_key = path[:-1], True
+            path = path[:-1]
         return self.problem_at(Mark(0, 0), message, hint)
 
     def problem_at(self, mark: Mark, message: str, hint: str = "") -> Problem:

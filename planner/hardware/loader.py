@@ -31,7 +31,7 @@ def load_cluster(name_or_path: str | Path, *, nodes: int | None = None) -> Clust
     """
     if nodes is not None and nodes < 1:
         raise HardwareError(f"{nodes} nodes make no cluster", hint="take 1 or more")
-    spec = _profile(name_or_path)
+    spec = read_profile(name_or_path)
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile
 
@@ -52,7 +52,7 @@ def load_device(name_or_path: str | Path) -> Device:
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile
 
-    spec = _profile(name_or_path)
+    spec = read_profile(name_or_path)
     if not isinstance(spec, DeviceFile):
         raise HardwareError(f"{name_or_path!s} is a cluster, not a device", hint=f"known: {', '.join(device_names())}")
     return resolve.build_device(spec.device, spec, spec.sources)
@@ -65,7 +65,7 @@ def device_types(spec: ClusterFile) -> dict[str, tuple[Any, dict[str, str]]]:
         if part.type in spec.device_types:
             found[part.type] = (spec.device_types[part.type], dict(spec.sources))
         else:
-            device: Any = _profile(part.type)
+            device: Any = read_profile(part.type)
             found[part.type] = (device, device.sources)
     return found
 
@@ -115,7 +115,12 @@ def profile_path(name_or_path: str | Path) -> Path:
     return path
 
 
-def _profile(name_or_path: str | Path) -> ClusterFile | DeviceFile:
+def read_profile(name_or_path: str | Path) -> ClusterFile | DeviceFile:
+    """The checked content of a profile file.
+
+    Raises:
+        HardwareError: no such profile, or findings in its file.
+    """
     path = profile_path(name_or_path)
     if path == bundled_path(str(name_or_path)):
         return _bundled(path)

@@ -45,14 +45,20 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
     default: dict[str, Any] = {
         "reserve": ReserveFigure.model_construct(value=2e9, **_assumed("context and kernels of a GPU runtime")),
         "matrix_efficiency": FlopCurve.model_construct(
-            points={size * reduced: part for size, part in _MATRIX_SHAPE.items()}, **_assumed("shape of an A100")
+            points={_rounded(size * reduced): part for size, part in _MATRIX_SHAPE.items()},
+            **_assumed("shape of an A100"),
         ),
         "memory_efficiency": ByteCurve.model_construct(
-            points={size * moved: part for size, part in _MEMORY_SHAPE.items()}, **_assumed("shape of an A100")
+            points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
+            **_assumed("shape of an A100"),
         ),
         "launch": TimeFigure.model_construct(value=5e-6, **_assumed("one kernel launch of a GPU runtime")),
     }
     return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
+
+
+def _rounded(size: float) -> float:
+    return float(f"{size:.2g}")
 
 
 def _assumed(note: str) -> dict[str, Any]:
@@ -87,6 +93,7 @@ def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], pr
         launch_s=full.launch.value,
         price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
         sources={key: cite(item, own_sources) for key, item in cited.items() if item is not None},
+        about=full.about,
     )
 
 
@@ -109,19 +116,18 @@ def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mappi
     Raises:
         HardwareError: the number of nodes does not go with the sizes of the profile.
     """
-    inside, between = spec.node, spec.network
-    node_size = math.prod(entry.size or 1 for entry in inside)
-    pattern = [part.count for part in spec.devices]
-    wrong = arrange([e.size or 1 for e in inside], [e.size or 1 for e in between[:-1]], bool(between), pattern, nodes)
+    node_size = math.prod(entry.size or 1 for entry in spec.node)
+    wrong = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
     if spec.max_nodes is not None and nodes > spec.max_nodes:
         wrong.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
     if wrong:
         raise HardwareError(wrong[0][1], where=spec.cluster, hint=wrong[0][2])
     price = spec.node_price.value / node_size if spec.node_price else None
-    names = list(dict.fromkeys(part.type for part in spec.devices))
+    pattern = [part.type for part in spec.devices for _ in range(part.count)]
+    ranks = [pattern[i % len(pattern)] for i in range(node_size * nodes)]
+    names = list(dict.fromkeys(ranks))
     devices = tuple(build_device(name, types[name][0], types[name][1], price) for name in names)
-    row = np.repeat([names.index(part.type) for part in spec.devices], pattern)
-    device_types = np.tile(row, node_size * nodes // len(row)).astype(np.int64)
+    device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
     levels, sources = _levels(spec, nodes)
     name = spec.cluster if nodes == spec.nodes else f"{spec.cluster} ({nodes} node{'s' if nodes > 1 else ''})"
     return Cluster(
@@ -196,7 +202,7 @@ def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Se
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [{k: v for k, v in asdict(device).items() if k != "sources"} for device in devices],
+        "devices": [{k: v for k, v in asdict(device).items() if k not in ("sources", "about")} for device in devices],
         "ranks": runs,
         "levels": [{k: v for k, v in asdict(level).items() if k != "name"} for level in levels],
     }

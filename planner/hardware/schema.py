@@ -5,7 +5,7 @@ Only the loader imports this module (pydantic takes its time); the rest of the p
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,8 @@ def finding(message: str, hint: str = "") -> PydanticCustomError:
 
 def _read(dimension: Dimension, least: float, most: float) -> BeforeValidator:
     def read(text: object) -> float:
+        if text is None:
+            raise finding("no value is given", f"write {dimension}, with {EXAMPLES[dimension]}")
         try:
             value = parse(text, dimension)
         except UsageError as error:
@@ -76,7 +78,9 @@ class Cited(Strict):
     """Something with a source."""
 
     source: str | None = Field(None, description="where it comes from: a key of `sources`, or a citation or URL")
-    verified: bool = Field(True, description="false for a figure that nobody has checked against its source")
+    verified: bool = Field(
+        True, strict=True, description="false for a figure that nobody has checked against its source"
+    )
     note: str | None = Field(None, description="how it was derived, or what to know about it")
 
     @field_validator("source")
@@ -91,6 +95,7 @@ class Cited(Strict):
 class Figure(Cited):
     """One quantity, written as `80 GB` or as `{value: 80 GB, source: vendor}`."""
 
+    dimension: ClassVar[Dimension]
     value: Any
 
     @model_validator(mode="before")
@@ -107,48 +112,56 @@ class Figure(Cited):
 class MemoryFigure(Figure):
     """An amount of memory, such as `80 GB`."""
 
+    dimension: ClassVar[Dimension] = Dimension.BYTES
     value: Bytes
 
 
 class ReserveFigure(Figure):
     """An amount of memory that may be nothing, such as `2 GB`."""
 
+    dimension: ClassVar[Dimension] = Dimension.BYTES
     value: Reserve
 
 
 class BandwidthFigure(Figure):
     """A bandwidth without a direction, such as `2039 GB/s` of device memory."""
 
+    dimension: ClassVar[Dimension] = Dimension.BYTE_RATE
     value: ByteRate
 
 
 class ComputeFigure(Figure):
     """A computing rate, such as `312 TFLOP/s`."""
 
+    dimension: ClassVar[Dimension] = Dimension.FLOP_RATE
     value: FlopRate
 
 
 class TimeFigure(Figure):
     """A time, such as `5 us`."""
 
+    dimension: ClassVar[Dimension] = Dimension.SECONDS
     value: Seconds
 
 
 class FractionFigure(Figure):
     """An achievable fraction, such as `87%`."""
 
+    dimension: ClassVar[Dimension] = Dimension.FRACTION
     value: Fraction
 
 
 class PriceFigure(Figure):
     """A price, such as `4.10 $/h`."""
 
+    dimension: ClassVar[Dimension] = Dimension.PRICE
     value: Price
 
 
 class PeerLink(Cited):
     """The wire between two single devices; its direction must be said."""
 
+    dimension: ClassVar[Dimension] = Dimension.BYTE_RATE
     value: ByteRate
     direction: Direction = Field(description="is the figure `per-direction`, or `bidirectional` (both summed)?")
 
@@ -167,6 +180,7 @@ class Port(PeerLink):
 class FlopCurve(Cited):
     """Achievable fraction by FLOPs of one operation, as `{1 GFLOP: 55%, 128 GFLOP: 87%}`."""
 
+    dimension: ClassVar[Dimension] = Dimension.FLOPS
     points: dict[Flops, Fraction] = Field(min_length=1)
 
     _ascending = field_validator("points")(lambda points: _ascending(points))
@@ -175,6 +189,7 @@ class FlopCurve(Cited):
 class ByteCurve(Cited):
     """Achievable fraction by bytes of one operation, as `{1 MB: 60%, 100 MB: 90%}`."""
 
+    dimension: ClassVar[Dimension] = Dimension.BYTES
     points: dict[Bytes, Fraction] = Field(min_length=1)
 
     _ascending = field_validator("points")(lambda points: _ascending(points))

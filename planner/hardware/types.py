@@ -52,6 +52,8 @@ class Device:
         memory_efficiency: achievable fraction of that bandwidth by bytes of one operation.
         launch_s: host-side cost of launching one kernel.
         price_per_hour: US dollars a device and hour, 0 when unknown.
+        sources: where each figure comes from, by its key in the profile, with notes and "not verified" where so.
+        about: one line on what it is.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Device:
     launch_s: float
     price_per_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
 
     @property
     def usable_bytes(self) -> int:

@@ -52,7 +52,7 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
         "sources": {**citations(), **_mapping(data, "sources")},
         "devices": {*device_names(), *own},
     }
-    problems = _unknown_sizes(document, data) if model is ClusterFile else []
+    problems = _size_problems(document, data) + _same_levels(document, data) if model is ClusterFile else []
     try:
         return model.model_validate(data, context=context), problems
     except ValidationError as error:
@@ -89,6 +89,8 @@ def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -
             return document.problem(location, f"{name!r} must be at least {context['ge']}, not {detail['input']}")
         case "too_short":
             return document.problem(location, f"{name!r} is empty", _description(model, location))
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return document.problem(location, f"{name!r} should be a mapping of keys", _description(model, location))
         case _:
             message = detail["msg"].replace("Input should be", f"{name!r} should be").replace("valid ", "")
             return document.problem(location, message, _description(model, location))
@@ -130,7 +132,7 @@ def _unwrap(kind: Any) -> Any:  # noqa: ANN401
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 
-def _unknown_sizes(document: Document, data: dict[str, Any]) -> list[Problem]:
+def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
     """Sizes that do not multiply; what is not a number is left to the schema's own findings."""
     inside = [_int(entry, "size") for entry in _list(data, "node")]
     between = [_int(entry, "size") for entry in _list(data, "network")]
@@ -148,13 +150,26 @@ def _unknown_sizes(document: Document, data: dict[str, Any]) -> list[Problem]:
         problems.append(document.problem(("network", len(between) - 1, "size"), "the outermost level has a size", hint))
     if any(size is None for size in (*inside, *between[:-1])):
         return problems
-    findings = arrange([s for s in inside if s], [s for s in between[:-1] if s], bool(between), counts, nodes)
+    findings = arrange([size for size in between[:-1] if size], bool(between), nodes)
+    findings += _devices_fit(math.prod(size for size in inside if size), nodes, sum(counts))
     most = _int(data, "max_nodes")
     if most is not None and nodes > most:
         findings.append(
             (("nodes",), f"{nodes} nodes are more than max_nodes: {most}", "lower nodes or raise max_nodes")
         )
     return problems + [document.problem(place, message, hint) for place, message, hint in findings]
+
+
+def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """Two levels of one name, which figures and messages could not tell apart."""
+    problems, seen = [], set()
+    for place in ("node", "network"):
+        for i, entry in enumerate(_list(data, place)):
+            name = entry.get("level")
+            if isinstance(name, str) and name in seen:
+                problems.append(document.problem((place, i, "level"), f"two levels are called {name!r}", "rename one"))
+            seen.add(name)
+    return problems
 
 
 def _list(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -167,16 +182,23 @@ def _int(data: Any, key: str) -> int | None:  # noqa: ANN401
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def arrange(
-    inside: list[int], between: list[int], grows: bool, counts: list[int], nodes: int
-) -> list[tuple[Location, str, str]]:
-    """What is wrong with the sizes of a cluster: places, messages and hints; nothing when they multiply.
+def _devices_fit(inner: int, nodes: int, listed: int) -> list[tuple[Location, str, str]]:
+    """The device list is a pattern that fills a node, or whole nodes, and no more of them than there are."""
+    if inner % listed and listed % inner:
+        hint = f"let the counts add up to {inner} or a multiple of it"
+        return [(("devices",), f"{listed} devices listed, which neither fill a node of {inner} nor whole nodes", hint)]
+    if listed > inner * nodes:
+        hint = f"set nodes: {listed // inner}, or list fewer"
+        return [(("devices",), f"{listed} devices listed, but nodes: {nodes} of {inner} hold {inner * nodes}", hint)]
+    return []
+
+
+def arrange(between: list[int], grows: bool, nodes: int) -> list[tuple[Location, str, str]]:
+    """What is wrong with a number of nodes: places, messages and hints; nothing when the sizes multiply.
 
     Args:
-        inside: sizes of the levels inside a node.
         between: sizes of the levels that join nodes, without the outermost, which takes the rest.
         grows: whether there is an outermost level that joins nodes.
-        counts: devices of each type in rank order, a pattern that is repeated until the cluster is full.
         nodes: how many nodes.
     """
     findings: list[tuple[Location, str, str]] = []
@@ -185,16 +207,9 @@ def arrange(
         findings.append((("nodes",), f"{nodes} nodes, but no level joins nodes", hint))
     filled = 1
     for i, size in enumerate(between):
-        if nodes > filled * size and nodes % (filled * size):
-            message = f"{nodes} nodes do not fill groups of {filled * size}"
-            below = nodes // (filled * size) * filled * size
-            hint = f"take {below} or {below + filled * size} nodes, or change the size"
-            findings.append((("network", i, "size"), message, hint))
         filled *= size
-    total, pattern = math.prod(inside) * nodes, sum(counts)
-    if total % pattern:
-        message = (
-            f"{total} devices ({math.prod(inside)} a node, {nodes} nodes) are not a multiple of the {pattern} listed"
-        )
-        findings.append((("devices",), message, f"let the counts add up to {math.prod(inside)} or {total}"))
+        if nodes > filled and nodes % filled:
+            below = nodes // filled * filled
+            hint = f"take {below} or {below + filled} nodes, or change the size"
+            findings.append((("network", i, "size"), f"{nodes} nodes do not fill groups of {filled}", hint))
     return findings

@@ -1,0 +1,188 @@
+"""Profiles as text: the resolved form of one, and the start of a new one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import HardwareError
+from planner.hardware.catalog import bundled_path, citations
+from planner.hardware.loader import device_types, profile_path, read_profile
+from planner.units import Dimension, render
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_HEADER = """\
+# A hardware profile for shardplan. Check it:  shardplan hardware lint {file}
+#
+# Quantities are strings with units: 80 GB, 25 Gbit/s, 312 TFLOP/s, 5 us, 87%. A figure is written short (`80 GB`) or
+# with its source: {{value: 80 GB, source: mleng}}; add `verified: false` and a `note` where they help. Short names of
+# sources are those of the bundled profiles or your own under `sources:`.
+#
+#   devices    a device name, or a list of {{type, count}} in the order of the ranks for a mixed pool
+#   node       levels of links inside a node, innermost first; `size` is how many devices, then groups, each joins
+#   network    levels that join nodes; the outermost has no size, it grows with --nodes
+#   port       what joins ONE device (or group, or node) to the level: value, count of equal ports, and direction:
+#              `per-direction`, or `bidirectional` when the figure sums both, as vendors' NVLink figures do
+#   peer       only in a mesh or torus: the wire between two single devices
+#   latency    start-up time of one message;  efficiency: achievable fraction of the port's bandwidth
+#   measured   collectives that were measured here; they replace the model where the number of ranks agrees
+#
+# For completion in an editor:  shardplan hardware schema > hardware.schema.json, and as the first line of this file
+#   # yaml-language-server: $schema=hardware.schema.json
+"""
+
+
+def resolved_profile(name_or_path: str | Path, nodes: int | None = None) -> dict[str, Any]:
+    """A profile that stands alone: devices written out, defaults filled in, sources cited in full.
+
+    Read back, it is the same machine with the same fingerprint.
+
+    Raises:
+        HardwareError: as `load_cluster`.
+    """
+    from planner.hardware.resolve import with_defaults
+    from planner.hardware.schema import DeviceFile
+
+    spec = read_profile(name_or_path)
+    if isinstance(spec, DeviceFile):
+        if nodes not in (None, 1):
+            raise HardwareError(
+                f"{spec.device!r} is a single device, not a cluster", hint="leave out the number of nodes"
+            )
+        content = {"device": spec.device, **_plain(with_defaults(spec))}
+        return _with_sources(content, spec.sources)
+    types = device_types(spec)
+    content = _plain(spec)
+    content["nodes"] = nodes or spec.nodes
+    if len(spec.devices) == 1 and spec.devices[0].count == 1:
+        content["devices"] = spec.devices[0].type
+    content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}
+    own = dict(spec.sources)
+    for _, extra in types.values():
+        own.update(extra)
+    return _with_sources(content, own)
+
+
+def _with_sources(content: dict[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """The citations that the content uses, spelled out at its end."""
+    content.pop("sources", None)
+    known = {**citations(), **own}
+    used = sorted({name for name in _sources_in(content) if name in known})
+    return {**content, "sources": {name: known[name] for name in used}} if used else content
+
+
+def _sources_in(content: object) -> list[str]:
+    if isinstance(content, list):
+        return [name for item in content for name in _sources_in(item)]
+    if not isinstance(content, dict):
+        return []
+    own = [content["source"]] if isinstance(content.get("source"), str) else []
+    return own + [name for item in content.values() for name in _sources_in(item)]
+
+
+def _plain(model: BaseModel) -> dict[str, Any]:
+    """A model as plain data in the notation of the files; what is absent or says nothing is left out."""
+    from planner.hardware.schema import Cited, MeasuredRow
+
+    if isinstance(model, MeasuredRow):
+        rate = render(model.bandwidth, Dimension.BYTE_RATE)
+        return {"ranks": model.ranks, "latency": render(model.latency, Dimension.SECONDS), "bandwidth": rate}
+    found: dict[str, Any] = {}
+    dimension = getattr(model, "dimension", None)
+    fields = [name for name in type(model).model_fields if name not in ("device", "sources")]
+    for name in sorted(fields, key=lambda name: name in Cited.model_fields):
+        value = getattr(model, name)
+        if name == "value" and dimension is not None:
+            found[name] = render(value, dimension)
+        elif name == "points" and dimension is not None:
+            found[name] = {render(k, dimension): render(v, Dimension.FRACTION) for k, v in value.items()}
+        elif value not in (None, "", [], {}) and (name, value) not in (("verified", True), ("count", 1)):
+            found[name] = _plain_value(value)
+    return found
+
+
+def _plain_value(value: Any) -> Any:  # noqa: ANN401
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
+        return _plain(value)
+    if isinstance(value, list):
+        return [_plain_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain_value(item) for key, item in value.items()}
+    return value
+
+
+def profile_yaml(content: Mapping[str, Any]) -> str:
+    """A profile as YAML text, one line a figure."""
+    from ruamel.yaml import YAML
+
+    writer = YAML()
+    writer.width = 4096
+    writer.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    writer.dump(_styled(content), stream)
+    return stream.getvalue()
+
+
+def _styled(content: Any) -> Any:  # noqa: ANN401
+    """The same content with mappings that hold only scalars on one line, in ruamel.yaml's own types."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    if isinstance(content, Mapping):
+        styled = CommentedMap({key: _styled(value) for key, value in content.items()})
+        if {"value", "type", "ranks"} & content.keys() or all(str(v).endswith("%") for v in content.values()):
+            styled.fa.set_flow_style()
+        return styled
+    if isinstance(content, list):
+        return CommentedSeq(_styled(item) for item in content)
+    return content
+
+
+def profile_text(name_or_path: str | Path) -> str:
+    """The text of a profile file as it was written, comments included.
+
+    Raises:
+        HardwareError: there is no such profile.
+    """
+    return profile_path(name_or_path).read_text(encoding="utf-8")
+
+
+def profile_template(name_or_path: str | Path, name: str) -> str:
+    """A commented profile called `name` to start one's own from: another cluster's text with its devices written out.
+
+    Raises:
+        HardwareError: there is no such profile, it has errors, or it is a device.
+    """
+    from planner.hardware.schema import ClusterFile
+
+    spec = read_profile(name_or_path)
+    if not isinstance(spec, ClusterFile):
+        raise HardwareError(
+            f"{spec.device!r} is a device, not a cluster", hint="start from one of `shardplan hardware list`"
+        )
+    text = profile_text(name_or_path).splitlines()
+    start = next(i for i, line in enumerate(text) if line and not line.startswith("#"))
+    body = [f"cluster: {name}" if line.startswith("cluster:") else line for line in text[start:]]
+    inlined = [part for part in dict.fromkeys(p.type for p in spec.devices) if part not in spec.device_types]
+    if inlined and not spec.device_types:
+        body += ["", "device_types: # remove one to use the bundled device of that name", *_inlined(inlined)]
+    return _HEADER.format(file=f"{name}.yaml") + "\n".join(body) + "\n"
+
+
+def _inlined(types: list[str]) -> list[str]:
+    """Text of the bundled devices, indented under their names, without name and introductory comments."""
+    lines: list[str] = []
+    for name in types:
+        path = bundled_path(name)
+        if path is None:
+            raise HardwareError(f"device {name!r} is not bundled")
+        text = path.read_text(encoding="utf-8").splitlines()
+        start = next(i for i, line in enumerate(text) if line.startswith("device:"))
+        lines.append(f"  {name}:")
+        lines += [f"    {line}" if line else "" for line in text[start + 1 :]]
+    return lines
