@@ -59,6 +59,10 @@ _EXPORTS = {
     "read_plan": "planner.plan",
     "write_plan": "planner.plan",
     "plan_schema": "planner.plan",
+    # importers
+    "load_graph": "planner.importers",
+    "graph_from_proto": "planner.importers",
+    "ImportOptions": "planner.importers",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,0 +1,79 @@
+"""ONNX models: files without their weights, or models in memory, as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.graph import Graph
+from planner.importers.onnx_graph.freeze import freeze
+from planner.importers.onnx_graph.modules import assign_modules
+from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
+from planner.importers.onnx_graph.resolve import resolve
+from planner.importers.onnx_graph.sharing import note_ties, order_weights, separate_merged
+from planner.importers.onnx_graph.simplify import (
+    collapse_aliases,
+    drop_final_softmax,
+    fold_constant_regions,
+    remove_dead,
+)
+from planner.importers.onnx_graph.suspicions import note_folded_batch_norms, note_missing_biases
+from planner.importers.onnx_graph.ties import restore_ties
+from planner.importers.onnx_graph.weights import find_weights
+from planner.importers.onnx_graph.work import WorkGraph
+from planner.importers.types import FORMATS, Format, ImportOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+PASSES: tuple[Callable[[WorkGraph, ImportOptions], None], ...] = (
+    fold_constant_regions,
+    collapse_aliases,
+    drop_final_softmax,
+    remove_dead,
+    assign_modules,
+    find_weights,
+    separate_merged,
+    order_weights,
+    note_ties,
+    restore_ties,
+    note_folded_batch_norms,
+    note_missing_biases,
+)
+"""What happens between resolving shapes and freezing, in order; each pass changes the working graph in place."""
+
+
+def graph_from_proto(
+    model: onnx.ModelProto,
+    *,
+    name: str = "",
+    dims: Mapping[str, int] | None = None,
+    options: ImportOptions | None = None,
+    where: str = "",
+) -> Graph:
+    """An ONNX model in memory as a graph; the model is not changed.
+
+    Args:
+        model: the model; its weights may be absent (external) or empty.
+        name: what to call it; the graph's own name when empty.
+        dims: sizes of symbolic axes, and trip counts of loops that do not say theirs, by name.
+        options: choices that the model leaves open.
+        where: file name for errors.
+
+    Raises:
+        ModelError: an axis without a size, contradicting shapes, or a needed shape that cannot be found.
+        UsageError: options that name no parameter.
+    """
+    check_model(model, where)
+    work = resolve(model, name, dims or {}, where)
+    for transform in PASSES:
+        transform(work, options or ImportOptions())
+    return freeze(work)
+
+
+def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+    return graph_from_proto(read_model(path), name=path.stem, dims=dims, options=options, where=str(path))
+
+
+FORMATS.register("onnx", Format("ONNX", (".onnx", ".pb"), looks_like_onnx, _load))

@@ -1,0 +1,117 @@
+"""ONNX attributes and node metadata as plain Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.graph import AttributeValue
+from planner.importers.onnx_graph.work import Array, Scope
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOAT, INT, STRING, TENSOR, GRAPH, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_NAMESPACE = "namespace"
+
+
+def shortest_float(value: float) -> float:
+    """The shortest decimal that a 32-bit float stands for: 0.1, not 0.10000000149."""
+    return float(str(np.float32(value)))
+
+
+def plain_attributes(node: onnx.NodeProto) -> dict[str, AttributeValue]:
+    """All attributes but tensors and graphs, as plain Python values."""
+    found: dict[str, AttributeValue] = {}
+    for attribute in node.attribute:
+        kind = attribute.type
+        if kind == INT:
+            found[attribute.name] = attribute.i
+        elif kind == INTS:
+            found[attribute.name] = tuple(attribute.ints)
+        elif kind == FLOAT:
+            found[attribute.name] = shortest_float(attribute.f)
+        elif kind == STRING:
+            found[attribute.name] = attribute.s.decode("utf-8", "replace")
+        elif kind == FLOATS:
+            found[attribute.name] = tuple(shortest_float(f) for f in attribute.floats)
+        elif kind == STRINGS:
+            found[attribute.name] = tuple(s.decode("utf-8", "replace") for s in attribute.strings)
+    return found
+
+
+def scope_of(node: onnx.NodeProto) -> Scope:
+    """The module a node belongs to: from the exporter's metadata, else from a path in the node's name."""
+    data = {entry.key: entry.value for entry in node.metadata_props}
+    scopes = string_list(data.get(_NAME_SCOPES, ""))
+    classes = string_list(data.get(_CLASSES, ""))
+    if not scopes and _NAMESPACE in data:
+        steps = [step.partition(": ") for step in data[_NAMESPACE].split("/")]
+        scopes, classes = [step[0] for step in steps], [step[2] for step in steps]
+    if scopes:
+        owner = len(scopes) - 2
+        module_class = classes[owner] if 0 <= owner < len(classes) else ""
+        return Scope(scopes[owner] if owner >= 0 else "", module_class, classes[-1] if classes else "")
+    return Scope(_path_in_name(node.name))
+
+
+def string_list(text: str) -> list[str]:
+    """The strings of a Python list written as text, as exporters put them into metadata; empty for anything else."""
+    if not (text.startswith("['") and text.endswith("']")):
+        return []
+    return text[2:-2].split("', '")
+
+
+def _path_in_name(name: str) -> str | None:
+    """Module path in a node name such as `/layer1/layer1.0/conv1/Conv`, where a container repeats its own name."""
+    if "/" not in name:
+        return None
+    steps: list[str] = []
+    for step in name.strip("/").split("/")[:-1]:
+        if steps and step.startswith(steps[-1] + "."):
+            steps.pop()
+        steps.append(step)
+    return ".".join(steps)
+
+
+def tensor_value(tensor: onnx.TensorProto) -> Array | None:
+    """A stored tensor as numpy; None when its data is not in the message or of a type numpy cannot hold."""
+    from onnx import numpy_helper
+
+    if tensor.data_location == 1:
+        return None
+    try:
+        value = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, NotImplementedError):
+        return None
+    if value.dtype.kind in "biufc":
+        return value
+    return value.astype(np.float32) if value.dtype.kind == "V" else None
+
+
+def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | None:
+    """Shape, element type and value (a tensor message or numpy array) of a Constant node; None for an unknown form."""
+    for attribute in node.attribute:
+        name = attribute.name
+        if name == "value":
+            return tuple(attribute.t.dims), attribute.t.data_type, attribute.t
+        if name == "sparse_value":
+            sparse = attribute.sparse_tensor
+            return tuple(sparse.dims), sparse.values.data_type, None
+        if name == "value_int":
+            return (), 7, np.array(attribute.i, dtype=np.int64)
+        if name == "value_ints":
+            return (len(attribute.ints),), 7, np.array(attribute.ints, dtype=np.int64)
+        if name == "value_float":
+            return (), 1, np.array(attribute.f, dtype=np.float32)
+        if name == "value_floats":
+            return (len(attribute.floats),), 1, np.array(attribute.floats, dtype=np.float32)
+        if name == "value_string":
+            return (), 8, None
+        if name == "value_strings":
+            return (len(attribute.strings),), 8, None
+    return None

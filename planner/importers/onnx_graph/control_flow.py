@@ -1,0 +1,310 @@
+"""Replace model-local functions, If, Loop and Scan by their bodies.
+
+A body's own names get the call's first output in front, names from outside stay, so edges to them are kept. The nodes
+of a loop's body appear once, with the trip count as `repeat`; a value carried from one turn to the next enters through
+a pinned Identity, so that the first turn's constant is not taken for all turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.errors import ModelError
+from planner.importers.onnx_graph.attributes import plain_attributes, scope_of
+from planner.importers.onnx_graph.work import Scope, TensorType, WorkNode
+
+if TYPE_CHECKING:
+    import onnx
+
+    from planner.importers.onnx_graph.resolve import Frame, Handler, Resolver
+
+_INT64 = TensorType((), 7)
+_GRAPH, _GRAPHS = 5, 10
+
+
+def loop_names(graph: onnx.GraphProto) -> list[str]:
+    """Names by which the trip counts of a graph's loops can be given, nested ones included."""
+    found = []
+    for node in graph.node:
+        if node.op_type == "Loop":
+            found.append(_loop_name(node))
+        for inner in _subgraphs(node):
+            found.extend(loop_names(inner))
+    return found
+
+
+def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.FunctionProto, frame: Frame) -> None:
+    """Put a model-local function's body in place of a call."""
+    prefix = _prefix(node)
+    produced = {name for inner in function.node for name in inner.output}
+    names = {name: f"{prefix}{name}" for name in produced if name}
+    actual = [*node.input, *[""] * (len(function.input) - len(node.input))]
+    names.update(zip(function.input, actual, strict=False))
+    passed = []
+    for formal, target in zip(function.output, node.output, strict=False):
+        if target and formal in produced and formal not in function.input:
+            names[formal] = target
+        elif target:
+            passed.append((names.get(formal, formal), target))
+    given = {attribute.name: attribute for attribute in function.attribute_proto}
+    given.update((attribute.name, attribute) for attribute in node.attribute)
+    for value in function.value_info:
+        resolver.hints.setdefault(names.get(value.name, value.name), value.type)
+    versions = {**frame.versions, **{entry.domain: entry.version for entry in function.opset_import}}
+    versions = {("" if domain == "ai.onnx" else domain): version for domain, version in versions.items()}
+    inner_frame = replace(frame, versions=versions, scope=_scope(node, frame))
+    resolver.work.fates["plumbing"] += 1
+    resolver.walk((_renamed(inner, names, given) for inner in function.node), inner_frame)
+    for source, target in passed:
+        resolver.alias(source, target, inner_frame)
+
+
+def _if(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    branches = {a.name: a.g for a in node.attribute if a.type == _GRAPH}
+    chosen_nodes: list[WorkNode] = []
+    condition = resolver.value(node.input[0])
+    work, label = resolver.work, node.name or node.output[0]
+    resolver.type_of(node.input[0], f"If {label!r}")
+    work.fates["plumbing"] += 1
+    if condition is not None:
+        chosen = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+        outputs = _body(resolver, node, branches[chosen], {}, frame)
+        work.info("if-branch", f"If {label!r}: its condition is constant, only the {chosen} runs", label)
+    else:
+        outer, costs, results, lists = work.nodes, {}, {}, {}
+        for name in ("then_branch", "else_branch"):
+            work.nodes = []
+            results[name] = _body(resolver, node, branches[name], {}, frame, tag=name)
+            lists[name], costs[name] = work.nodes, _rough_work(work.nodes, work.types)
+        work.nodes = outer
+        chosen = "else_branch" if costs["else_branch"] > costs["then_branch"] else "then_branch"
+        other = "then_branch" if chosen == "else_branch" else "else_branch"
+        outputs, chosen_nodes = results[chosen], lists[chosen]
+        work.fates["dead"] += len(lists[other])
+        work.warn("if-branch", f"If {label!r}: the condition depends on data; the costlier {chosen} is priced", label)
+    work.nodes.extend(chosen_nodes)
+    for source, target in zip(outputs, node.output, strict=False):
+        if target:
+            resolver.alias(source, target, frame)
+
+
+def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    body = next(a.g for a in node.attribute if a.name == "body")
+    trips = _trip_count(resolver, node)
+    inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
+    prefix = _prefix(node)
+    names = {}
+    counter, condition = body.input[0].name, body.input[1].name
+    resolver.store(prefix + counter, _INT64)
+    resolver.store(prefix + condition, TensorType((), 9), np.array(True))
+    names[counter], names[condition] = prefix + counter, prefix + condition
+    carried = list(node.input[2:])
+    for formal, initial in zip(body.input[2:], carried, strict=False):
+        names[formal.name] = prefix + formal.name
+        if initial in resolver.sequences:
+            resolver.type_of(initial, f"Loop {_loop_name(node)!r}")
+        resolver.alias(initial, prefix + formal.name, inner, pinned=True)
+    resolver.work.fates["plumbing"] += 1
+    outputs = _body(resolver, node, body, names, inner)[1:]
+    _finish(resolver, node, outputs, [prefix + f.name for f in body.input[2:]], [], trips, frame, inner)
+
+
+def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    body = next(a.g for a in node.attribute if a.name == "body")
+    attributes = plain_attributes(node)
+    scanned = _ints(attributes.get("num_scan_inputs", 0))[0]
+    label = f"Scan {node.name or node.output[0]!r}"
+    states = len(body.input) - scanned
+    formals = [value.name for value in body.input]
+    actuals = list(node.input)[-len(formals) :]
+    sources = actuals[states:]
+    axes = _ints(attributes.get("scan_input_axes", (0,) * scanned))
+    shapes = [resolver.type_of(name, label).shape for name in sources]
+    if not shapes:
+        raise ModelError(f"{label} scans nothing", where=resolver.where, hint="the file is damaged: export it again")
+    trips = shapes[0][axes[0]]
+    inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
+    prefix = _prefix(node)
+    names = {formal: prefix + formal for formal in formals}
+    for formal, initial in zip(formals[:states], actuals[:states], strict=True):
+        resolver.alias(initial, names[formal], inner, pinned=True)
+    index = prefix + "index"
+    resolver.store(index, _INT64)
+    for formal, source, axis, shape in zip(formals[states:], sources, axes, shapes, strict=True):
+        axis %= len(shape)
+        taken = TensorType((*shape[:axis], *shape[axis + 1 :]), resolver.type_of(source, label).element)
+        step = WorkNode("Gather", [source, index], [names[formal]], {"axis": axis}, "", inner.scope, inner.repeat)
+        resolver.emit(step, [taken])
+        resolver.work.total_nodes += 1
+    resolver.work.fates["plumbing"] += 1
+    outputs = _body(resolver, node, body, names, inner)
+    out_axes = _ints(attributes.get("scan_output_axes", (0,) * (len(outputs) - states)))
+    _finish(resolver, node, outputs, [names[f] for f in formals[:states]], out_axes, trips, frame, inner)
+    resolver.work.info(
+        "loop-trips", f"{label}: its body is priced {trips} times, the length of its input", node.output[0]
+    )
+
+
+def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
+    name = _loop_name(node)
+    limit = resolver.value(node.input[0]) if node.input[0] else None
+    work = resolver.work
+    if name in resolver.dims:
+        work.info("loop-trips", f"Loop {name!r}: its body is priced {resolver.dims[name]} times, as given", name)
+        return resolver.dims[name]
+    if limit is None or int(limit.reshape(-1)[0]) > 1 << 40:
+        raise ModelError(
+            f"how often Loop {name!r} runs is not in the file", where=resolver.where,
+            hint=f"say it, for example --dim {name}=10",
+        )  # fmt: skip
+    trips = int(limit.reshape(-1)[0])
+    if trips < 1:
+        work.warn("loop-trips", f"Loop {name!r} runs {trips} times in the file; it is priced as if it ran once", name)
+        return 1
+    work.info("loop-trips", f"Loop {name!r}: its body is priced {trips} times, its limit in the file", name)
+    return trips
+
+
+def _body(
+    resolver: Resolver,
+    node: onnx.NodeProto,
+    body: onnx.GraphProto,
+    names: Mapping[str, str],
+    frame: Frame,
+    tag: str = "",
+) -> list[str]:
+    """Walk a subgraph in place; the names its outputs have now."""
+    prefix = _prefix(node) + (f"{tag}/" if tag else "")
+    local = [name for inner in body.node for name in inner.output if name]
+    local += [tensor.name for tensor in body.initializer] + [t.values.name for t in body.sparse_initializer]
+    all_names = {**{name: prefix + name for name in local}, **names}
+    for value in [*body.value_info, *body.output]:
+        if value.type.HasField("tensor_type"):
+            resolver.hints.setdefault(all_names.get(value.name, value.name), value.type)
+    resolver.store_initializers(body, all_names)
+    inner = replace(frame, scope=_scope(node, frame))
+    resolver.walk((_renamed(n, all_names, {}) for n in body.node), inner)
+    return [all_names.get(value.name, value.name) for value in body.output]
+
+
+def _finish(
+    resolver: Resolver, node: onnx.NodeProto, outputs: list[str], states: list[str], axes: list[int], trips: int,
+    frame: Frame, inner: Frame,
+) -> None:  # fmt: skip
+    """Connect a loop's results: last states as they are, collected values stacked along their axis."""
+    label = f"{node.op_type} {node.name or node.output[0]!r}"
+    for state, source, target in zip(states, outputs, node.output, strict=False):
+        before, after = resolver.type_of(state, label).shape, resolver.type_of(source, label).shape
+        if before != after:
+            resolver.work.warn(
+                "loop-shape",
+                f"{label}: a carried value goes from shape {list(before)} to {list(after)}; the first turn's is priced",
+                target or node.output[0],
+            )
+        if target:
+            resolver.alias(source, target, frame)
+    for i, (source, target) in enumerate(zip(outputs[len(states) :], list(node.output)[len(states) :], strict=False)):
+        if target:
+            _stack(resolver, source, target, axes[i] if i < len(axes) else 0, trips, frame, inner, label)
+
+
+def _stack(
+    resolver: Resolver, source: str, target: str, axis: int, trips: int, frame: Frame, inner: Frame, label: str
+) -> None:
+    kind = resolver.type_of(source, label)
+    axis %= len(kind.shape) + 1
+    single = (*kind.shape[:axis], 1, *kind.shape[axis:])
+    where, turn = f"{target}/axis", f"{target}/turn"
+    resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
+    unsqueeze = WorkNode("Unsqueeze", [source, where], [turn], {}, "", inner.scope, inner.repeat)
+    resolver.emit(unsqueeze, [TensorType(single, kind.element)])
+    stacked = (*kind.shape[:axis], trips, *kind.shape[axis:])
+    concat = WorkNode("Concat", [turn] * trips, [target], {"axis": axis}, "", inner.scope, frame.repeat)
+    resolver.emit(concat, [TensorType(stacked, kind.element)])
+    resolver.work.total_nodes += 2
+
+
+def _renamed(
+    node: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto]
+) -> onnx.NodeProto:
+    """A copy of a body's node under its new names, references to the call's attributes filled in."""
+    from onnx import NodeProto
+
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [names.get(name, name) for name in node.input]
+    copy.output[:] = [names.get(name, name) for name in node.output]
+    attributes = []
+    for attribute in copy.attribute:
+        if attribute.ref_attr_name:
+            value = given.get(attribute.ref_attr_name)
+            if value is None:
+                continue
+            name = attribute.name
+            attribute.CopyFrom(value)
+            attribute.name = name
+        attributes.append(attribute)
+    if len(attributes) != len(copy.attribute):
+        kept = [type(a).FromString(a.SerializeToString()) for a in attributes]
+        del copy.attribute[:]
+        copy.attribute.extend(kept)
+    for graph in _subgraphs(copy):
+        _rename_free(graph, names, given)
+    return copy
+
+
+def _rename_free(graph: onnx.GraphProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto]) -> None:
+    """Rename what a nested body reads from outside itself."""
+    own = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    own |= {tensor.name for tensor in graph.initializer}
+    free = {old: new for old, new in names.items() if old not in own}
+    nodes = [_renamed(node, free, given) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in graph.output:
+        value.name = free.get(value.name, value.name)
+
+
+def _rough_work(nodes: Iterable[WorkNode], types: Mapping[str, TensorType]) -> float:
+    """A crude measure of a branch's work: contractions by their multiply-adds, all else by elements written."""
+    total = 0.0
+    for node in nodes:
+        work = sum(types[name].elements for name in node.outputs if name in types)
+        kinds = [types.get(name) for name in node.inputs[:2]]
+        if len(kinds) == 2 and kinds[0] is not None and kinds[1] is not None and kinds[0].shape:
+            if "Conv" in node.op:
+                work *= 2 * math.prod(kinds[1].shape[1:])
+            elif "MatMul" in node.op or "Gemm" in node.op:
+                work *= 2 * kinds[0].shape[-1]
+        total += work * node.repeat
+    return total
+
+
+def _ints(value: object) -> list[int]:
+    return [int(v) for v in value] if isinstance(value, tuple) else [int(value)]  # type: ignore[call-overload]
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    found = [a.g for a in node.attribute if a.type == _GRAPH]
+    return found + [g for a in node.attribute if a.type == _GRAPHS for g in a.graphs]
+
+
+def _prefix(node: onnx.NodeProto) -> str:
+    return f"{next(name for name in node.output if name)}/"
+
+
+def _loop_name(node: onnx.NodeProto) -> str:
+    return node.name or node.output[0]
+
+
+def _scope(node: onnx.NodeProto, frame: Frame) -> Scope:
+    scope = scope_of(node)
+    return frame.scope if scope.module is None else scope
+
+
+HANDLERS: dict[str, Handler] = {"If": _if, "Loop": _loop, "Scan": _scan}

@@ -1,0 +1,107 @@
+"""Give symbolic axes their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from planner.errors import ModelError
+from planner.importers.onnx_graph.work import ELEMENT_TYPES, TensorType
+from planner.registry import did_you_mean
+
+if TYPE_CHECKING:
+    import onnx
+
+BATCH_NAMES = ("batch", "batch_size", "batchsize", "n", "bs", "b")
+"""Axis names that mean the batch dimension, lower case, most telling first."""
+
+
+def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Inputs that are fed at each step: old files list initializers among the inputs too."""
+    initializers = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return [value for value in graph.input if value.name not in initializers]
+
+
+def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, tuple[str, ...]]:
+    """For each input, its axes' symbolic names; "" for a fixed axis, `input.axis` for an open axis without a name.
+
+    Raises:
+        ModelError: an input is no tensor, or has no shape at all.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for value in inputs:
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type":
+            what = {None: "has no type", "sequence_type": "is a sequence", "map_type": "is a map"}.get(
+                kind, f"is {kind}"
+            )
+            raise ModelError(
+                f"input {value.name!r} {what}; only tensors can be planned",
+                where=where,
+                hint="export with tensor inputs",
+            )
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape") or tensor.elem_type not in ELEMENT_TYPES:
+            raise ModelError(
+                f"input {value.name!r} has no shape",
+                where=where,
+                hint="export the model with input shapes or named axes",
+            )
+        found[value.name] = tuple(
+            "" if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or f"{value.name}.{i}"
+            for i, dim in enumerate(tensor.shape.dim)
+        )
+    return found
+
+
+def bind(
+    inputs: Iterable[onnx.ValueInfoProto],
+    names: Mapping[str, tuple[str, ...]],
+    dims: Mapping[str, int],
+    loops: Iterable[str],
+    where: str,
+) -> dict[str, TensorType]:
+    """Types of the inputs with every symbolic axis replaced by its size.
+
+    Raises:
+        ModelError: an axis has no size (all are listed), a size is not positive, or a name belongs to no axis or loop.
+    """
+    axes = dict.fromkeys(name for group in names.values() for name in group if name)
+    known = {*axes, *loops}
+    for name, size in dims.items():
+        if name not in known:
+            hint = did_you_mean(name, known) if known else "all axes of this model are fixed; leave the option out"
+            raise ModelError(f"the model has no symbolic axis {name!r}", where=where, hint=hint)
+        if size < 1:
+            raise ModelError(f"axis {name!r} cannot have size {size}", where=where, hint="give a positive number")
+    unbound = [name for name in axes if name not in dims]
+    if unbound:
+        shown = ", ".join(repr(name) for name in unbound)
+        example = " ".join(f"--dim {name}={8 if i == 0 else 128}" for i, name in enumerate(unbound))
+        raise ModelError(
+            f"symbolic axes without a size: {shown}", where=where, hint=f"say how large they are, for example {example}"
+        )
+    return {
+        value.name: TensorType(
+            tuple(
+                dims[name] if name else dim.dim_value
+                for name, dim in zip(names[value.name], value.type.tensor_type.shape.dim, strict=True)
+            ),
+            value.type.tensor_type.elem_type,
+        )
+        for value in inputs
+    }
+
+
+def batch_size(names: Mapping[str, tuple[str, ...]], types: Mapping[str, TensorType]) -> int:
+    """Size of the batch dimension: the axis so named, else the first input's leading axis; 0 when there is none."""
+    sizes = {
+        axis.lower(): types[name].shape[i] for name, group in names.items() for i, axis in enumerate(group) if axis
+    }
+    for name in BATCH_NAMES:
+        if name in sizes:
+            return sizes[name]
+    for axis, size in sizes.items():
+        if axis.startswith("batch") or axis.endswith("batch"):
+            return size
+    return next((types[name].shape[0] for name in names if types[name].shape), 0)

@@ -1,0 +1,107 @@
+"""The working graph as an immutable `Graph`, with its fingerprint and its report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
+from planner.importers.onnx_graph.dims import batch_size
+from planner.importers.onnx_graph.work import Array, WorkGraph
+
+
+def freeze(work: WorkGraph) -> Graph:
+    """The finished graph; deterministic, linear in its size."""
+    nodes = tuple(
+        Node(
+            n.outputs[0], n.op, tuple(n.inputs), tuple(n.outputs), MappingProxyType(n.attributes), n.scope.module or "",
+            n.name, n.repeat,
+        )
+        for n in work.nodes
+    )  # fmt: skip
+    tensors = _tensors(work, nodes)
+    parameters = tuple(_parameter(work, name) for name in work.weights)
+    constants = {
+        name: _flat(work.values[name])
+        for name, tensor in tensors.items()
+        if tensor.kind is TensorKind.CONSTANT and name in work.values
+    }
+    sources = {name: tuple(found) for name, found in work.weight_sources.items() if name in tensors}
+    return Graph(
+        name=work.name,
+        fingerprint=_fingerprint(work, nodes, tensors, parameters, constants, sources),
+        nodes=nodes,
+        tensors=MappingProxyType(tensors),
+        inputs=tuple(work.inputs),
+        outputs=tuple(work.outputs),
+        parameters=parameters,
+        sources=MappingProxyType(sources),
+        constants=MappingProxyType(constants),
+        batch=batch_size(work.axis_names, work.types),
+        opset=work.opset,
+        report=ImportReport(
+            "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
+            tuple(work.notes),
+        ),
+    )  # fmt: skip
+
+
+def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
+    inputs = set(work.inputs)
+    names = dict.fromkeys([*work.inputs, *(name for node in nodes for name in (*node.inputs, *node.outputs) if name)])
+    names.update(dict.fromkeys(work.outputs))
+    found = {}
+    for name in names:
+        kind = TensorKind.ACTIVATION
+        if name in inputs:
+            kind = TensorKind.INPUT
+        elif name in work.weight_sources:
+            kind = TensorKind.PARAMETER
+        elif work.is_constant(name):
+            kind = TensorKind.CONSTANT
+        found[name] = Tensor(name, work.types[name].shape, work.types[name].dtype, kind)
+    return found
+
+
+def _parameter(work: WorkGraph, name: str) -> Parameter:
+    weight, stored = work.weights[name], work.types[name]
+    return Parameter(
+        name,
+        weight.label,
+        stored.shape,
+        stored.dtype,
+        weight.module,
+        weight.trainable,
+        weight.transposed,
+        weight.tied_to,
+    )
+
+
+def _flat(value: Array) -> ConstantValue:
+    flat = value.reshape(-1)
+    if flat.dtype.kind in "iub":
+        return tuple(int(v) for v in flat)
+    return tuple(float(v) for v in flat)
+
+
+def _fingerprint(
+    work: WorkGraph,
+    nodes: tuple[Node, ...],
+    tensors: Mapping[str, Tensor],
+    parameters: tuple[Parameter, ...],
+    constants: Mapping[str, ConstantValue],
+    sources: Mapping[str, tuple[str, ...]],
+) -> str:
+    """sha256 of structure and shapes: not of weights, names for people, module paths or notes."""
+    digest = hashlib.sha256()
+    digest.update(repr((work.opset, work.inputs, work.outputs)).encode())
+    for node in nodes:
+        digest.update(repr((node.op, node.inputs, node.outputs, sorted(node.attributes.items()), node.repeat)).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        structure = (name, tensor.shape, tensor.dtype.value, tensor.kind.value, sources.get(name), constants.get(name))
+        digest.update(repr(structure).encode())
+    for p in parameters:
+        digest.update(repr((p.name, p.shape, p.dtype.value, p.trainable, p.tied_to)).encode())
+    return digest.hexdigest()

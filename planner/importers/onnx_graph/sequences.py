@@ -1,0 +1,157 @@
+"""Follow sequences of tensors through the few operators that exporters write, and put plain tensor operators in place.
+
+A sequence is known here as the list of its elements' names; a sequence that enters a loop or an unknown operator cannot
+be followed and is an error there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.errors import ModelError
+from planner.importers.onnx_graph.attributes import plain_attributes
+from planner.importers.onnx_graph.work import TensorType, WorkNode
+
+if TYPE_CHECKING:
+    import onnx
+
+    from planner.importers.onnx_graph.resolve import Frame, Handler, Resolver
+
+
+def _construct(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    resolver.work.fates["plumbing"] += 1
+    resolver.sequences[node.output[0]] = list(node.input)
+
+
+def _insert(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    resolver.work.fates["plumbing"] += 1
+    elements = list(_elements(resolver, node))
+    position = len(elements)
+    if len(node.input) > 2 and node.input[2]:
+        position = _position(resolver, node, node.input[2])
+    elements.insert(position, node.input[1])
+    resolver.sequences[node.output[0]] = elements
+
+
+def _erase(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    resolver.work.fates["plumbing"] += 1
+    elements = list(_elements(resolver, node))
+    position = _position(resolver, node, node.input[1]) if len(node.input) > 1 and node.input[1] else -1
+    del elements[position]
+    resolver.sequences[node.output[0]] = elements
+
+
+def _at(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    resolver.work.fates["plumbing"] += 1
+    elements = _elements(resolver, node)
+    position = _position(resolver, node, node.input[1])
+    if not -len(elements) <= position < len(elements):
+        raise _cannot(resolver, node, f"element {position} of a sequence of {len(elements)}")
+    resolver.alias(elements[position], node.output[0], frame)
+
+
+def _length(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    resolver.work.fates["plumbing"] += 1
+    count = np.array(len(_elements(resolver, node)), dtype=np.int64)
+    resolver.store(node.output[0], TensorType((), 7), count)
+
+
+def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    attributes = plain_attributes(node)
+    kind = resolver.type_of(node.input[0], f"SplitToSequence {node.output[0]!r}")
+    axis = int(attributes.get("axis", 0)) % len(kind.shape)  # type: ignore[arg-type]
+    size, keep = kind.shape[axis], attributes.get("keepdims", 1)
+    has_split = len(node.input) > 1 and bool(node.input[1])
+    if has_split:
+        split = resolver.value(node.input[1])
+        if split is None:
+            raise _cannot(resolver, node, "the sizes of its parts depend on data")
+        sizes = [int(s) for s in split.reshape(-1)]
+        if split.ndim == 0:
+            sizes = [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
+        keep = 1
+    else:
+        sizes = [1] * size
+    names = [f"{node.output[0]}/{i}" for i in range(len(sizes))]
+    lengths = f"{node.output[0]}/sizes"
+    resolver.store(lengths, TensorType((len(sizes),), 7), np.array(sizes, dtype=np.int64))
+    parts = [TensorType((*kind.shape[:axis], s, *kind.shape[axis + 1 :]), kind.element) for s in sizes]
+    base = resolver.work_node(node, frame)
+    resolver.emit(
+        WorkNode("Split", [node.input[0], lengths], list(names), {"axis": axis}, base.name, base.scope, base.repeat),
+        parts,
+    )
+    if not keep:
+        names = [_squeezed(resolver, name, part, axis, base) for name, part in zip(names, parts, strict=True)]
+    resolver.sequences[node.output[0]] = names
+
+
+def _squeezed(resolver: Resolver, name: str, kind: TensorType, axis: int, base: WorkNode) -> str:
+    where, target = f"{name}/axis", f"{name}/element"
+    resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
+    squeeze = WorkNode("Squeeze", [name, where], [target], {}, "", base.scope, base.repeat)
+    resolver.emit(squeeze, [TensorType((*kind.shape[:axis], *kind.shape[axis + 1 :]), kind.element)])
+    resolver.work.total_nodes += 1
+    return target
+
+
+def _concat(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
+    elements = _elements(resolver, node)
+    if not elements:
+        raise _cannot(resolver, node, "the sequence is empty")
+    attributes = plain_attributes(node)
+    base = resolver.work_node(node, frame)
+    kinds = [resolver.type_of(name, base.label) for name in elements]
+    new_axis = bool(attributes.get("new_axis", 0))
+    rank = len(kinds[0].shape) + new_axis
+    axis = int(attributes["axis"]) % rank  # type: ignore[arg-type]
+    inputs = list(elements)
+    if new_axis:
+        where = f"{node.output[0]}/axis"
+        resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
+        for i, (name, kind) in enumerate(zip(elements, kinds, strict=True)):
+            inputs[i] = f"{node.output[0]}/{i}"
+            unsqueeze = WorkNode("Unsqueeze", [name, where], [inputs[i]], {}, "", base.scope, base.repeat)
+            resolver.emit(unsqueeze, [TensorType((*kind.shape[:axis], 1, *kind.shape[axis:]), kind.element)])
+            resolver.work.total_nodes += 1
+    total = len(elements) if new_axis else sum(kind.shape[axis] for kind in kinds)
+    first = kinds[0].shape
+    shape = (*first[:axis], total, *first[axis + (not new_axis) :])
+    concat = WorkNode("Concat", inputs, [node.output[0]], {"axis": axis}, base.name, base.scope, base.repeat)
+    resolver.emit(concat, [TensorType(shape, kinds[0].element)])
+
+
+def _elements(resolver: Resolver, node: onnx.NodeProto) -> list[str]:
+    elements = resolver.sequences.get(node.input[0])
+    if elements is None:
+        raise _cannot(resolver, node, f"the sequence {node.input[0]!r} comes from an operator that cannot be followed")
+    return elements
+
+
+def _position(resolver: Resolver, node: onnx.NodeProto, name: str) -> int:
+    value = resolver.value(name)
+    if value is None:
+        raise _cannot(resolver, node, "the position depends on data")
+    return int(value.reshape(-1)[0])
+
+
+def _cannot(resolver: Resolver, node: onnx.NodeProto, why: str) -> ModelError:
+    label = f"{node.op_type} {node.name or node.output[0]!r}"
+    return ModelError(
+        f"{label} works on a sequence and cannot be followed: {why}", where=resolver.where,
+        hint="export the model so that it uses tensors only",
+    )  # fmt: skip
+
+
+HANDLERS: dict[str, Handler] = {
+    "SequenceConstruct": _construct,
+    "SequenceEmpty": _construct,
+    "SequenceInsert": _insert,
+    "SequenceErase": _erase,
+    "SequenceAt": _at,
+    "SequenceLength": _length,
+    "SplitToSequence": _split,
+    "ConcatFromSequence": _concat,
+}

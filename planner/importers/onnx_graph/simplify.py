@@ -1,0 +1,151 @@
+"""Take out of the graph what costs nothing: constant regions, aliases, shape plumbing, dead nodes, a final Softmax."""
+
+from __future__ import annotations
+
+from planner.importers.onnx_graph.shapes import SHAPE_INPUTS
+from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.importers.types import ImportOptions
+
+_RANDOM = frozenset({
+    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
+})  # fmt: skip
+_RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile"})
+_FOLDS_OF_ONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
+_DROPOUT_WITH_MODE = 12
+
+
+def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
+    """Mark what depends on stored tensors alone, or on shapes alone, and take its nodes out.
+
+    Such a node runs once, before training, or is part of the weights; the tensors it leaves behind stay known through
+    `region`. Nodes that depend on a shape count as plumbing, all others as folded.
+    """
+    from_shape: set[str] = set()
+    kept = []
+    for node in graph.nodes:
+        is_shape = node.op in ("Shape", "Size")
+        if not is_shape and (not _foldable(node, graph) or not all(graph.is_constant(n) for n in node.inputs if n)):
+            kept.append(node)
+            continue
+        plumbing = is_shape or any(name in from_shape for name in node.inputs)
+        graph.fates["plumbing" if plumbing else "folded"] += 1
+        for name in node.outputs:
+            if name:
+                graph.region[name] = node
+                if plumbing:
+                    from_shape.add(name)
+    graph.nodes = kept
+
+
+def _foldable(node: WorkNode, graph: WorkGraph) -> bool:
+    if node.op in _RANDOM or "pinned" in node.attributes:
+        return False
+    return node.op != "Dropout" or not _drops(node, graph)
+
+
+def collapse_aliases(graph: WorkGraph, options: ImportOptions) -> None:
+    """Take out nodes that hand on their first input unchanged, and let readers read that input."""
+    same: dict[str, str] = {}
+    kept = []
+    for node in graph.nodes:
+        node.inputs = [same.get(name, name) for name in node.inputs]
+        if _hands_on(node, graph):
+            same[node.outputs[0]] = node.inputs[0]
+            graph.fates["plumbing"] += 1
+        else:
+            kept.append(node)
+        node.attributes.pop("pinned", None)
+    graph.nodes = kept
+    graph.outputs = list(dict.fromkeys(same.get(name, name) for name in graph.outputs))
+
+
+def _hands_on(node: WorkNode, graph: WorkGraph) -> bool:
+    if not node.inputs or not node.inputs[0]:
+        return False
+    source, target = graph.types[node.inputs[0]], graph.types.get(node.outputs[0])
+    if target is None or source != target:
+        return False
+    if node.op == "Identity":
+        return "pinned" not in node.attributes or not graph.is_constant(node.inputs[0])
+    if node.op in ("Cast", "CastLike") or node.op in _RESHAPING:
+        return True
+    if node.op in _FOLDS_OF_ONE:
+        return len(node.inputs) == 1
+    if node.op == "Slice":
+        steps = graph.values.get(node.inputs[4]) if len(node.inputs) > 4 else None
+        return bool(steps is None or (steps > 0).all()) and (
+            len(node.inputs) < 5 or not node.inputs[4] or steps is not None
+        )
+    if node.op == "Transpose":
+        return node.attributes.get("perm") == tuple(range(len(source.shape)))
+    return node.op == "Dropout" and not _drops(node, graph) and not any(node.outputs[1:])
+
+
+def _drops(node: WorkNode, graph: WorkGraph) -> bool:
+    """Whether a Dropout is there for training: it has a ratio, and its file does not say that it is off."""
+    ratio = node.attributes.get("ratio", 0.5)
+    if len(node.inputs) > 1 and node.inputs[1]:
+        value = graph.values.get(node.inputs[1])
+        ratio = float(value.reshape(-1)[0]) if value is not None else 0.5
+    if ratio == 0:
+        return False
+    if graph.opset >= _DROPOUT_WITH_MODE:
+        if len(node.inputs) < 3 or not node.inputs[2]:
+            return False
+        mode = graph.values.get(node.inputs[2])
+        return mode is None or bool(mode.reshape(-1)[0])
+    return True
+
+
+def drop_final_softmax(graph: WorkGraph, options: ImportOptions) -> None:
+    """Let the graph end at its logits: training applies the loss to them, not to probabilities."""
+    if options.keep_final_softmax:
+        return
+    producers = graph.producers()
+    for i, name in enumerate(graph.outputs):
+        node = producers.get(name)
+        if node is None or node.op not in ("Softmax", "LogSoftmax") or not graph.types[name].dtype.is_float:
+            continue
+        if any(name in other.inputs for other in graph.nodes) or not _over_classes(node, graph):
+            continue
+        graph.outputs[i] = node.inputs[0]
+        graph.info(
+            "final-softmax",
+            f"the final {node.label} is left out: training works on the logits before it (keep_final_softmax keeps it)",
+            name,
+        )
+
+
+def _over_classes(node: WorkNode, graph: WorkGraph) -> bool:
+    rank = len(graph.types[node.inputs[0]].shape)
+    axis = node.attributes.get("axis", -1 if graph.opset >= 13 else 1)
+    return isinstance(axis, int) and (axis % rank in (1, rank - 1)) and rank >= 2
+
+
+def remove_dead(graph: WorkGraph, options: ImportOptions) -> None:
+    """Take out what no output needs; what is needed only to say a shape counts as plumbing."""
+    live = _live(graph)
+    graph.fates["dead"] += len(graph.nodes) - len(live)
+    graph.nodes = live
+    for node in live:
+        if node.op == "Range":
+            continue
+        for slot in SHAPE_INPUTS.get(node.op, ()):
+            if slot < len(node.inputs) and node.inputs[slot] and not graph.is_constant(node.inputs[slot]):
+                node.inputs[slot] = ""
+    needed = _live(graph)
+    graph.fates["plumbing"] += len(live) - len(needed)
+    graph.nodes = needed
+    read = {name for node in needed for name in node.inputs} | set(graph.outputs)
+    for node in needed:
+        node.outputs = [name if i == 0 or name in read else "" for i, name in enumerate(node.outputs)]
+
+
+def _live(graph: WorkGraph) -> list[WorkNode]:
+    wanted = set(graph.outputs)
+    live = []
+    for node in reversed(graph.nodes):
+        if any(name in wanted for name in node.outputs):
+            live.append(node)
+            wanted.update(node.inputs)
+    return live[::-1]

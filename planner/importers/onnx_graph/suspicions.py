@@ -1,0 +1,67 @@
+"""Say what an exporter has probably lost: folded batch norms, dropped biases."""
+
+from __future__ import annotations
+
+import re
+
+from planner.importers.onnx_graph.weights import is_anonymous
+from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.importers.types import ImportOptions
+
+
+def note_folded_batch_norms(graph: WorkGraph, options: ImportOptions) -> None:
+    """A convolution whose bias the exporter made up had a batch norm after it."""
+    folded = [node for node in graph.nodes if node.op == "Conv" and _made_up_bias(node, graph)]
+    if not folded:
+        return
+    channels = sum(graph.types[node.inputs[2]].elements for node in folded)
+    graph.warn(
+        "batch-norm-folded",
+        f"{len(folded)} convolutions carry a bias that the exporter made: their batch norms were folded, so {channels} "
+        "parameters and the norms' saved activations are missing; export in training mode without constant folding",
+        folded[0].outputs[0],
+    )
+
+
+def _made_up_bias(node: WorkNode, graph: WorkGraph) -> bool:
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return False
+    if "BatchNorm" in node.scope.module_class:
+        return True
+    sources = graph.weight_sources.get(node.inputs[2], ())
+    return any(is_anonymous(name.partition("@")[0]) for name in sources)
+
+
+def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:
+    """A linear layer without a bias whose like in other layers, or whose original operation, has one."""
+    groups: dict[str, list[tuple[WorkNode, bool]]] = {}
+    lost: dict[str, None] = {}
+    readers: dict[str, list[WorkNode]] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    for node in graph.nodes:
+        if node.op not in ("Gemm", "MatMul") or not any(n in graph.weight_sources for n in node.inputs[:2]):
+            continue
+        biased = _has_bias(node, graph, readers)
+        if node.scope.module:
+            groups.setdefault(re.sub(r"\d+", "*", node.scope.module), []).append((node, biased))
+        if not biased and node.scope.torch_op.startswith("aten.addmm"):
+            lost[node.outputs[0]] = None
+    for members in groups.values():
+        if any(biased for _, biased in members):
+            lost.update((node.outputs[0], None) for node, biased in members if not biased)
+    if lost:
+        graph.warn(
+            "bias-dropped",
+            f"{len(lost)} linear layers have no bias although others of their kind do: exporters drop biases that are "
+            "all zero; those parameters are missing from the counts",
+            next(iter(lost)),
+        )
+
+
+def _has_bias(node: WorkNode, graph: WorkGraph, readers: dict[str, list[WorkNode]]) -> bool:
+    if node.op == "Gemm":
+        return len(node.inputs) > 2 and bool(node.inputs[2])
+    following = readers.get(node.outputs[0], [])
+    return any(f.op == "Add" and any(n in graph.weight_sources for n in f.inputs) for f in following)
