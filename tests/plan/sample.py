@@ -100,7 +100,8 @@ def make_plan(
     """A plan of the toy model."""
     graph = graph or language_model()
     chosen = chosen or decision()
-    options = Job(global_batch=chosen.micro_batch * chosen.micro_batches * chosen.copies, precision="fp32", **job)
+    batch = chosen.micro_batch * chosen.micro_batches * chosen.copies
+    options = Job(**{"global_batch": batch, "precision": "fp32", **job})
     return assemble(
         graph,
         chain_of(graph),

@@ -1,0 +1,58 @@
+"""Is a plan whole, consistent, and for this model and this cluster?"""
+
+from __future__ import annotations
+
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan.check_graph import check_graph
+from planner.plan.check_schedule import check_schedule
+from planner.plan.check_structure import check_structure
+from planner.plan.findings import Fault, Finding, limited
+from planner.plan.types import Plan
+
+_STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY)
+"""Faults that leave nothing to hold the other checks against."""
+
+
+def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> list[Finding]:
+    """Everything that is wrong with a plan; an empty list for a good one.
+
+    Args:
+        plan: the plan.
+        graph: the model at the plan's micro-batch size; without it, what only the model knows is not checked.
+        cluster: the hardware; without it, what only the hardware knows is not checked.
+
+    Returns:
+        Findings, at most a score of each kind. O(operators + actions).
+    """
+    found = check_structure(plan)
+    if not any(finding.fault in _STRUCTURAL for finding in found):
+        found += check_schedule(plan)
+    if graph is not None and not any(finding.fault is Fault.STAGE_RANGE for finding in found):
+        found += check_graph(plan, graph)
+    if cluster is not None:
+        found += check_cluster(plan, cluster)
+    return limited(found)
+
+
+def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
+    """Findings about a plan and the hardware it is said to be for."""
+    if plan.hardware.fingerprint != cluster.fingerprint:
+        message = (
+            f"the plan is for {plan.hardware.name} (fingerprint {plan.hardware.fingerprint[:12]}), "
+            f"not {cluster.name} (fingerprint {cluster.fingerprint[:12]})"
+        )
+        return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
+    found = []
+    if plan.world_size > cluster.device_count:
+        message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
+        found.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))
+    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
+        needed = prediction.memory.total_bytes
+        for rank in (rank for rank in stage.ranks if 0 <= rank < cluster.device_count):
+            available = cluster.device(rank).memory_bytes
+            if needed > available:
+                message = f"stage {stage.index} needs {needed} bytes on rank {rank}, whose device has {available}"
+                found.append(Finding(Fault.MEMORY, message, "plan again for this hardware", stage.index, rank))
+                break
+    return found
