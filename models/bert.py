@@ -29,7 +29,7 @@ class BertSize:
         ffn: inner width of the feed-forward layer.
         vocab: words.
         positions: rows of the position table, the longest sequence.
-        tied: the head's matrix is the word embedding.
+        tied: the head's matrix is the word embedding, `decoder`; else `output_layer` with one of its own.
         next_sentence: add the pooler and the next-sentence head, a second output [batch, 2].
     """
 
@@ -109,7 +109,7 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         x = layers.gelu(g, layers.linear(g, x, size.hidden, "dense"))
         x = layers.layer_norm(g, x, "LayerNorm", epsilon=EPSILON)
     if not size.tied:
-        return layers.linear(g, x, size.vocab, "decoder")
+        return layers.linear(g, x, size.vocab, "output_layer")
     with g.scope("decoder"):
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 

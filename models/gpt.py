@@ -30,7 +30,7 @@ class GPTSize:
         positions: rows of the position table, the longest sequence.
         head_dim: width of one head; 0 for hidden / heads.
         ffn: inner width of the feed-forward layer; 0 for four times hidden.
-        tied: the head is the transposed word embedding.
+        tied: the head is the transposed word embedding, `lm_head`; else `output_layer` with a weight of its own.
         relu: ReLU instead of GELU.
         moe: some blocks have experts in place of the feed-forward layer.
     """
@@ -63,7 +63,7 @@ def construct(size: GPTSize, g: GraphBuilder, batch: int, seq: int) -> None:
         with g.scope("lm_head"):
             g.output(layers.tied_linear(g, x, words))
     else:
-        g.output(layers.linear(g, x, size.vocab, "lm_head", bias=False))
+        g.output(layers.linear(g, x, size.vocab, "output_layer", bias=False))
 
 
 def _block(size: GPTSize, g: GraphBuilder, x: Value, mask: Value, layer: int) -> Value:

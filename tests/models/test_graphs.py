@@ -93,7 +93,7 @@ def test_a_tied_head_reads_the_embedding_through_a_transpose(name: str, weight: 
 def test_an_untied_head_has_a_weight_of_its_own(name: str) -> None:
     graph = models.build(name).graph
     info = {t.name: tuple(t.dims) for t in graph.initializer}
-    heads = [n for n in info if n.endswith(("lm_head.weight", "decoder.weight"))]
+    heads = [n for n in info if n.endswith(("lm_head.weight", "output_layer.weight"))]
     assert len(heads) == 1
 
 
