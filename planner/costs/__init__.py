@@ -1,5 +1,7 @@
 """Work to seconds: roofline, measured and imported profiles."""
 
+from planner.costs.imported import imported_profile, is_priced
+from planner.costs.measured import measure
 from planner.costs.precision import (
     OPTIMIZER_STATE_BYTES,
     PRECISIONS,
@@ -15,6 +17,9 @@ __all__ = [
     "PRECISIONS",
     "Precision",
     "Profile",
+    "imported_profile",
+    "is_priced",
+    "measure",
     "optimizer_state_bytes",
     "precision",
     "profile",

@@ -2,7 +2,7 @@
 
 For each node, forward and backward alike,
 
-    gpu = max(matrix / (matrix_peak * efficiency(matrix)), bytes / (bandwidth * efficiency(bytes)), vector / vector_peak)
+    gpu = max(matrix / (matrix_peak * fraction(matrix)), bytes / (bandwidth * fraction(bytes)), vector / vector_peak)
 
 The host launches kernels ahead of the device, so launching costs nothing while the device is busy: a layer takes
 `max(sum of gpu, kernels * launch)`, and where launching is the larger, its nodes share that time by their kernels.

@@ -479,10 +479,10 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
         "Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization BitwiseNot Cast CastLike Ceil Celu Clip Cos Cosh "
         "CumSum DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp EyeLike Floor Gelu GroupNormalization "
         "HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log "
-        "LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not Pad QuantizeLinear RMSNormalization RandomNormalLike "
-        "RandomUniformLike Bernoulli Reciprocal Relu RotaryEmbedding Round ScatterElements ScatterND Scatter Selu "
-        "Shrink Sigmoid Sign Sin Sinh SimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Swish Tan Tanh "
-        "ThresholdedRelu Trilu com.microsoft.Gelu com.microsoft.QuickGelu Upsample",
+        "LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not Pad QuantizeLinear RMSNormalization "
+        "RandomNormalLike RandomUniformLike Bernoulli Reciprocal Relu RotaryEmbedding Round ScatterElements ScatterND "
+        "Scatter Selu Shrink Sigmoid Sign Sin Sinh SimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Swish "
+        "Tan Tanh ThresholdedRelu Trilu com.microsoft.Gelu com.microsoft.QuickGelu Upsample",
     ),
     (
         batch_first,
