@@ -32,6 +32,7 @@ _EXPORTS = {
     "Tensor": "planner.graph",
     "Parameter": "planner.graph",
     "DType": "planner.graph",
+    "rebatch": "planner.operators.batching",
     # hardware
     "Cluster": "planner.hardware",
     "Collective": "planner.hardware",
@@ -43,6 +44,10 @@ _EXPORTS = {
     "device_names": "planner.hardware",
     "lint": "planner.hardware",
     "profile_json_schema": "planner.hardware",
+    "profile_template": "planner.hardware",
+    "profile_text": "planner.hardware",
+    "profile_yaml": "planner.hardware",
+    "resolved_profile": "planner.hardware",
     # units
     "format_bytes": "planner.units",
     "format_rate": "planner.units",
@@ -50,6 +55,18 @@ _EXPORTS = {
     "format_flop_rate": "planner.units",
     "format_seconds": "planner.units",
     "format_fraction": "planner.units",
+    # simulate
+    "simulate_plan": "planner.simulate",
+    "simulate_decision": "planner.simulate",
+    "Timeline": "planner.simulate",
+    "Transfers": "planner.simulate",
+    "Activity": "planner.simulate",
+    "SYMBOLS": "planner.simulate",
+    "draw_gantt": "planner.simulate",
+    "draw_svg": "planner.simulate",
+    "trace_json": "planner.simulate",
+    "timeline_document": "planner.simulate",
+    "rank_ranges": "planner.simulate",
     # plan
     "Plan": "planner.plan",
     "Provenance": "planner.plan",
@@ -59,6 +76,9 @@ _EXPORTS = {
     "read_plan": "planner.plan",
     "write_plan": "planner.plan",
     "plan_schema": "planner.plan",
+    "validate_plan": "planner.plan",
+    "explain_plan": "planner.plan",
+    "diff_plans": "planner.plan",
     # importers
     "load_graph": "planner.importers",
     "graph_from_proto": "planner.importers",

@@ -1,1 +1,43 @@
-"""Play a plan's schedule out in time and memory."""
+"""Play a plan's schedule out in time and memory.
+
+`play` and `simulate_decision` give the times of a pipeline described by numbers, `simulate` those of a plan with its
+memory, bubble and a comparison with the plan's own prediction; `draw_gantt`, `draw_svg` and `trace_json` draw it.
+"""
+
+from planner.simulate.comparison import Comparison, Effect, closed_form_s
+from planner.simulate.documents import timeline_document
+from planner.simulate.engine import StageTimes, Trace, Transfers, run
+from planner.simulate.gantt import SYMBOLS, Gantt, draw_gantt
+from planner.simulate.perfetto import trace_json
+from planner.simulate.play import bubble_fraction, play, simulate_decision
+from planner.simulate.segments import Activity, rank_ranges
+from planner.simulate.svg import draw_svg
+from planner.simulate.timeline import Lane, Timeline, simulate
+
+simulate_plan = simulate
+"""The same under a name that the front door can export: there `simulate` is this package."""
+
+__all__ = [
+    "SYMBOLS",
+    "Activity",
+    "Comparison",
+    "Effect",
+    "Gantt",
+    "Lane",
+    "StageTimes",
+    "Timeline",
+    "Trace",
+    "Transfers",
+    "bubble_fraction",
+    "closed_form_s",
+    "draw_gantt",
+    "draw_svg",
+    "play",
+    "rank_ranges",
+    "run",
+    "simulate",
+    "simulate_decision",
+    "simulate_plan",
+    "timeline_document",
+    "trace_json",
+]

@@ -115,7 +115,7 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
 
 
 def windows(timeline: Timeline, cells: int) -> tuple[tuple[float, float], ...]:
-    """Stretches of time to draw so that a typical forward gets a cell: all of it, or the start and the end."""
+    """Stretches to draw, no longer than `cells` typical forwards: the whole iteration, or its start and its end."""
     trace, step = timeline.trace, timeline.step_s
     durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
     typical = float(np.median(durations)) if len(durations) else 0.0

@@ -10,7 +10,7 @@ import numpy as np
 from planner.schedules.program import SYNC, UPDATE
 from planner.simulate.memory import MemoryCurve
 from planner.simulate.segments import ACTIVITIES, Activity, Row, Segments, rows, segments, windows
-from planner.simulate.timeline import Lane, Timeline
+from planner.simulate.timeline import Lane, Timeline, fullest_lanes
 from planner.units import format_bytes, format_fraction, format_seconds
 
 COLOURS = {
@@ -48,7 +48,7 @@ class _Scale:
         return self.at(window, self.spans[window][1])
 
 
-def svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> str:
+def draw_svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> str:
     """Draw a timeline as SVG text.
 
     Args:
@@ -62,7 +62,7 @@ def svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> str:
     grouped = rows(timeline, parts)
     room = max(200.0, width - _LEFT - _RIGHT)
     scale = _scale(windows(timeline, int(room / _FORWARD_WIDTH)), room)
-    strips = _fullest(timeline)
+    strips = fullest_lanes(timeline)
     notes = _notes(timeline, scale, len(grouped), len(strips), most_rows)
     gantt_top = _TOP
     memory_top = gantt_top + _ROW * min(len(grouped), most_rows) + 52
@@ -147,12 +147,10 @@ def _axis(scale: _Scale, top: float, bottom: float) -> list[str]:
         left, right = scale.begins[window], scale.ends(window)
         lines.append(_line(left, bottom, right, bottom, _FAINT))
         step = _nice((end - begin) / max(1.0, (right - left) / 110))
-        tick = np.ceil(begin / step - 1e-9) * step
-        while tick <= end * (1 + 1e-12):
-            x = scale.at(window, float(tick))
+        for count in range(int(np.ceil(begin / step - 1e-9)), int(np.floor(end / step + 1e-9)) + 1):
+            x = scale.at(window, count * step)
             lines.append(_line(x, bottom, x, bottom + 4, _FAINT))
-            lines.append(_text(x, bottom + 17, format_seconds(float(tick)), anchor="middle", colour="#555555"))
-            tick += step
+            lines.append(_text(x, bottom + 17, format_seconds(count * step), anchor="middle", colour="#555555"))
         if window:
             lines.append(_text(left - _GAP / 2, (top + bottom) / 2 + 4, "···", anchor="middle", colour=_FAINT, size=16))
     return lines
@@ -164,15 +162,6 @@ def _nice(step: float) -> float:
         return 1.0
     base = 10.0 ** np.floor(np.log10(step))
     return float(next(base * m for m in (1, 2, 5, 10) if base * m >= step * (1 - 1e-9)))
-
-
-def _fullest(timeline: Timeline) -> list[Lane]:
-    """For each stage (or set of stages on a worker) the lane whose memory peaks highest."""
-    best: dict[tuple[int, ...], Lane] = {}
-    for lane in timeline.lanes:
-        if lane.stages not in best or lane.memory.peak_bytes > best[lane.stages].memory.peak_bytes:
-            best[lane.stages] = lane
-    return list(best.values())
 
 
 def _memory_strip(lane: Lane, scale: _Scale, y: float) -> list[str]:

@@ -123,6 +123,15 @@ def simulate(plan: Plan, *, transfers: Transfers | str = Transfers.BLOCKING) -> 
     )
 
 
+def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
+    """For each stage (or set of stages on one worker) the lane whose memory peaks highest."""
+    best: dict[tuple[int, ...], Lane] = {}
+    for lane in timeline.lanes:
+        if lane.stages not in best or lane.memory.peak_bytes > best[lane.stages].memory.peak_bytes:
+            best[lane.stages] = lane
+    return tuple(best.values())
+
+
 def _leaders(plan: Plan) -> tuple[list[int], int]:
     """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
     leaders = sorted({group[0] for stage in plan.stages for group in stage.replicas})
