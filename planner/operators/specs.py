@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.graph import Graph, Node, TensorKind
-from planner.operators.assemble import fallback
+from planner.graph import Graph, Node, Tensor, TensorKind
+from planner.operators.assemble import Traffic, fallback, traffic
 from planner.operators.site import Rule, Site, default_needs, find_rule
 from planner.operators.types import OpCall, OpSpec
 
@@ -86,24 +88,57 @@ def _times(one: OpSpec, repeat: int) -> OpSpec:
     )
 
 
+def _readers(graph: Graph, carrying: frozenset[str]) -> Counter[str]:
+    """For each tensor, how many operands hand a gradient back to it."""
+    count: Counter[str] = Counter()
+    for node in graph.nodes:
+        rule = find_rule(node.op)
+        count.update(name for p, name in enumerate(node.inputs) if name in carrying and _differentiable(rule, p))
+    return count
+
+
+def _summed(one: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
+    """Add what it costs to sum the gradients of results that several operands read: two in, one out, each time."""
+    total, kernels, flops = Traffic(), 0, 0.0
+    for tensor, readers in results:
+        total += traffic(tensor) * (3.0 * (readers - 1))
+        kernels += readers - 1
+        flops += tensor.elements * (readers - 1)
+    figures = dict(one.details)
+    figures["backward_float_elements"] += total.float_elements
+    figures["backward_fixed_bytes"] += total.fixed_bytes
+    return replace(
+        one,
+        backward_bytes=one.backward_bytes + total.byte_count,
+        backward_kernels=one.backward_kernels + kernels,
+        backward_vector_flops=one.backward_vector_flops + flops,
+        details=figures,
+    )
+
+
 def graph_specs(graph: Graph) -> tuple[OpSpec, ...]:
     """What each node of a graph is, aligned with `graph.nodes`.
 
-    Equal calls are described once. Work, traffic and kernels of a node that repeats (a loop's body) are those of all
+    Equal calls are described once. Where several operands read a result, summing their gradients is part of the
+    backward pass of the node that made it. Work, traffic and kernels of a node that repeats (a loop's body) are those of all
     its runs together; `saved` lists what one run keeps.
 
     Raises:
         ModelError: the tensors of a node contradict its operator.
     """
     carrying = needs_gradient(graph)
+    readers = _readers(graph, carrying)
     cache: dict[object, OpSpec] = {}
     result = []
     for node in graph.nodes:
         call = OpCall.of(graph, node)
         rule = find_rule(node.op)
         needs = tuple(name in carrying and _differentiable(rule, p) for p, name in enumerate(node.inputs))
-        key = (call.signature(), needs, node.repeat)
+        fan_out = tuple(readers[name] for name in node.outputs)
+        key = (call.signature(), needs, node.repeat, fan_out)
         if key not in cache:
-            cache[key] = _times(spec(call, needs), node.repeat)
+            one = spec(call, needs)
+            shared = [(t, n) for t, n in zip(call.outputs, fan_out, strict=True) if t is not None and n > 1]
+            cache[key] = _times(_summed(one, shared) if shared and any(needs) else one, node.repeat)
         result.append(cache[key])
     return tuple(result)

@@ -87,7 +87,7 @@ def _nest_layouts(nest: LoopNest, name: str, kind: DimKind) -> tuple[dict[int, L
     if any(layout.halo for layout in writes.values()):
         return None
     if kind is DimKind.REDUCED:
-        writes = dict.fromkeys(writes, PARTIAL)
+        writes = {p: PARTIAL if layout is REPLICATE else layout for p, layout in writes.items()}
     return reads, writes
 
 

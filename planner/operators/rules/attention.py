@@ -31,11 +31,11 @@ from planner.operators.site import Site, rule
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _KINDS = {
-    "t": DimKind.COUPLED,
-    "p": DimKind.COUPLED,
-    "d": DimKind.WHOLE,
-    "e": DimKind.PARALLEL,
+    **dict.fromkeys("tup", DimKind.COUPLED),
+    **dict.fromkeys(("d", "three", "two", "packed", "mask", "i"), DimKind.WHOLE),
+    **dict.fromkeys("bgrse", DimKind.PARALLEL),
 }
+"""t: all keys, u: new keys, p: past keys. Where key or value have no name of their own for a head, it is not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ def _nest(text: str, reads: Sequence[Operand], writes: Sequence[Operand], heads:
             f"{heads.query_heads} query heads are not a multiple of {heads.key_heads} key-value heads",
             hint="check the attention's head counts",
         )
-    sizes = {"g": heads.key_heads, "r": heads.query_heads // heads.key_heads, "d": heads.head, "e": heads.value_head}
+    ratio = heads.query_heads // heads.key_heads
+    sizes = {"t": heads.keys, "g": heads.key_heads, "r": ratio, "d": heads.head, "e": heads.value_head}
     return loop_nest(
         text,
         reads,
@@ -128,6 +129,23 @@ def _spec(
     )
 
 
+def _mask_terms(site: Site, position: int, heads: Heads) -> str:
+    """A mask's dimensions, aligned from the right with batch, heads, queries and keys."""
+    if not site.has(position):
+        return ""
+    shape = site.input(position).shape
+    names = ["b", "(g r)", "s", "t" if shape and shape[-1] in (1, heads.keys) else "mask"]
+    return " ".join(names[len(names) - len(shape) :])
+
+
+def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
+    """The nest over those inputs and outputs that the call has."""
+    reads = [p for p in given if site.has(p)]
+    writes = [p for p in results if site.has_output(p)]
+    text = f"{', '.join(given[p] for p in reads)} -> {', '.join(results[p] for p in writes)}"
+    return _nest(text, site.reads(*reads), site.writes(*writes), heads, flops)
+
+
 @rule("Attention", ports=(0, 1, 2, 3, 4, 5))
 def attention(site: Site) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
@@ -135,18 +153,17 @@ def attention(site: Site) -> OpSpec:
     past = site.input(4).shape[2] if site.has(4) else 0
     if len(q) == 4:
         heads = Heads(q[0], q[1], k[1], q[2], k[2] + past, q[3], v[3])
-        text, result = "b (g r) s d, b g t d, b g t e", "b (g r) s e"
+        terms, result = ["b (g r) s d", "b g u d", "b g u e"], "b (g r) s e"
     else:
         query_heads, key_heads = site.int_attribute("q_num_heads", 0), site.int_attribute("kv_num_heads", 0)
         if query_heads <= 0 or key_heads <= 0:
             raise ModelError("attention of rank 3 lacks q_num_heads or kv_num_heads", where=site.where)
         heads = Heads(q[0], query_heads, key_heads, q[1], k[1] + past, q[2] // query_heads, v[2] // key_heads)
-        text, result = "b s (g r d), b t (g d), b t (g e)", "b s (g r e)"
-    positions = [0, 1, 2]
-    if past:
-        text += ", b g p d, b g p e"
-        positions += [4, 5]
-    nest = _nest(f"{text} -> {result}", site.reads(*positions), site.writes(0), heads, 0.0)
+        terms, result = ["b s (g r d)", "b u (g d)", "b u (g e)"], "b s (g r e)"
+    mask = _mask_terms(site, 3, heads)
+    given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
+    results = dict(enumerate([result, "b g t d", "b g t e", "b (g r) s t"]))
+    nest = _present(site, given, results, heads)
     saved = (*keep_inputs(site, 0, 1, 2, 3), *keep_outputs(0))
     return _spec(site, nest, heads, saved, (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)))
 
@@ -160,23 +177,16 @@ def multi_head_attention(site: Site) -> OpSpec:
     result = site.output().shape
     if len(q) == 5:
         heads = Heads(q[0], q[2], q[2], q[1], q[1] + past, q[4], q[4])
-        nest = _nest("b s g three d -> b s (g e)", site.reads(0), site.writes(0), heads, 0.0)
-        return _spec(site, nest, heads, (*keep_inputs(site, 0), *keep_outputs(0)), (site.need(0),) * 3)
-    k = site.input(1).shape
-    head = q[2] // count
-    if len(k) == 5:
-        heads = Heads(q[0], count, count, q[1], k[1] + past, head, head)
-        text, positions = "b s (g d), b t g two d", [0, 1]
-        roles = (site.need(0), site.need(1), site.need(1))
-    elif len(k) == 4:
-        heads = Heads(q[0], count, count, q[1], k[2] + past, head, result[2] // count)
-        text, positions = "b s (g d), b g t d, b g t e", [0, 1, 2]
-        roles = (site.need(0), site.need(1), site.need(2))
+        terms, roles = ["b u g three d"], (site.need(0),) * 3
     else:
-        heads = Heads(q[0], count, count, q[1], k[1] + past, head, result[2] // count)
-        text, positions = "b s (g d), b t (g d), b t (g e)", [0, 1, 2]
-        roles = (site.need(0), site.need(1), site.need(2))
-    nest = _nest(f"{text} -> b s (g e)", site.reads(*positions), site.writes(0), heads, 0.0)
+        k = site.input(1).shape
+        head, steps = q[2] // count, k[2] if len(k) == 4 else k[1]
+        heads = Heads(q[0], count, count, q[1], steps + past, head, result[2] // count)
+        packed = len(k) == 5
+        keys = {5: ["b u g two d"], 4: ["b g u d", "b g u e"]}.get(len(k), ["b u (g d)", "b u (g e)"])
+        terms, roles = ["b s (g d)", *keys], (site.need(0), site.need(1), site.need(1 if packed else 2))
+    given = dict(enumerate(terms)) | {5: _mask_terms(site, 5, heads), 6: "b g p d", 7: "b g p e"}
+    nest = _present(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
     return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2, 5), *keep_outputs(0)), roles)
 
 
@@ -191,13 +201,12 @@ def group_query_attention(site: Site) -> OpSpec:
     keys = site.output(1).shape[2] if site.has_output(1) else q[1] + past
     heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head)
     rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if site.int_attribute("do_rotary", 0) else 0.0
-    if packed:
-        nest = _nest("b s packed -> b s (g r e)", site.reads(0), site.writes(0), heads, rotated)
-        roles = (site.need(0),) * 3
-    else:
-        text = "b s (g r d), b u (g d), b u (g e) -> b s (g r e)"
-        nest = _nest(text, site.reads(0, 1, 2), site.writes(0), heads, rotated)
-        roles = (site.need(0), site.need(1), site.need(2))
+    given = {0: "b u packed"} if packed else {0: "b s (g r d)", 1: "b u (g d)", 2: "b u (g e)"}
+    given |= {3: "b g p d", 4: "b g p e", 5: "b"}
+    if site.has(5) and len(site.input(5).shape) != 1:
+        given[5] = "b 1"
+    nest = _present(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
+    roles = (site.need(0),) * 3 if packed else (site.need(0), site.need(1), site.need(2))
     return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2), *keep_outputs(0)), roles)
 
 
@@ -214,7 +223,7 @@ def projected_attention(site: Site) -> OpSpec:
     heads = Heads(batch, count, count, steps, steps + past, width // count, value_width // count)
     projection = 2.0 * batch * steps * inner * weight.shape[1]
     inside = LoopNest((), (), (), matrix_flops=projection)
-    nest = _nest("b s i, i packed -> b s (g e)", site.reads(0, 1), site.writes(0), heads, 0.0)
+    nest = _nest("b u i, i packed -> b s (g e)", site.reads(0, 1), site.writes(0), heads, 0.0)
     weighted = projection if site.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
     towards = (projection if site.need(0) else 0.0) + (projection if site.need(1) and not weighted else 0.0)
     made = keep_extra(1, batch * steps * weight.shape[1], x)
@@ -239,12 +248,13 @@ def rotary_embedding(site: Site) -> OpSpec:
     The standard takes (x, cos, sin, ids), com.microsoft (x, ids, cos, sin).
     """
     x = site.input(0)
-    names = ["b", "s", "h"] if len(x.shape) == 3 else ["b", "g", "s", "h"]
+    names = "b s h" if len(x.shape) == 3 else "b g s h"
+    terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
     nest = loop_nest(
-        f"{' '.join(names)} -> {' '.join(names)}",
-        site.reads(0),
+        f"{', '.join([names, *terms.values()])} -> {names}",
+        site.reads(0, *terms),
         site.writes(0),
-        kinds={"h": DimKind.COUPLED},
+        kinds={**dict.fromkeys("bgs", DimKind.PARALLEL), "h": DimKind.COUPLED, "v": DimKind.WHOLE, "f": DimKind.WHOLE},
         vector_flops=3.0 * x.elements,
     )
     touched = traffic(x, site.output())
@@ -258,3 +268,11 @@ def rotary_embedding(site: Site) -> OpSpec:
         backward=touched,
         backward_flops=3.0 * x.elements,
     )
+
+
+def _table_terms(site: Site, position: int) -> str:
+    """Tables by position `v f` or by sample and step `b s f`; positions `b s`, or one offset."""
+    table = site.input(position)
+    if table.dtype.is_float:
+        return "b s f" if len(table.shape) == 3 else "v f"
+    return "b s" if len(table.shape) == 2 else "1"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from planner.operators.assemble import contraction, keep_inputs, streaming
+from planner.operators.assemble import contraction, keep_inputs
 from planner.operators.nest import dim_names, loop_nest
+from planner.operators.rules.matmul import rounded
 from planner.operators.site import Site, rule
-from planner.operators.types import LoopNest, OpSpec
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
 def pads_before(
@@ -84,8 +86,8 @@ def conv_integer(site: Site) -> OpSpec:
 
 @rule("QLinearConv", ports=())
 def qlinear_conv(site: Site) -> OpSpec:
-    """Convolution of quantised tensors with scales and zero points; no gradient passes."""
-    return contraction(site, conv_nest(site, 0, 3))
+    """Convolution of quantised tensors with scales and zero points, its result rounded; no gradient passes."""
+    return contraction(site, rounded(conv_nest(site, 0, 3)))
 
 
 @rule("ConvTranspose")
@@ -96,19 +98,10 @@ def conv_transpose(site: Site) -> OpSpec:
     ys, rs = dim_names("y", rank), dim_names("r", rank)
     windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
     text = f"n (g c) {' '.join(ys)}, (g c) k {' '.join(rs)} -> n (g k) {windows}"
-    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
-    halos = {
-        y: max(dilation * (r - 1) + 1 - stride, 0)
-        for y, r, stride, dilation in zip(ys, weight[2:], strides, dilations, strict=True)
-    }
-    nest = loop_nest(
-        text,
-        site.reads(0, 1),
-        site.writes(0),
-        sizes={"g": site.int_attribute("group", 1)},
-        halos=halos,
-        contraction=True,
-    )
+    # a part of the input overlaps its neighbours' results, and padding cuts the ends: space is not split
+    kinds = dict.fromkeys(ys, DimKind.WHOLE)
+    sizes = {"g": site.int_attribute("group", 1)}
+    nest = loop_nest(text, site.reads(0, 1), site.writes(0), sizes=sizes, kinds=kinds, contraction=True)
     bias = None
     if site.has(2):
         names = " ".join(dim_names("out", rank))
@@ -132,43 +125,47 @@ def deform_conv(site: Site) -> OpSpec:
     rank = len(weight) - 2
     ys, rs = dim_names("y", rank), dim_names("r", rank)
     windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    text = f"n (g c) {windows}, (g k) c {' '.join(rs)} -> n (g k) {' '.join(ys)}"
-    sizes = {"g": site.int_attribute("group", 1)}
-    # offsets may reach anywhere, so the spatial dimensions are not split
-    reach = dict(zip(ys, site.input(0).shape[2:], strict=True))
-    nest = loop_nest(text, site.reads(0, 1), site.writes(0), sizes=sizes, halos=reach, contraction=True)
+    places = ", n offset " + " ".join(ys) + (", n mask " + " ".join(ys) if site.has(4) else "")
+    text = f"n (g c) {windows}, (g k) c {' '.join(rs)}{places} -> n (g k) {' '.join(ys)}"
     taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * site.input(0).shape[1]
-    base = contraction(site, nest, saved=keep_inputs(site, 0, 1, 2, 4) if site.trains else ())
-    sampling = streaming(site, (), backward_flops=12.0 * taps)
-    return OpSpec(
-        nests=(nest, LoopNest((), (), (), vector_flops=8.0 * taps)),
-        saved=base.saved,
-        kernels=2,
-        forward_bytes=base.forward_bytes,
-        backward_bytes=base.backward_bytes,
-        backward_kernels=base.backward_kernels + 1 if site.trains else 0,
-        input_grad_matrix_flops=base.input_grad_matrix_flops,
-        weight_grad_matrix_flops=base.weight_grad_matrix_flops,
-        backward_vector_flops=sampling.backward_vector_flops,
-        details=base.details,
+    # offsets reach anywhere in the image and are shared by groups of channels
+    kinds = dict.fromkeys([*ys, *rs, "g", "c", "offset", "mask"], DimKind.WHOLE)
+    reads = site.reads(0, 1, 2, *((4,) if site.has(4) else ()))
+    nest = loop_nest(
+        text,
+        reads,
+        site.writes(0),
+        sizes={"g": site.int_attribute("group", 1)},
+        kinds=kinds,
+        matrix_flops=2.0 * taps * weight[0] / site.int_attribute("group", 1),
+        vector_flops=8.0 * taps,
+    )
+    saved = keep_inputs(site, 0, 1, 2, 4) if site.trains else ()
+    base = contraction(site, nest, saved=saved, kernels=2)
+    work = nest.matrix_flops
+    return replace(
+        base,
+        input_grad_matrix_flops=work if any(site.need(p) for p in (0, 2, 4)) else 0.0,
+        weight_grad_matrix_flops=work if site.need(1) else 0.0,
+        backward_vector_flops=12.0 * taps if site.trains else 0.0,
     )
 
 
 @rule("CausalConvWithState")
 def causal_conv(site: Site) -> OpSpec:
     """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
-    kernel = site.input(1).shape[-1]
+    positions = [0, 1, *((3,) if site.has(3) else ())]
+    outputs = [p for p in (0, 1) if site.has_output(p)]
+    reads = ", ".join(["n c (t+r)", "c 1 r", "n c state"][: len(positions)])
     nest = loop_nest(
-        "n c (t+r), c 1 r -> n c t",
-        site.reads(0, 1),
-        site.writes(0),
-        halos={"t": kernel - 1},
-        contraction=True,
+        f"{reads} -> {', '.join(['n c t', 'n c state'][: len(outputs)])}",
+        site.reads(*positions),
+        site.writes(*outputs),
+        kinds={"state": DimKind.WHOLE, "t": DimKind.WHOLE},
+        matrix_flops=2.0 * site.input(0).elements * site.input(1).shape[-1],
     )
-    return contraction(site, nest, bias=_state_bias(site))
-
-
-def _state_bias(site: Site) -> LoopNest | None:
-    if not site.has(2):
-        return None
-    return loop_nest("c -> n c t", site.reads(2), site.writes(0), vector_flops=float(site.output().elements))
+    bias = None
+    if site.has(2):
+        elements = float(site.output().elements)
+        bias = loop_nest("c -> n c t", site.reads(2), site.writes(0), kinds={"t": DimKind.WHOLE}, vector_flops=elements)
+    return contraction(site, nest, bias=bias)

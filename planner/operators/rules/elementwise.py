@@ -92,12 +92,13 @@ COMPARISONS = (
 )  # fmt: skip
 
 
-def broadcast_nest(site: Site, positions: tuple[int, ...], vector_flops: float, output: int = 0) -> LoopNest:
-    """Operands aligned from the right, size 1 broadcast, every dimension parallel."""
-    names = dim_names("d", len(site.output(output).shape))
+def broadcast_nest(site: Site, positions: tuple[int, ...], vector_flops: float) -> LoopNest:
+    """Operands aligned from the right, size 1 broadcast, every dimension parallel; all results of one shape."""
+    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
+    names = dim_names("d", len(site.output(outputs[0] if outputs else 0).shape))
     reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
-    text = f"{', '.join(reads)} -> {' '.join(names)}"
-    return loop_nest(text, site.reads(*positions), site.writes(output), vector_flops=vector_flops)
+    text = f"{', '.join(reads)} -> {', '.join([' '.join(names)] * len(outputs))}"
+    return loop_nest(text, site.reads(*positions), site.writes(*outputs), vector_flops=vector_flops)
 
 
 def _unary(site: Site) -> OpSpec:

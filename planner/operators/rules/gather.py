@@ -133,9 +133,10 @@ def tensor_scatter(site: Site) -> OpSpec:
     names = dim_names("d", len(cache.shape))
     axis = site.axis("axis", -2, len(cache.shape))
     news = ["u" if k == axis else name for k, name in enumerate(names)]
-    text = f"{' '.join(names)}, {' '.join(news)} -> {' '.join(names)}"
+    positions = (0, 1, 2) if site.has(2) else (0, 1)
+    reads = ", ".join([" ".join(names), " ".join(news), names[0]][: len(positions)])
     kinds = {"u": DimKind.WHOLE, names[axis]: DimKind.WHOLE}
-    nest = loop_nest(text, site.reads(0, 1), site.writes(0), kinds=kinds)
+    nest = loop_nest(f"{reads} -> {' '.join(names)}", site.reads(*positions), site.writes(0), kinds=kinds)
     return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 

@@ -8,7 +8,7 @@ from planner.operators.assemble import keep_extra, keep_inputs, streaming, traff
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Site, rule
-from planner.operators.types import LoopNest, OpSpec
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
 def _rate(site: Site) -> float | None:
@@ -64,7 +64,13 @@ def _made(site: Site, flops: float) -> OpSpec:
     return streaming(site, nest, forward=traffic(site.output()))
 
 
-@rule("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", ports=())
+@rule("Bernoulli", ports=())
+def bernoulli(site: Site) -> OpSpec:
+    """A random bit for each probability."""
+    return streaming(site, broadcast_nest(site, (0,), 20.0 * site.input(0).elements))
+
+
+@rule("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", ports=())
 def random_numbers(site: Site) -> OpSpec:
     """Random numbers: about twenty operations each."""
     return _made(site, 20.0)
@@ -82,26 +88,51 @@ def window_table(site: Site) -> OpSpec:
     return _made(site, 8.0)
 
 
+def _quantised_nest(site: Site, vector_flops: float) -> LoopNest:
+    """Element by element; the scale is one number, one an index of an axis, or one a block of that axis."""
+    x, scale = site.input(0), site.input(1)
+    rank = len(x.shape)
+    axis = site.axis("axis", 1, rank)
+    data, scaled = dim_names("d", rank), ["1"] * len(scale.shape)
+    if len(scale.shape) == rank and rank and scale.elements > 1 and scale.shape[axis] != x.shape[axis]:
+        scaled = list(data)
+        data[axis] = f"({data[axis]} block)" if x.shape[axis] % scale.shape[axis] == 0 else "ragged"
+        if data[axis] == "ragged":
+            scaled[axis] = "blocks"
+    elif len(scale.shape) == rank and rank > 1:
+        scaled = list(data)
+    elif len(scale.shape) == 1 and rank:
+        scaled = [data[axis]]
+    reads = [0, 1, *((2,) if site.has(2) else ())]
+    terms = [" ".join(data)]
+    for position in reads[1:]:
+        own = len(site.input(position).shape)
+        terms.append(" ".join(scaled if own == len(scaled) else ["1"] * own))
+    left = ", ".join(terms)
+    kinds = dict.fromkeys(("ragged", "blocks", "block"), DimKind.WHOLE)
+    text = f"{left} -> {' '.join(data)}"
+    return loop_nest(text, site.reads(*reads), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+
+
 @rule("QuantizeLinear", ports=(0,), straight_through=True)
 def quantize(site: Site) -> OpSpec:
     """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
     x = site.input(0)
-    return streaming(site, broadcast_nest(site, (0,), 4.0 * x.elements), backward_flops=float(x.elements))
+    return streaming(site, _quantised_nest(site, 4.0 * x.elements), backward_flops=float(x.elements))
 
 
 @rule("DequantizeLinear", ports=(0,), straight_through=True)
 def dequantize(site: Site) -> OpSpec:
     """Few bits back to floating point."""
     x = site.input(0)
-    return streaming(site, broadcast_nest(site, (0,), 2.0 * x.elements), backward_flops=float(x.elements))
+    return streaming(site, _quantised_nest(site, 2.0 * x.elements), backward_flops=float(x.elements))
 
 
 @rule("DynamicQuantizeLinear", ports=())
 def dynamic_quantize(site: Site) -> OpSpec:
     """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
     x = site.input(0)
-    nest = broadcast_nest(site, (0,), 6.0 * x.elements)
-    return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
+    return streaming(site, _whole(6.0 * x.elements), forward=traffic(*site.results(), x, x), kernels=2)
 
 
 def _whole(flops: float) -> LoopNest:

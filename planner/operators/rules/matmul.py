@@ -103,10 +103,19 @@ def matmul_integer(site: Site) -> OpSpec:
     return contraction(site, product_nest(site, 0, 1))
 
 
+def rounded(nest: LoopNest) -> LoopNest:
+    """The same nest with its reduced dimensions coupled."""
+    coupled = tuple(replace(d, kind=DimKind.COUPLED) if d.kind is DimKind.REDUCED else d for d in nest.dims)
+    return replace(nest, dims=coupled)
+
+
 @rule("QLinearMatMul", ports=())
 def qlinear_matmul(site: Site) -> OpSpec:
-    """Product of quantised matrices with scales and zero points; no gradient passes."""
-    return contraction(site, product_nest(site, 0, 3))
+    """Product of quantised matrices with scales and zero points; no gradient passes.
+
+    The result is rounded again, so partial sums of it do not add up.
+    """
+    return contraction(site, rounded(product_nest(site, 0, 3)))
 
 
 @rule("com.microsoft.MatMulIntegerToFloat", "com.microsoft.DynamicQuantizeMatMul", ports=())

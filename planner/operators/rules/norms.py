@@ -19,12 +19,14 @@ BACKWARD_FLOPS = 14.0
 """Per element: two reductions (6), the input's gradient (5), scale's and shift's gradients (3)."""
 
 
-def _nest(site: Site, text: str, reads: list[int], coupled: list[str], **sizes: int) -> LoopNest:
+def _nest(
+    site: Site, text: str, reads: list[int], coupled: list[str], writes: tuple[int, ...] = (0,), **sizes: int
+) -> LoopNest:
     x = site.input(reads[0])
     return loop_nest(
         text,
         site.reads(*reads),
-        site.writes(0),
+        site.writes(*writes),
         sizes=sizes,
         kinds=dict.fromkeys(coupled, DimKind.COUPLED),
         vector_flops=FORWARD_FLOPS * x.elements,
@@ -56,10 +58,13 @@ def batch_norm(site: Site) -> OpSpec:
     """
     x = site.input(0)
     spatial = dim_names("s", len(x.shape) - 2)
-    data = " ".join(["n", "c", *spatial]) if len(x.shape) > 1 else "n"
+    data, channel = (" ".join(["n", "c", *spatial]), "c") if len(x.shape) > 1 else ("n", "1")
     training = site.int_attribute("training_mode", 0) == 1
-    channel = "c" if len(x.shape) > 1 else "1"
-    nest = _nest(site, f"{data}, {channel}, {channel} -> {data}", [0, 1, 2], ["n", *spatial] if training else [])
+    reads = [p for p in range(5) if site.has(p)]
+    writes = tuple(p for p in range(3) if site.has_output(p)) if training else (0,)
+    left = ", ".join([data, *[channel] * (len(reads) - 1)])
+    right = ", ".join([data, *[channel] * (len(writes) - 1)])
+    nest = _nest(site, f"{left} -> {right}", reads, ["n", *spatial] if training else [], writes)
     channels = x.shape[1] if len(x.shape) > 1 else 1
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * channels)))
 
@@ -72,7 +77,10 @@ def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tup
     names = [*dim_names("b", axis), *dim_names("h", rank - axis)]
     scales = [p for p in scales if site.has(p)]
     left = ", ".join([" ".join(names), *(_broadcast(names, site.input(p)) for p in scales)])
-    nest = _nest(site, f"{left} -> {' '.join(names)}", [x, *scales], names[axis:])
+    row = " ".join([*names[:axis], *["1"] * (rank - axis)])
+    writes = tuple(p for p in (0, 1, 2) if site.has_output(p))
+    right = ", ".join([" ".join(names), *[row] * (len(writes) - 1)])
+    nest = _nest(site, f"{left} -> {right}", [x, *scales], names[axis:], writes)
     rows = math.prod(tensor.shape[:axis])
     kept = keep_inputs(site, x) if saved is None else saved
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
@@ -103,7 +111,9 @@ def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpS
     names = [*dim_names("b", len(x.shape) - 1), "h"]
     positions = [0, 1, *(p for p in (*scales, bias) if site.has(p))]
     left = ", ".join(_broadcast(names, site.input(p)) for p in positions)
-    nest = _nest(site, f"{left} -> {' '.join(names)}", positions, ["h"])
+    writes = (0, 3) if site.has_output(3) else (0,)
+    right = ", ".join([" ".join(names)] * len(writes))
+    nest = _nest(site, f"{left} -> {right}", positions, ["h"], writes)
     rows = math.prod(x.shape[:-1])
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 

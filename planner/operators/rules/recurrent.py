@@ -12,9 +12,13 @@ from planner.graph import TensorKind
 from planner.operators.assemble import Traffic, details, elements_like, keep_extra, keep_inputs, keep_outputs, traffic
 from planner.operators.nest import loop_nest
 from planner.operators.site import Site, rule
-from planner.operators.types import DimKind, OpSpec, Saved
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
-_COUPLED = {"t": DimKind.COUPLED, "h": DimKind.COUPLED, "j": DimKind.COUPLED, "i": DimKind.WHOLE, "g": DimKind.WHOLE}
+_KINDS = {
+    **dict.fromkeys("thj", DimKind.COUPLED),
+    **dict.fromkeys(("i", "g", "bias", "peep"), DimKind.WHOLE),
+    **dict.fromkeys("bd", DimKind.PARALLEL),
+}
 
 
 def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float) -> OpSpec:
@@ -35,18 +39,8 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
     hidden = r.shape[2]
     units = float(steps * batch * directions * hidden)
     inputs, recurrent = 2.0 * units * gates * inner, 2.0 * units * gates * hidden
-    data = "b t i" if batch_first else "t b i"
-    position = 0 if site.has_output(0) else 1
-    result = ("b t d h" if batch_first else "t d b h") if position == 0 else ("b d h" if batch_first else "d b h")
-    nest = loop_nest(
-        f"{data}, d (g h) i, d (g h) j -> {result}",
-        site.reads(0, 1, 2),
-        site.writes(position),
-        sizes={"g": gates, "h": hidden},
-        kinds=_COUPLED,
-        matrix_flops=inputs + recurrent,
-        vector_flops=flops_per_unit * units,
-    )
+    sizes = {"g": gates, "h": hidden}
+    nest = _nest(site, batch_first, sizes, inputs + recurrent, flops_per_unit * units)
     input_grad, weight_grad = _gradient_flops(site, inputs, recurrent)
     saved: tuple[Saved, ...] = ()
     if site.trains:
@@ -69,6 +63,25 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
         weight_grad_matrix_flops=weight_grad,
         backward_vector_flops=1.5 * flops_per_unit * units if site.trains else 0.0,
         details=details(forward, backward),
+    )
+
+
+def _nest(site: Site, batch_first: bool, sizes: dict[str, int], matrix_flops: float, vector_flops: float) -> LoopNest:
+    """Batch and directions are parallel; a step needs every unit of the step before it."""
+    state = "b d h" if batch_first else "d b h"
+    terms = {0: "b t i" if batch_first else "t b i", 1: "d (g h) i", 2: "d (g h) j", 3: "d bias", 4: "b", 7: "d peep"}
+    terms |= {5: state, 6: state}
+    results = {0: "b t d h" if batch_first else "t d b h", 1: state, 2: state}
+    reads = [p for p in sorted(terms) if site.has(p)]
+    writes = [p for p in sorted(results) if site.has_output(p)]
+    return loop_nest(
+        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
+        site.reads(*reads),
+        site.writes(*writes),
+        sizes=sizes,
+        kinds=_KINDS,
+        matrix_flops=matrix_flops,
+        vector_flops=vector_flops,
     )
 
 

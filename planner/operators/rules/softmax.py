@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planner.operators.assemble import (
-    Traffic,
     elements_like,
     keep_extra,
     keep_inputs,
@@ -61,6 +60,25 @@ def bias_softmax(site: Site) -> OpSpec:
     return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
+def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
+    """`n c s, n s -> ` loss; a mean over rows is a sum of parts, each divided by the whole's number of rows."""
+    spatial = dim_names("s", len(site.input(0).shape) - 2)
+    rows, full = " ".join(["n", *spatial]), " ".join(["n", "c", *spatial])
+    whole = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
+    reads = [p for p in (0, 1, 2) if site.has(p)]
+    writes = [p for p in (0, 1) if site.has_output(p)]
+    terms = {0: full, 1: rows, 2: "c"}
+    results = {0: rows if whole else "", 1: full}
+    row_kind = DimKind.PARALLEL if whole else DimKind.REDUCED
+    return loop_nest(
+        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
+        site.reads(*reads),
+        site.writes(*writes),
+        kinds={**dict.fromkeys(["n", *spatial], row_kind), "c": classes},
+        vector_flops=vector_flops,
+    )
+
+
 @rule("SoftmaxCrossEntropyLoss", ports=(0,))
 def softmax_cross_entropy(site: Site) -> OpSpec:
     """Log-softmax of the scores and the mean loss of the labels.
@@ -69,17 +87,7 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
     """
     scores = site.input(0)
     made: tuple[Saved, ...] = keep_outputs(1) if site.has_output(1) else (keep_extra(0, scores.elements, scores),)
-    spatial = dim_names("s", len(scores.shape) - 2)
-    rows = " ".join(["n", *spatial])
-    reads = f"{' '.join(['n', 'c', *spatial])}, {rows}"
-    result = rows if site.output().shape else ""
-    nest = loop_nest(
-        f"{reads} -> {result}",
-        site.reads(0, 1),
-        site.writes(0),
-        kinds={"c": DimKind.COUPLED},
-        vector_flops=FORWARD_FLOPS * scores.elements,
-    )
+    nest = _loss_nest(site, FORWARD_FLOPS * scores.elements, DimKind.COUPLED)
     saved = (*keep_inputs(site, 1), *made)
     # two kernels forward (log-softmax, loss), two backward, with the log-probabilities' gradient written and read
     labels = traffic(site.input(1))
@@ -101,16 +109,8 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
 def negative_log_likelihood(site: Site) -> OpSpec:
     """Mean of the labels' negated log-probabilities; reads one number a row, writes a gradient of full size."""
     scores, labels = site.input(0), site.input(1)
-    spatial = dim_names("s", len(scores.shape) - 2)
-    rows = " ".join(["n", *spatial])
-    result = rows if site.output().shape else ""
-    nest = loop_nest(
-        f"{' '.join(['n', 'c', *spatial])}, {rows} -> {result}",
-        site.reads(0, 1),
-        site.writes(0),
-        vector_flops=2.0 * labels.elements,
-    )
+    nest = _loss_nest(site, 2.0 * labels.elements, DimKind.REDUCED)
     forward = elements_like(scores, labels.elements) + traffic(labels, site.output())
-    backward: Traffic = traffic(scores, labels)
+    backward = traffic(scores, labels)
     saved = (*keep_inputs(site, 1), keep_extra(0, 1, scores))
     return streaming(site, nest, saved=saved, forward=forward, backward=backward, backward_flops=float(labels.elements))
