@@ -17,7 +17,10 @@ def profile_folder() -> Path:
     Raises:
         HardwareError: neither is there.
     """
-    package = Path(__file__).resolve().parents[1]
+    return _folder_of(Path(__file__).resolve().parents[1])
+
+
+def _folder_of(package: Path) -> Path:
     for folder in (package / "hardware_profiles", package.parent / "hardware_profiles"):
         if (folder / _SOURCES).is_file():
             return folder

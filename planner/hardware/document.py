@@ -11,6 +11,10 @@ from planner.errors import HardwareError, Problem
 
 Location = tuple[str | int, ...]
 
+_MAX_DEPTH = 32
+_MAX_VALUES = 50_000
+_TOO_MUCH = "too deep or too large for a profile"
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -88,7 +92,9 @@ def parse_document(text: str, name: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Mark(mark.line, mark.column) if mark else Mark(0, 0)
-        document.problems.append(document.problem_at(where, f"not valid YAML: {error.problem or error.context}"))
+        what = error.problem or error.context or "cannot be parsed"
+        what = f"{error.context} {what}" if what.startswith("but ") else what
+        document.problems.append(document.problem_at(where, f"not valid YAML: {what}"))
         return document
     except YAMLError as error:
         document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {str(error).splitlines()[0]}"))
@@ -103,6 +109,10 @@ def parse_document(text: str, name: str) -> Document:
 def _construct(document: Document, node: Any, path: Location) -> Any:  # noqa: ANN401
     """Plain data of a YAML node; marks of it and of all inside are noted."""
     document.values.setdefault(path, _mark(node))
+    if len(path) > _MAX_DEPTH or len(document.values) > _MAX_VALUES:
+        if not any(p.message == _TOO_MUCH for p in document.problems):
+            document.problems.append(document.problem_at(_mark(node), _TOO_MUCH, "write aliases out, without cycles"))
+        return None
     kind = type(node).__name__
     if kind == "MappingNode":
         return _mapping(document, node, path)
@@ -124,6 +134,10 @@ def _mapping(document: Document, node: Any, path: Location) -> dict[str, Any]:  
             document.problems.append(document.problem_at(_mark(key_node), f"duplicate key {key!r}", hint))
             continue
         document.keys[(*path, key)] = _mark(key_node)
+        if not value_node.value and value_node.start_mark.line != key_node.start_mark.line:
+            document.values[(*path, key)] = _mark(
+                key_node
+            )  # nothing stands there: the parser says where the next key is
         found[key] = _construct(document, value_node, (*path, key))
     return found
 

@@ -110,7 +110,7 @@ def profile_path(name_or_path: str | Path) -> Path:
     if path is None:
         hint = did_you_mean(text, (*cluster_names(), *device_names()))
         if not hint.startswith("did"):
-            hint = f"known: {', '.join(cluster_names())}"
+            hint = "see `shardplan hardware list`"
         raise HardwareError(f"unknown hardware {text!r}", hint=hint)
     return path
 

@@ -192,7 +192,7 @@ def _level(entry: LevelEntry, size: int, child: int) -> Level:
 def single_device(name: str, device: Device) -> Cluster:
     """A cluster of one device and no links."""
     types = np.zeros(1, dtype=np.int64)
-    return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, f"a single {name}")
+    return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, device.about)
 
 
 def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Sequence[Level]) -> str:

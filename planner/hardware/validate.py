@@ -92,7 +92,12 @@ def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -
         case "model_type" | "model_attributes_type" | "dict_type":
             return document.problem(location, f"{name!r} should be a mapping of keys", _description(model, location))
         case _:
-            message = detail["msg"].replace("Input should be", f"{name!r} should be").replace("valid ", "")
+            message = (
+                detail["msg"]
+                .replace("Input should be", f"{name!r} should be")
+                .replace("valid ", "")
+                .replace("a integer", "an integer")
+            )
             return document.problem(location, message, _description(model, location))
 
 
