@@ -15,6 +15,7 @@ from planner.errors import ModelError, Problem
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Device
 from planner.operators.batching import rebatch
+from planner.operators.regions import find_expert_products
 from planner.operators.saved import SavedOptions, element_bytes, float_type, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpSpec, Origin
@@ -67,7 +68,8 @@ def profile(
     )
     own = float_type(sized)
     sizes = element_bytes(sized, chosen.compute.bits / 8)
-    work = node_work(sized, specs, sizes, training_types(sized, own, chosen), fused=fused_attention)
+    types = training_types(own, chosen)
+    work = node_work(sized, specs, sizes, types, fused=fused_attention, unfold_batchnorm=unfold_batchnorm)
     times = price(sized, work, device, chosen)
     outputs, workspace = tensor_bytes(sized, sizes)
     return Profile(
@@ -106,6 +108,7 @@ def saved_options(
 def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each node's results, and of the gradients of its results and computed operands."""
     lookup = {name: t.elements * sizes[t.dtype] for name, t in graph.tensors.items()}
+    lookup.update((graph.nodes[e.gather].outputs[0], 0.0) for e in find_expert_products(graph))
     outputs = np.zeros(len(graph.nodes))
     workspace = np.zeros(len(graph.nodes))
     for i, node in enumerate(graph.nodes):

@@ -26,7 +26,8 @@ from planner.errors import HardwareError
 from planner.graph import DType, Graph, Note, NoteLevel, TensorKind
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Device
-from planner.operators.regions import Attention, find_activations, find_attention
+from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
+from planner.operators.saved import folded_batchnorms
 from planner.operators.specs import needs_gradient
 from planner.operators.types import OpSpec
 
@@ -41,6 +42,10 @@ _PEAK_NAMES = {
     DType.UINT8: "int8",
 }
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
+_NORM_PASSES = 3
+"""Statistics, then read and write."""
+_NORM_BACK_PASSES = 5
+"""Both reductions read the input and the gradient; then input and gradient in, gradient out."""
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
@@ -61,6 +66,7 @@ class Work:
         back_vector: backward element-wise flops.
         back_bytes: backward traffic.
         back_kernels: backward kernels.
+        norms: bytes of the tensor that a folded batch normalisation runs over, in kernels of its own.
         types: the type that the matrix units multiply, by node.
     """
 
@@ -73,6 +79,7 @@ class Work:
     back_vector: np.ndarray
     back_bytes: np.ndarray
     back_kernels: np.ndarray
+    norms: np.ndarray
     types: tuple[DType, ...]
 
 
@@ -86,13 +93,19 @@ class Times:
     notes: tuple[Note, ...]
 
 
-def training_types(graph: Graph, own: DType, precision: Precision) -> Mapping[DType, DType]:
+def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
     """The type in which a tensor of each file type is computed: the model's own type follows the precision."""
     return {dtype: precision.compute if dtype is own else dtype for dtype in DType}
 
 
 def node_work(
-    graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], types: Mapping[DType, DType], *, fused: bool
+    graph: Graph,
+    specs: Sequence[OpSpec],
+    sizes: Mapping[DType, float],
+    types: Mapping[DType, DType],
+    *,
+    fused: bool,
+    unfold_batchnorm: bool,
 ) -> Work:
     """Work of each node in the training precision, groups that run as one kernel put on their last node.
 
@@ -102,6 +115,7 @@ def node_work(
         sizes: bytes an element takes in training, by file type.
         types: type it is computed in, by file type.
         fused: attention runs as one kernel.
+        unfold_batchnorm: convolutions with a folded batch normalisation run it after themselves.
     """
     dtypes = [_float_type_of(graph, i) for i in range(len(graph.nodes))]
     rows = np.zeros((len(graph.nodes), len(_COLUMNS)))
@@ -119,8 +133,15 @@ def node_work(
     for activation in find_activations(graph):
         if not taken.intersection(activation.nodes):
             _fuse_activation(graph, rows, activation.nodes, activation.source, sizes)
+    for expert in find_expert_products(graph):
+        _group_experts(graph, rows, expert, sizes)
     columns = dict(zip(_COLUMNS, rows.T, strict=True))
-    return Work(**columns, types=tuple(types[d] for d in dtypes))
+    norms = np.zeros(len(graph.nodes))
+    if unfold_batchnorm:
+        for i in folded_batchnorms(graph):
+            result = graph.tensors[graph.nodes[i].outputs[0]]
+            norms[i] = result.elements * sizes[result.dtype]
+    return Work(**columns, norms=norms, types=tuple(types[d] for d in dtypes))
 
 
 def _row(spec: OpSpec, width: float) -> tuple[float, ...]:
@@ -216,6 +237,21 @@ def _fuse_activation(
     rows[nodes[-1]] = (0.0, total[1], 2 * size, 1.0, 0.0, 0.0, total[6], 3 * size * trains, 1.0 * trains)
 
 
+def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes: Mapping[DType, float]) -> None:
+    """A grouped product reads the stored weights once; half of its backward work makes their gradient."""
+    node = graph.nodes[expert.product]
+    gathered = graph.nodes[expert.gather].outputs[0]
+    names = [*(n for n in node.inputs if n != gathered), *node.outputs]
+    carried = sum(graph.tensors[n].elements * sizes[graph.tensors[n].dtype] for n in names)
+    weight = graph.tensors[expert.weight]
+    stored = min(weight.elements, graph.tensors[gathered].elements) * sizes[weight.dtype]
+    back = rows[expert.product, 4] + rows[expert.product, 5]
+    rows[expert.gather] = 0.0
+    rows[expert.product, 2] = carried + stored
+    rows[expert.product, 4:6] = back / 2
+    rows[expert.product, 7] = 2 * (carried + stored) if back else 0.0
+
+
 def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Times:
     """Seconds of each node's work.
 
@@ -227,6 +263,8 @@ def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Tim
     weight_s = _matrix_s(work.weight_grad, peaks, device)
     forward = _roof(_matrix_s(work.matrix, peaks, device), work.vector, work.bytes, device)
     backward = _roof(input_s + weight_s, work.back_vector, work.back_bytes, device)
+    forward = forward + _memory_s(_NORM_PASSES * work.norms, device)
+    backward = backward + _memory_s(_NORM_BACK_PASSES * work.norms, device)
     layers = _layers(graph)
     forward = _with_launches(forward, work.kernels, layers, device.launch_s)
     backward = _with_launches(backward, work.back_kernels, layers, device.launch_s)
@@ -240,8 +278,13 @@ def _matrix_s(flops: np.ndarray, peaks: np.ndarray, device: Device) -> np.ndarra
 
 
 def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, device: Device) -> np.ndarray:
-    memory_s = byte_count / (device.memory_byte_per_s * device.memory_efficiency.at(byte_count))
-    return np.asarray(np.maximum(np.maximum(matrix_s, vector / device.vector_flop_per_s), memory_s))
+    return np.asarray(
+        np.maximum(np.maximum(matrix_s, vector / device.vector_flop_per_s), _memory_s(byte_count, device))
+    )
+
+
+def _memory_s(byte_count: np.ndarray, device: Device) -> np.ndarray:
+    return np.asarray(byte_count / (device.memory_byte_per_s * device.memory_efficiency.at(byte_count)))
 
 
 def _layers(graph: Graph) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A line for each node, then one for each edge, all ASCII:
 
-    node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.3, activation_size=64.0, parameter_size=8.0
+    node4 -- ReLU(inplace) -- forward_compute_time=1.2, backward_compute_time=2.3, activation_size=64, parameter_size=0
     <TAB>node4 -- node5
 
 Times are milliseconds for one minibatch, sizes are fp32 bytes; a size may be a list `[a; b]`, one for each result. The
@@ -241,20 +241,21 @@ class _Builder:
             self.notes.append(Note(NoteLevel.INFO, "data-loading", message))
         if not batch_given:
             message = (
-                "the file does not say how many samples a minibatch holds; it counts as one (--dim batch=N says it)"
+                "the file does not say how many samples a minibatch holds: counted as one; say it by --dim batch=N"
             )
             self.notes.append(Note(NoteLevel.WARNING, "batch-unknown", message))
-        free = [
-            n
-            for n, line in self.file.nodes.items()
-            if line.op == "Embedding" and line.backward_ms > 10 * line.forward_ms
-        ]
-        if free:
+        slow = [n for n, line in self.file.nodes.items() if _is_misplaced(line)]
+        if slow:
             message = (
                 "some backward times sit on a neighbour of the layer they belong to (an embedding far slower backward "
                 "than forward); sums over stages of several layers are sound, single layers are not"
             )
-            self.notes.append(Note(NoteLevel.WARNING, "backward-misplaced", message, f"node{free[0]}"))
+            self.notes.append(Note(NoteLevel.WARNING, "backward-misplaced", message, f"node{slow[0]}"))
+
+
+def _is_misplaced(line: _Line) -> bool:
+    """Whether an embedding seems to carry the backward time of the layer after it."""
+    return line.op == "Embedding" and line.backward_ms > 10 * line.forward_ms
 
 
 FORMATS.register("pipedream", Format("PipeDream profile", (".txt",), sniff, load))

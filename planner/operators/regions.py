@@ -57,6 +57,36 @@ class Activation:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertProduct:
+    """A product with weights gathered for each token: a mixture of experts written with a copy of its weights.
+
+    Training runs it as one grouped product per expert; the copies are never made.
+
+    Attributes:
+        gather: index of the node that copies.
+        product: index of the matrix product.
+        weight: the stored weights of all experts.
+    """
+
+    gather: int
+    product: int
+    weight: str
+
+
+def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
+    """All products with weights gathered by computed indices, in graph order. O(nodes)."""
+    found = []
+    for i, node in enumerate(graph.nodes):
+        if node.op not in ("Gather", "GatherND") or graph.tensors[node.inputs[0]].kind is not TensorKind.PARAMETER:
+            continue
+        weight, readers = graph.tensors[node.inputs[0]], graph.consumers.get(node.outputs[0], ())
+        picked = _is_computed(graph, node.inputs[1])
+        if len(weight.shape) == 3 and picked and len(readers) == 1 and graph.nodes[readers[0]].op == "MatMul":
+            found.append(ExpertProduct(i, readers[0], weight.name))
+    return tuple(found)
+
+
 def find_attention(graph: Graph) -> tuple[Attention, ...]:
     """All attention regions, in order of their last node. O(nodes)."""
     found = []

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind
-from planner.operators.regions import Activation, Attention, find_activations, find_attention
+from planner.operators.regions import Activation, Attention, find_activations, find_attention, find_expert_products
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
@@ -24,7 +24,7 @@ _HEAD_WRAPPERS = frozenset(
     {"Add", "Reshape", "Softmax", "LogSoftmax", "Cast", "Identity", "Squeeze", "Flatten", "Transpose"}
 )
 _FOLDED_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
-_ANONYMOUS = re.compile(r"^onnx::Conv_\d+$")
+_ANONYMOUS = re.compile(r"^onnx::Conv_\d+")
 _FP32_BYTES = 4
 
 
@@ -151,6 +151,13 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
             "the graph has no Dropout nodes (an inference export, or a model without): no dropout masks are counted"
         )
         notes.append(Note(NoteLevel.INFO, "no-dropout", message))
+    experts = find_expert_products(graph)
+    if experts:
+        message = (
+            f"{len(experts)} products read expert weights that the graph copies for each token; they are priced as "
+            "grouped products over the stored weights, without the copies"
+        )
+        notes.append(Note(NoteLevel.INFO, "experts-grouped", message, graph.nodes[experts[0].product].key))
     logits = _logits(graph)
     if chosen.loss and logits:
         message = (
@@ -170,7 +177,12 @@ class _Collector:
         self.attention = find_attention(graph)
         self.activations = find_activations(graph)
         self.has_dropout = any(node.op == "Dropout" for node in graph.nodes)
-        self.storages = Storages(graph, identity=self._inactive_dropout(), layouts=self._kernel_layouts())
+        self.storages = Storages(
+            graph,
+            identity=self._inactive_dropout(),
+            aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
+            layouts=self._kernel_layouts(),
+        )
         self.kept: list[dict[str, int]] = [{} for _ in graph.nodes]
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
@@ -258,11 +270,17 @@ class _Collector:
             self._keep_probabilities(region)
 
     def _keep_mask(self, region: Attention) -> None:
-        """A fused kernel reads an additive mask: made for it from a condition, or the tensor that is there."""
+        """A fused kernel reads an additive mask: made for it from a condition, or the tensor that is there.
+
+        A learned position bias is computed once and shared by all layers.
+        """
         if not region.mask:
             return
         at = self.graph.producer.get(region.mask)
         tensor = self.graph.tensors[region.mask]
+        if tensor.kind is TensorKind.PARAMETER:
+            self.kept[region.nodes[-1]][region.mask] = round(tensor.elements * self.sizes[tensor.dtype])
+            return
         made = at is None or self.graph.nodes[at].op == "Where" or not tensor.dtype.is_float
         if not made:
             self._keep(region.nodes[-1], region.mask)

@@ -86,6 +86,7 @@ class Storages:
     Args:
         graph: the graph.
         identity: nodes that hand their first input through unchanged (dropout that is switched off).
+        aliases: results that are never made: reading them reads another tensor (weights gathered for each token).
         layouts: layouts of results that are known otherwise (an attention kernel's transposed output), as the order of
             their dimensions in memory, outermost first.
     """
@@ -95,10 +96,12 @@ class Storages:
         graph: Graph,
         *,
         identity: frozenset[int] = frozenset(),
+        aliases: Mapping[str, str] | None = None,
         layouts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._graph = graph
         self._layouts: dict[str, Layout] = {}
+        aliased = aliases or {}
         orders = layouts or {}
         for i, node in enumerate(graph.nodes):
             view = i in identity or _selects_one(graph, node) or (node.op in _VIEWS and node.op not in _CONDITIONAL)
@@ -106,7 +109,9 @@ class Storages:
                 tensor = graph.tensors.get(name)
                 if tensor is None:
                     continue
-                if name in orders:
+                if name in aliased:
+                    self._layouts[name] = Layout(aliased[name], dense_strides(tensor.shape))
+                elif name in orders:
                     self._layouts[name] = Layout(name, dense_strides(tensor.shape, orders[name]))
                 else:
                     shared = self._view(node, tensor, i in identity) if view else None
