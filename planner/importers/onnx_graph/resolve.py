@@ -26,6 +26,7 @@ from planner.importers.onnx_graph.attributes import (
 from planner.importers.onnx_graph.foreign import infer_foreign
 from planner.importers.onnx_graph.shapes import HEAVY, SHAPE_INPUTS, Partial, standard_form, upper_bound
 from planner.importers.onnx_graph.values import evaluate
+from planner.importers.onnx_graph.weights import is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -107,7 +108,7 @@ class Resolver:
                     work.kinds[value.name] = entry.value
                 elif entry.key.endswith("folded_from"):
                     names = string_list(entry.value)
-                    work.origins[value.name] = names[0] if len(names) == 1 else ""
+                    work.origins[value.name] = tuple(name for name in names if is_path(name))
         self.store_initializers(graph, {})
         self.walk(self._live(graph), Frame(self.versions))
         for name in work.outputs:

@@ -125,15 +125,21 @@ def _redirect(graph: WorkGraph, replaced: dict[tuple[int, int], dict[str, str]])
 def note_ties(graph: WorkGraph, options: ImportOptions) -> None:
     """Say which weights are used in several modules: a plan must keep them together or add up their gradients."""
     owners: dict[str, dict[str, None]] = {}
+    carriers: dict[str, set[str]] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
             for name in graph.weight_sources.get(tensor, ()):
                 if len(graph.types[name].shape) > 1:
                     owners.setdefault(name, {})[node.scope.module or node.outputs[0]] = None
+                    carriers.setdefault(name, set()).add(tensor)
     for name, modules in owners.items():
-        if len(modules) > 1:
-            shown = _some(modules)
-            graph.info("tied-parameter", f"{graph.weights[name].label} is one weight used by {shown}", name)
+        if len(modules) < 2:
+            continue
+        label, shown = graph.weights[name].label, _some(modules)
+        if len(carriers[name]) == 1 and name not in carriers[name]:
+            graph.info("shared-table", f"a table computed from {label} alone is read by {shown}", name)
+        else:
+            graph.info("tied-parameter", f"{label} is one weight used by {shown}", name)
 
 
 def _some(names: Iterable[str]) -> str:

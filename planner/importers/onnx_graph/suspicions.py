@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planner.importers.onnx_graph.weights import is_anonymous
+from planner.importers.onnx_graph.weights import BUFFER_NAMES, is_anonymous
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.importers.types import ImportOptions
 
@@ -30,6 +30,25 @@ def _made_up_bias(node: WorkNode, graph: WorkGraph) -> bool:
         return True
     sources = graph.weight_sources.get(node.inputs[2], ())
     return any(is_anonymous(name.partition("@")[0]) for name in sources)
+
+
+def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
+    """A weight that the exporter computed into a constant, so that the file no longer holds it as it was."""
+    known = {weight.label for weight in graph.weights.values()}
+    read = {name for node in graph.nodes for name in node.inputs}
+    lost: dict[str, str] = {}
+    for name in read & set(graph.origins):
+        if name in graph.stored and name not in graph.weights and graph.types[name].dtype.is_float:
+            for origin in graph.origins[name]:
+                if origin not in known and not BUFFER_NAMES.search(origin):
+                    lost[origin] = name
+    for origin in sorted(lost):
+        shape = list(graph.types[lost[origin]].shape)
+        graph.warn(
+            "weight-became-constant",
+            f"{origin} was computed into the constant {lost[origin]!r} {shape} at export and is not counted as a parameter",
+            lost[origin],
+        )
 
 
 def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from planner.errors import UsageError
-from planner.importers.onnx_graph.weights import Use, uses
+from planner.importers.onnx_graph.weights import WEIGHT_SLOTS, Use, is_path, uses
 from planner.importers.onnx_graph.work import WorkGraph
 from planner.importers.types import ImportOptions
 from planner.registry import did_you_mean
@@ -67,8 +67,21 @@ def restore_ties(graph: WorkGraph, options: ImportOptions) -> None:
         raise UsageError(f"ties cannot be {options.ties!r}", hint="give auto, none, or pairs of parameter names")
     if options.ties == "none":
         return
+    _tie_by_origin(graph)
     for table, head in _candidates(graph):
-        _decide(graph, table, head)
+        if not graph.weights[head].tied_to:
+            _decide(graph, table, head)
+
+
+def _tie_by_origin(graph: WorkGraph) -> None:
+    """A stored tensor that the exporter computed from another stored weight is a copy of it."""
+    for name, weight in graph.weights.items():
+        origin = graph.origins.get(name, ())
+        if len(origin) != 1 or origin[0] == name or origin[0] not in graph.weights:
+            continue
+        if graph.types[name].elements == graph.types[origin[0]].elements:
+            graph.weights[name] = replace(weight, tied_to=origin[0])
+            graph.info("tie-restored", f"{name} is a copy of {origin[0]}, as the exporter's metadata says", name)
 
 
 def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:
@@ -77,15 +90,31 @@ def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:
     heads: dict[str, tuple[int, int]] = {}
     found = list(uses(graph))
     gathered = {use.stored for use in found if use.role == "table"}
+    last = _last_contractions(graph)
     for use in found:
         shape = graph.types[use.stored].shape
         if use.stored not in graph.weights or len(shape) != 2:
             continue
         if use.role == "table" and shape[0] >= SMALLEST_VOCABULARY:
             tables.setdefault((shape[0], shape[1]), use.stored)
-        elif use.role == "weight" and use.stored not in gathered:
+        elif use.role == "weight" and use.stored not in gathered and id(use.node) in last:
             heads[use.stored] = _out_in(use, shape)
     return [(tables[shape], name) for name, shape in heads.items() if shape in tables]
+
+
+def _last_contractions(graph: WorkGraph) -> set[int]:
+    """Identities of the nodes after which no weight matrix is applied any more: where a head can be."""
+    before: set[str] = set()
+    last = set()
+    for node in reversed(graph.nodes):
+        inside = any(name in before for name in node.outputs)
+        if not inside:
+            last.add(id(node))
+        contracts = WEIGHT_SLOTS.get(node.op, {}).get(1) == "weight" and len(node.inputs) > 1
+        wide = contracts and any(len(graph.types[n].shape) > 1 for n in graph.weight_sources.get(node.inputs[1], ()))
+        if inside or wide:
+            before.update(node.inputs)
+    return last
 
 
 def _out_in(use: Use, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -98,6 +127,13 @@ def _out_in(use: Use, shape: tuple[int, ...]) -> tuple[int, int]:
 def _decide(graph: WorkGraph, table: str, head: str) -> None:
     embedding, output = graph.weights[table], graph.weights[head]
     names = f"{embedding.label} and {output.label}"
+    if is_path(table) and is_path(head):
+        graph.info(
+            "tie-not-assumed",
+            f"{names} have matching shapes, but the file names both, so they are two weights",
+            head,
+        )
+        return
     for rule in CONVENTIONS:
         matches = re.search(rule.embedding, embedding.label) and re.search(rule.head, output.label)
         if not matches or (rule.unless and any(re.search(rule.unless, w.label) for w in graph.weights.values())):

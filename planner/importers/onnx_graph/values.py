@@ -182,6 +182,11 @@ def _trilu(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.triu(x[0], k) if a.get("upper", 1) else np.tril(x[0], k)]
 
 
+def _non_zero(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    found: Any = np.nonzero(x[0])
+    return [np.asarray(found, dtype=np.int64)]
+
+
 _EVALUATORS: dict[str, Evaluator] = {
     "Identity": lambda x, a, v: [x[0]],
     "Cast": lambda x, a, v: [x[0]],
@@ -199,7 +204,7 @@ _EVALUATORS: dict[str, Evaluator] = {
     "Expand": lambda x, a, v: [x[0] * np.ones(_ints(x[1]), dtype=x[0].dtype)],
     "Tile": lambda x, a, v: [np.tile(x[0], _ints(x[1]))],
     "Range": _range,
-    "Where": lambda x, a, v: [np.where(x[0], x[1], x[2])],
+    "Where": lambda x, a, v: [np.asarray(np.where(x[0], x[1], x[2]))],
     "Add": _binary(np.add),
     "Sub": _binary(np.subtract),
     "Mul": _binary(np.multiply),
@@ -233,7 +238,7 @@ _EVALUATORS: dict[str, Evaluator] = {
     "ReduceSum": _reduce(np.sum),
     "ReduceMax": _reduce(np.max),
     "ReduceMin": _reduce(np.min),
-    "NonZero": lambda x, a, v: [np.stack(np.nonzero(x[0])).astype(np.int64)],
+    "NonZero": _non_zero,
     "ScatterND": _scatter_nd,
     "CumSum": _cumsum,
     "Trilu": _trilu,

@@ -67,7 +67,7 @@ _JOINING = frozenset({
 })  # fmt: skip
 _ANONYMOUS = re.compile(r"^(_?val_?\d+|onnx::|\d+$|const|.*Constant(_\d+)?(_output_\d+)?$|ortshared)", re.IGNORECASE)
 _DOTTED = re.compile(r"^[A-Za-z_]\w*(\.\w+)+$")
-_BUFFER = re.compile(
+BUFFER_NAMES = re.compile(
     r"(inv_freq|freqs_cis|(cos|sin)_cache|(cos|sin)_cached|position_ids|causal_mask|attn_mask|masked_bias|"
     r"num_batches_tracked|relative_position_index|token_type_ids)"
 )
@@ -123,11 +123,13 @@ def _trace(
 ) -> tuple[tuple[str, str, bool, bool], ...]:
     """Stored tensors behind a constant one: (name, role, dequantised on the way, last two axes swapped on the way)."""
     if tensor not in graph.region:
-        return ((tensor, role, False, False),)
+        return ((tensor, role, False, False),) if tensor in graph.stored else ()
     key = (tensor, role)
     if key in memo:
         return memo[key]
     node = graph.region[tensor]
+    if node.op in ("Shape", "Size"):
+        return ()
     found: dict[tuple[str, str, bool, bool], None] = {}
     flips = node.op == "Transpose" and _swaps_last(node, len(graph.types[tensor].shape))
     dequantizes = node.op.endswith("DequantizeLinear")
@@ -177,15 +179,15 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return False
     if use.role in (_MEAN, _VARIANCE):
         return True
-    if _BUFFER.search(use.stored):
+    if BUFFER_NAMES.search(use.stored):
         return False
     if use.role == _OTHER:
-        return _named(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
+        return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (_ADDED, _SCALE):
         if is_buffer:
             return False
-        return vector if not _named(use.stored) else True
+        return vector if not is_path(use.stored) else True
     if use.role == _TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == _MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
@@ -205,14 +207,15 @@ def is_anonymous(name: str) -> bool:
     return bool(_ANONYMOUS.match(name))
 
 
-def _named(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a name is a parameter's path in its model, `h.0.attn.weight`."""
     return bool(_DOTTED.match(name)) and not is_anonymous(name)
 
 
 def _label(graph: WorkGraph, use: Use) -> str:
-    origin = graph.origins.get(use.stored, "")
-    if origin:
-        return origin
+    origin = graph.origins.get(use.stored, ())
+    if len(origin) == 1:
+        return origin[0]
     if not is_anonymous(use.stored) or not use.node.scope.module:
         return use.stored
     return own_label(use)

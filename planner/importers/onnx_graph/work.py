@@ -115,7 +115,7 @@ class WorkGraph:
     values: dict[str, Array]
     stored: dict[str, None]
     kinds: dict[str, str]
-    origins: dict[str, str]
+    origins: dict[str, tuple[str, ...]]
     inputs: list[str]
     outputs: list[str]
     axis_names: dict[str, tuple[str, ...]]
