@@ -26,6 +26,13 @@ _EXPORTS = {
     "bundled_families": "planner.bundled",
     "bundled_info": "planner.bundled",
     "bundled_names": "planner.bundled",
+    # the job
+    "Job": "planner.space.types",
+    "Pricer": "planner.api",
+    "ImportOptions": "planner.importers",
+    "load_graph": "planner.api",
+    "plan": "planner.api",
+    "default_provenance": "planner.api",
     # graph
     "Graph": "planner.graph",
     "Node": "planner.graph",
@@ -33,6 +40,13 @@ _EXPORTS = {
     "Parameter": "planner.graph",
     "DType": "planner.graph",
     "rebatch": "planner.operators.batching",
+    # costs
+    "Profile": "planner.costs",
+    "cost_report": "planner.costs",
+    "imported_profile": "planner.costs",
+    "is_priced": "planner.costs",
+    "measure": "planner.costs",
+    "profile": "planner.costs",
     # hardware
     "Cluster": "planner.hardware",
     "Collective": "planner.hardware",
@@ -78,7 +92,11 @@ _EXPORTS = {
     "plan_schema": "planner.plan",
     "validate_plan": "planner.plan",
     "explain_plan": "planner.plan",
+    "explanation_report": "planner.plan",
     "diff_plans": "planner.plan",
+    "diff_report": "planner.plan",
+    "report_to_text": "planner.plan",
+    "report_to_markdown": "planner.plan",
     # importers
     "load_graph": "planner.importers",
     "graph_from_proto": "planner.importers",

@@ -1,0 +1,148 @@
+"""A finished plan on one screen: what it is, its stages, what else was priced, what was assumed."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_STAGES = 24
+MOST_ALTERNATIVES = 8
+MOST_NOTES = 5
+
+
+def print_summary(plan: Any, *, batch_given: bool, output: str | None) -> None:  # noqa: ANN401
+    """Render a plan for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    _headline(console, plan, batch_given)
+    _stages(console, plan)
+    _alternatives(console, plan)
+    _remarks(console, plan)
+    where = f"plan written to {output}" if output else "nothing written; add -o FILE to keep the plan"
+    console.print(f"\n[dim]{where}[/dim]")
+
+
+def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: ANN401
+    from planner import format_seconds
+
+    predictions, batch = plan.predictions, plan.micro_batches
+    seconds = predictions.simulated_iteration_s or predictions.iteration_s
+    console.print(
+        f"[bold]{plan.model.name}[/bold] ({_count(plan.model.parameters)} parameters) on "
+        f"[bold]{plan.hardware.name}[/bold] ({plan.hardware.device_count} devices), "
+        f"{plan.options.precision}, {plan.options.optimizer}"
+    )
+    assumed = "" if batch_given else " (assumed: none was given)"
+    console.print(
+        f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batches of {batch.size}; "
+        f"schedule {plan.schedule.name}; {_plural(len(plan.stages), 'stage')}, {_plural(plan.copies, 'copy')}"
+    )
+    console.print(
+        f"[bold]{format_seconds(seconds)}[/bold] an iteration (simulated), "
+        f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
+    )
+    proof = "proven optimal" if predictions.proven_optimal else f"within {predictions.gap:.2%} of the bound"
+    console.print(
+        f"closed form {format_seconds(predictions.iteration_s)}, bound {format_seconds(predictions.bound_s)}: {proof}\n"
+    )
+
+
+def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
+    from rich.table import Table
+
+    from planner import format_bytes, format_seconds
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stage", "modules", "ranks"):
+        table.add_column(name)
+    for name in ("forward", "backward", "transfer", "sync", "memory", "of"):
+        table.add_column(name, justify="right")
+    table.add_column("options")
+    for stage, figures in list(zip(plan.stages, plan.predictions.stages, strict=True))[:MOST_STAGES]:
+        options = [*(["recompute"] if stage.recompute else []), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+        mark = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
+        table.add_row(
+            f"{stage.index}{mark}",
+            ", ".join(stage.modules),
+            _ranks(stage.ranks),
+            format_seconds(figures.forward_s),
+            format_seconds(figures.backward_s),
+            format_seconds(figures.receive_s + figures.return_s),
+            format_seconds(figures.exposed_sync_s),
+            format_bytes(figures.memory.total_bytes),
+            format_bytes(figures.capacity_bytes),
+            ", ".join(options),
+        )
+    console.print(table)
+    if len(plan.stages) > MOST_STAGES:
+        console.print(f"[dim]... and {len(plan.stages) - MOST_STAGES} more stages[/dim]")
+    if len(plan.stages) > 1:
+        console.print("[dim]times a micro-batch (sync: an iteration); < sets the pace[/dim]")
+
+
+def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
+    from rich.table import Table
+
+    from planner import format_bytes, format_seconds
+
+    if not plan.alternatives:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
+    table.add_column("also priced")
+    table.add_column("shape")
+    for name in ("iteration", "slower", "memory"):
+        table.add_column(name, justify="right")
+    own = plan.predictions.iteration_s
+    order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), a.iteration_s or math.inf))
+    for other in order[:MOST_ALTERNATIVES]:
+        slower = "-" if other.iteration_s is None else f"{other.iteration_s / own - 1:+.1%}"
+        price = "-" if other.iteration_s is None else format_seconds(other.iteration_s)
+        if other.infeasible:
+            price, slower = "does not fit", "-"
+        table.add_row(other.label, other.summary, price, slower, format_bytes(other.memory_bytes))
+    console.print()
+    console.print(table)
+
+
+def _remarks(console: Console, plan: Any) -> None:  # noqa: ANN401
+    coverage = plan.coverage
+    text = (
+        f"{coverage.total} operators: {coverage.by_rule} priced by rule, {coverage.by_fallback} by fallback, "
+        f"{coverage.plumbing} plumbing, {coverage.folded} folded, {coverage.dead} dead"
+    )
+    if coverage.fallback_ops:
+        names = ", ".join(f"{op} x{n}" for op, n in coverage.fallback_ops.items())
+        text += f" (fallback: {names})"
+    console.print(f"\n{text}", markup=False)
+    warnings = [n for n in plan.notes if n.level == "warning"]
+    for note in warnings[:MOST_NOTES]:
+        console.print(f"warning: {note.where + ': ' if note.where else ''}{note.message}", markup=False, style="yellow")
+    left = len(plan.notes) - min(len(warnings), MOST_NOTES)
+    if left:
+        console.print(f"[dim]{_plural(left, 'more import note')} in the plan (`shardplan explain`)[/dim]")
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    """`0-7`, `0 8 16 24`, or the ends of a long list."""
+    if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = [str(r) for r in ranks]
+    return " ".join(shown if len(shown) <= 4 else [*shown[:3], "..", shown[-1]])
+
+
+def _count(number: float) -> str:
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.4g}{suffix}"
+    return f"{number:,.0f}"
+
+
+def _plural(count: int, noun: str) -> str:
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"

@@ -1,0 +1,133 @@
+"""`shardplan plan`: a model and a cluster in, a plan out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ._options import dims_option, model_argument, parse_dims
+from ._progress import progress_line
+
+SAMPLES_A_DEVICE = 8
+"""Global batch where none is given, a device."""
+
+
+@click.command("plan")
+@model_argument
+@click.option(
+    "--hardware", "-H", required=True, help="Hardware profile: a name (`shardplan hardware list`) or a YAML file."
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+@click.option(
+    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
+)
+@click.option(
+    "--micro-batch",
+    "micro_batches",
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Allow only this micro-batch size; repeatable.",
+)
+@click.option("--schedule", "schedules", multiple=True, help="Allow only this schedule; repeatable. [default: all]")
+@click.option(
+    "--precision",
+    default="bf16",
+    show_default=True,
+    help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-pure.",
+)
+@click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
+@click.option(
+    "--recompute",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="Recompute activations in backward, per stage.",
+)
+@click.option(
+    "--zero",
+    "zero",
+    multiple=True,
+    type=click.IntRange(0, 1),
+    help="Allow only this ZeRO stage; repeatable. [default: 0 and 1]",
+)
+@click.option("--max-stages", type=click.IntRange(min=1), help="Most pipeline stages.")
+@click.option(
+    "--overlap",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of backward work that can hide gradient synchronisation.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["fused", "eager"]),
+    default="fused",
+    show_default=True,
+    help="Whether attention keeps its score matrix.",
+)
+@click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
+@click.option("--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule.")
+@dims_option
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What to print: a summary, or the plan itself.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
+def command(model: str, form: str, output: str | None, quiet: bool, **options: Any) -> None:  # noqa: ANN401
+    """Plan how to train MODEL (an ONNX file or a bundled model's name) on a cluster.
+
+    \b
+    Examples:
+      shardplan plan model.onnx --hardware dgx-a100 --global-batch 512 -o model.plan.json
+      shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
+      shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
+    """
+    import planner
+
+    dims = parse_dims(options.pop("dims"))
+    graph = planner.load_graph(model, dims=dims)
+    hardware = options.pop("hardware")
+    cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"))
+    job = _job(cluster.device_count, options)
+    with progress_line(quiet or form == "json") as progress:
+        plan = planner.plan(
+            graph,
+            cluster,
+            job,
+            progress=progress,
+            strict_ops=options["strict_ops"],
+            provenance=planner.default_provenance(model, hardware, sys.argv[1:]),
+        )
+    if output:
+        planner.write_plan(plan, output)
+    if form == "json":
+        click.echo(planner.dump_plan(plan), nl=False)
+    elif not quiet:
+        from ._summary import print_summary
+
+        print_summary(plan, batch_given=options["global_batch"] is not None, output=output)
+
+
+def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The job that the options describe; what was not given takes the library's defaults."""
+    import planner
+
+    devices = options["devices"] or 0
+    given = {
+        "micro_batches": tuple(sorted(set(options["micro_batches"]))),
+        "max_stages": options["max_stages"] or 0,
+        "devices": devices,
+        "fused_attention": options["attention"] == "fused",
+        "dropout": not options["no_dropout"],
+    }
+    given |= {name: options[name] for name in ("precision", "optimizer", "recompute", "overlap")}
+    given |= {name: tuple(options[name]) for name in ("schedules", "zero") if options[name]}
+    return planner.Job(global_batch=options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count), **given)

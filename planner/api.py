@@ -1,0 +1,194 @@
+"""The whole job in one place: a model and a cluster in, a plan out.
+
+>>> import planner
+>>> graph = planner.load_graph("gpt2")
+>>> cluster = planner.load_cluster("dgx-a100")
+>>> plan = planner.plan(graph, cluster, planner.Job(global_batch=64))
+>>> plan.micro_batches.global_batch
+64
+>>> plan.predictions.iteration_s >= plan.predictions.bound_s
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from planner.bundled import build_bundled, bundled_names
+from planner.costs import Profile, precision, profile
+from planner.errors import ModelError, UsageError
+from planner.graph import Graph, build_chain
+from planner.hardware.types import Cluster
+from planner.importers import ImportOptions, graph_from_proto
+from planner.importers import load_graph as import_file
+from planner.operators import needs_gradient
+from planner.operators.batching import rebatch
+from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.registry import did_you_mean
+from planner.simulate import simulate_decision
+from planner.solvers import Answer, search
+from planner.space.blocks import block_costs
+from planner.space.types import BlockCosts, Candidate, Certificate, Job
+
+Progress = Callable[[int, int, float, float], None]
+OPTIMAL_GAP = 1e-9
+"""Gap below which a plan counts as proven optimal."""
+
+_BUNDLED_DIMS = ("batch", "seq")
+
+
+def load_graph(
+    model: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
+) -> Graph:
+    """Read a model file, or build a bundled model by name.
+
+    Args:
+        model: path of an ONNX file (or another known format), or a name from `bundled_names()`.
+        dims: sizes of symbolic dimensions; for a bundled model `batch` and `seq`.
+        options: what the file leaves open.
+
+    Raises:
+        ModelError: no such file or name, or a file that cannot be read far enough to price it.
+        UsageError: a dimension that the model does not have.
+    """
+    chosen = options or ImportOptions()
+    sizes = dict(dims or {})
+    if str(model) in bundled_names() and not Path(model).exists():
+        unknown = [name for name in sizes if name not in _BUNDLED_DIMS]
+        if unknown:
+            raise UsageError(
+                f"bundled models have no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _BUNDLED_DIMS)
+            )
+        built = build_bundled(str(model), batch=sizes.get("batch", 1), seq=sizes.get("seq"))
+        return graph_from_proto(built, name=str(model), options=chosen)
+    if not Path(model).exists():
+        near = did_you_mean(str(model), bundled_names())
+        raise ModelError(
+            "no such file or bundled model", where=str(model), hint=f"an ONNX file or a bundled name; {near}"
+        )
+    return import_file(model, dims=sizes, options=chosen)
+
+
+class Pricer:
+    """A model's block costs by micro-batch size, each size priced once.
+
+    Args:
+        graph: the model, at any batch.
+        cluster: device types to price for.
+        job: precision, optimizer and memory options.
+        strict_ops: refuse operators that no rule describes.
+    """
+
+    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+        self.chain = build_chain(graph)
+        self._graph, self._cluster, self._job, self._strict = graph, cluster, job, strict_ops
+        self._differentiable = frozenset(needs_gradient(graph))
+        self.graph_at = functools.cache(self._graph_at)
+        self.profiles = functools.cache(self._profiles)
+        self.costs = functools.cache(self._costs)
+
+    def _graph_at(self, micro_batch: int) -> Graph:
+        """The model at a micro-batch size."""
+        return self._graph if micro_batch == self._graph.batch else rebatch(self._graph, micro_batch)
+
+    def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
+        job = self._job
+        return tuple(
+            profile(
+                self.graph_at(micro_batch),
+                device,
+                precision=job.precision,
+                fused_attention=job.fused_attention,
+                dropout=job.dropout,
+                strict_ops=self._strict,
+            )
+            for device in self._cluster.devices
+        )
+
+    def _costs(self, micro_batch: int) -> BlockCosts:
+        return block_costs(
+            self.chain,
+            self.graph_at(micro_batch),
+            self.profiles(micro_batch),
+            self._cluster.devices,
+            precision(self._job.precision),
+            self._job.optimizer,
+            self._differentiable,
+        )
+
+
+def plan(
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    *,
+    progress: Progress | None = None,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """Find the fastest way to train a model on a cluster, and prove how good it is.
+
+    The search minimises a closed form of the iteration time; the best few decisions are then simulated and the one with
+    the shortest simulated iteration is taken. The plan carries both figures, the search's bound, and the runners-up.
+
+    Args:
+        graph: the model (`load_graph`).
+        cluster: the hardware (`load_cluster`).
+        job: global batch, precision, limits.
+        progress: called with (done, total, best seconds so far, bound in seconds) while searching.
+        strict_ops: refuse operators that no rule describes.
+        provenance: how the plan came to be, for its file.
+
+    Raises:
+        JobError: no micro-batch size divides the global batch, or another contradiction in the job.
+        InfeasibleError: nothing fits; the message says what would.
+        ModelError: the model's batch cannot be changed (the node is named), or `strict_ops` found a fallback.
+    """
+    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
+    answer = search(pricer.costs, cluster, job, progress=progress)
+    chosen, simulated_s, others = _decide(answer)
+    sized = pricer.graph_at(chosen.decision.micro_batch)
+    profiles = pricer.profiles(chosen.decision.micro_batch)
+    assembled = assemble(
+        sized,
+        pricer.chain,
+        cluster,
+        job,
+        chosen.decision,
+        chosen.evaluation,
+        _certificate(answer, chosen),
+        origins=profiles[0].origin,
+        provenance=provenance or default_provenance(graph.name, cluster.name),
+        alternatives=others,
+    )
+    return with_simulation(assembled, simulated_s)
+
+
+def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
+    """The feasible candidate with the shortest simulated iteration, that time, and all other candidates.
+
+    Ties go to the earlier candidate, and the search's own answer comes first.
+    """
+    rivals = [answer.best, *answer.runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
+    times = [simulate_decision(c.decision, c.evaluation).span_s() for c in rivals]
+    at = min(range(len(rivals)), key=lambda i: (times[i], i))
+    chosen = rivals[at]
+    others = (*rivals[:at], *rivals[at + 1 :], *(t for t in answer.trivial if not t.evaluation.feasible))
+    return chosen, times[at], tuple(c for c in others if c.decision != chosen.decision)
+
+
+def _certificate(answer: Answer, chosen: Candidate) -> Certificate:
+    """The search's certificate, its gap measured at the decision taken."""
+    if chosen is answer.best:
+        return answer.certificate
+    gap = max(0.0, 1 - answer.certificate.bound_s / chosen.evaluation.iteration_s)
+    return dataclasses.replace(answer.certificate, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
+
+
+def default_provenance(model: str = "", hardware: str = "", command: Sequence[str] = ()) -> Provenance:
+    """Who made a plan: this program and version, the command line and what the user called model and hardware."""
+    return Provenance("shardplan", version("shardplan"), tuple(command), model, hardware)
