@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.errors import ModelError
 from planner.graph import Graph
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.modules import assign_modules
@@ -70,6 +71,12 @@ def graph_from_proto(
     work = resolve(model, name, dims or {}, where)
     for transform in PASSES:
         transform(work, options or ImportOptions())
+    if not work.nodes:
+        raise ModelError(
+            "no operator depends on the model's inputs, so there is nothing to plan",
+            where=where,
+            hint="check the outputs of the export",
+        )
     return freeze(work)
 
 

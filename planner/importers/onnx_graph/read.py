@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.wire import WireError, strip_tensor_data
+from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:
     import onnx
 
+_INTEGER_BYTES = {6: 4, 7: 8, 9: 1}
+_SMALL_BYTES = 8 * MAX_CONSTANT_ELEMENTS
 _AGAIN = "copy or export it again"
 
 
@@ -38,7 +42,26 @@ def read_model(path: Path) -> onnx.ModelProto:
         what = "is cut off or damaged" if _starts_as_onnx(path) else "is not an ONNX file"
         raise ModelError(f"the file {what}: {error}", where=str(path), hint=_AGAIN) from None
     check_model(model, str(path))
+    _read_small_integers(model.graph, path.parent)
     return model
+
+
+def _read_small_integers(graph: onnx.GraphProto, folder: Path) -> None:
+    """Fetch shapes and axes that an exporter put into the data file; weights stay where they are, absent is fine."""
+    for tensor in graph.initializer:
+        size = math.prod(tensor.dims) * _INTEGER_BYTES.get(tensor.data_type, 0)
+        if tensor.data_location != 1 or not 0 < size <= _SMALL_BYTES:
+            continue
+        entry = {item.key: item.value for item in tensor.external_data}
+        file = (folder / entry.get("location", "")).resolve()
+        if not file.is_relative_to(folder.resolve()) or not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            stream.seek(int(entry.get("offset", "0")))
+            data = stream.read(size)
+        if len(data) == size:
+            tensor.raw_data = data
+            tensor.data_location = 0
 
 
 def check_model(model: onnx.ModelProto, where: str) -> None:

@@ -317,7 +317,7 @@ class Resolver:
                 merged = said if merged is None else merged.or_else(said)
             result.append(merged)
         schema = self._schema(proto.op_type, _domain(proto.domain), Frame(self.versions))
-        if schema is None and not known_operator:
+        if schema is None and not known_operator and result[0] is not None and result[0].complete is not None:
             self._unknown_operators[node.op] = self._unknown_operators.get(node.op, 0) + 1
         return result
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.importers.onnx_graph.weights import WEIGHT_SLOTS, Use, own_label, uses
+from planner.importers.onnx_graph.weights import WEIGHT_SLOTS, Use, is_path, own_label, uses
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
 from planner.importers.types import ImportOptions
 
@@ -86,21 +86,25 @@ def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matr
         makers = (producers.get(name) for name in use.node.inputs)
         mate = next((partner[id(maker)] for maker in makers if maker is not None and id(maker) in partner), "")
     module = use.node.scope.module or ""
+    if use.tensor != use.stored and is_path(use.tensor):
+        return use.tensor, "", ""
     if not module and not mate and not matrices_shared:
         return use.node.outputs[0], use.role, ""
     return module, use.role, mate
 
 
 def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
-    module = key[0] or key[2]
-    name = f"{stored}@{module}"
-    while name in graph.types:
-        name += "+"
+    owner = use.node.scope.module or ""
+    if use.tensor == key[0]:
+        name, label, owner = use.tensor, use.tensor, use.tensor.rpartition(".")[0]
+    else:
+        name = f"{stored}@{key[0] or key[2]}"
+        while name in graph.types:
+            name += "+"
+        label = own_label(use) if owner else name
     graph.types[name] = graph.types[stored]
     graph.stored[name] = None
-    owner = use.node.scope.module or ""
-    original = graph.weights[stored]
-    graph.weights[name] = replace(original, name=name, label=own_label(use) if owner else name, module=owner)
+    graph.weights[name] = replace(graph.weights[stored], name=name, label=label, module=owner)
     return name
 
 
@@ -114,6 +118,8 @@ def _redirect(graph: WorkGraph, replaced: dict[tuple[int, int], dict[str, str]])
             sources = tuple(names.get(source, source) for source in graph.weight_sources[tensor])
             if tensor in names:
                 clone = names[tensor]
+            elif tensor in names.values():
+                clone = tensor
             else:
                 clone = f"{tensor}@{'+'.join(sorted(names.values()))}"
                 graph.types[clone] = graph.types[tensor]

@@ -46,7 +46,7 @@ def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
         shape = list(graph.types[lost[origin]].shape)
         graph.warn(
             "weight-became-constant",
-            f"{origin} was computed into the constant {lost[origin]!r} {shape} at export and is not counted as a parameter",
+            f"{origin} was computed into the constant {lost[origin]!r} {shape} at export and is not counted as trained",
             lost[origin],
         )
 

@@ -101,7 +101,7 @@ def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
     if frozen:
         graph.warn(
             "quantised-weights",
-            f"{len(frozen)} weights are quantised integers and cannot be trained as they are; they count as frozen",
+            f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
             frozen[0].name,
         )
 
