@@ -120,8 +120,8 @@ def graph_specs(graph: Graph) -> tuple[OpSpec, ...]:
     """What each node of a graph is, aligned with `graph.nodes`.
 
     Equal calls are described once. Where several operands read a result, summing their gradients is part of the
-    backward pass of the node that made it. Work, traffic and kernels of a node that repeats (a loop's body) are those of all
-    its runs together; `saved` lists what one run keeps.
+    backward pass of the node that made it. Work, traffic and kernels of a node that repeats (a loop's body) are those
+    of all its runs together; `saved` lists what one run keeps.
 
     Raises:
         ModelError: the tensors of a node contradict its operator.
@@ -134,7 +134,7 @@ def graph_specs(graph: Graph) -> tuple[OpSpec, ...]:
         call = OpCall.of(graph, node)
         rule = find_rule(node.op)
         needs = tuple(name in carrying and _differentiable(rule, p) for p, name in enumerate(node.inputs))
-        fan_out = tuple(readers[name] for name in node.outputs)
+        fan_out = tuple(max(1, readers[name]) for name in node.outputs)
         key = (call.signature(), needs, node.repeat, fan_out)
         if key not in cache:
             one = spec(call, needs)

@@ -13,10 +13,9 @@ BITS = "x:bool 2 3 4"
 
 def _short(saved: tuple[Saved, ...]) -> list[str]:
     """`i0` input 0, `o0` output 0, `e24` an extra of 24 bytes; `?` random, `!` independent of the precision."""
-    return [
-        f"{s.source[0]}{s.byte_count if s.source == 'extra' else s.position}{'?' if s.random else ''}{'!' if s.fixed else ''}"
-        for s in saved
-    ]  # fmt: skip
+    marks = [("?" if s.random else "") + ("!" if s.fixed else "") for s in saved]
+    numbers = [s.byte_count if s.source == "extra" else s.position for s in saved]
+    return [f"{s.source[0]}{number}{mark}" for s, number, mark in zip(saved, numbers, marks, strict=True)]
 
 
 CASES = {
@@ -49,14 +48,17 @@ CASES = {
     "rms norm": (call("RMSNormalization", [CUBE, "w 4"], [CUBE]), ["i0", "e24!"]),
     "batch norm": (call("BatchNormalization", ["x 2 3 4 4", *["w 3"] * 4], ["x 2 3 4 4"]), ["i0", "e24!"]),
     "group norm": (
-        call("GroupNormalization", ["x 2 6 4 4", "w 6", "w 6"], ["x 2 6 4 4"], num_groups=3), ["i0", "e48!"],
+        call("GroupNormalization", ["x 2 6 4 4", "w 6", "w 6"], ["x 2 6 4 4"], num_groups=3),
+        ["i0", "e48!"],
     ),
     "instance norm": (call("InstanceNormalization", ["x 2 6 4 4", "w 6", "w 6"], ["x 2 6 4 4"]), ["i0", "e96!"]),
     "residual norm makes its sum": (
-        call("com.microsoft.SkipLayerNormalization", [CUBE, CUBE, "w 4", "w 4"], [CUBE]), ["e96", "e48!"],
+        call("com.microsoft.SkipLayerNormalization", [CUBE, CUBE, "w 4", "w 4"], [CUBE]),
+        ["e96", "e48!"],
     ),
     "residual norm hands its sum out": (
-        call("com.microsoft.SkipLayerNormalization", [CUBE, CUBE, "w 4", "w 4"], [CUBE, None, None, CUBE]), ["o3", "e48!"],
+        call("com.microsoft.SkipLayerNormalization", [CUBE, CUBE, "w 4", "w 4"], [CUBE, None, None, CUBE]),
+        ["o3", "e48!"],
     ),
     "max pool": (call("MaxPool", ["x 1 2 4 4"], ["x 1 2 2 2"], kernel_shape=(2, 2), strides=(2, 2)), ["i0", "e64!"]),
     "average pool": (call("AveragePool", ["x 1 2 4 4"], ["x 1 2 2 2"], kernel_shape=(2, 2), strides=(2, 2)), ["i0"]),
@@ -75,16 +77,19 @@ CASES = {
     "attention": (call("Attention", ["x 1 2 3 4"] * 3, ["x 1 2 3 4"]), ["i0", "i1", "i2", "o0", "e24!"]),
     # gates and cell state: 5 numbers for each of 5*1*2*16 units
     "lstm": (
-        call("LSTM", ["x 5 2 8", "w 1 64 8", "w 1 64 16"], ["x 5 1 2 16"], hidden_size=16), ["i0", "o0", "e3200"],
+        call("LSTM", ["x 5 2 8", "w 1 64 8", "w 1 64 16"], ["x 5 1 2 16"], hidden_size=16),
+        ["i0", "o0", "e3200"],
     ),
     "loss makes its log-probabilities": (
-        call("SoftmaxCrossEntropyLoss", ["x 6 10", "i:int64 6"], ["x"]), ["i1", "e240"],
+        call("SoftmaxCrossEntropyLoss", ["x 6 10", "i:int64 6"], ["x"]),
+        ["i1", "e240"],
     ),
     "loss hands its log-probabilities out": (
-        call("SoftmaxCrossEntropyLoss", ["x 6 10", "i:int64 6"], ["x", "x 6 10"]), ["i1", "o1"],
+        call("SoftmaxCrossEntropyLoss", ["x 6 10", "i:int64 6"], ["x", "x 6 10"]),
+        ["i1", "o1"],
     ),
     "what nobody described keeps its inputs": (call("acme.Frobnicate", [CUBE, "w 4"], [CUBE]), ["i0"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("what", "expected"), CASES.values(), ids=CASES)

@@ -41,7 +41,7 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
     inputs, recurrent = 2.0 * units * gates * inner, 2.0 * units * gates * hidden
     sizes = {"g": gates, "h": hidden}
     nest = _nest(site, batch_first, sizes, inputs + recurrent, flops_per_unit * units)
-    input_grad, weight_grad = _gradient_flops(site, inputs, recurrent)
+    input_grad, weight_grad = _gradient_flops(site, inputs, recurrent, steps)
     saved: tuple[Saved, ...] = ()
     if site.trains:
         kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
@@ -85,9 +85,14 @@ def _nest(site: Site, batch_first: bool, sizes: dict[str, int], matrix_flops: fl
     )
 
 
-def _gradient_flops(site: Site, inputs: float, recurrent: float) -> tuple[float, float]:
-    """Matrix work towards activations and towards weights; the state's gradient flows back whenever one is needed."""
-    towards, weights = (recurrent if site.trains else 0.0), 0.0
+def _gradient_flops(site: Site, inputs: float, recurrent: float, steps: int) -> tuple[float, float]:
+    """Matrix work towards activations and towards weights.
+
+    The state's gradient flows back from step to step whenever one is needed, to the initial state only when that one
+    needs it.
+    """
+    backward_steps = steps if site.need(5) else steps - 1
+    towards, weights = (recurrent * backward_steps / max(1, steps) if site.trains else 0.0), 0.0
     if site.need(0):
         towards += inputs
     for position, work in ((1, inputs), (2, recurrent)):
