@@ -142,7 +142,7 @@ def _table(timeline: Timeline) -> Table:
         table.add_column(name, justify="left" if name in ("stage", "ranks") else "right", no_wrap=True)
     lines: dict[tuple[str, ...], list[int]] = {}
     for lane in timeline.lanes:
-        shares = [s / timeline.step_s for s in (lane.compute_s, lane.communication_s, lane.idle_s)]
+        shares = [s / (timeline.step_s or 1.0) for s in (lane.compute_s, lane.communication_s, lane.idle_s)]
         figures = (
             ",".join(str(stage) for stage in lane.stages),
             *(f"{share:.1%}" for share in shares),

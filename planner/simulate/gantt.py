@@ -26,7 +26,7 @@ GAP = " … "
 """Stands between the start and the end of a clipped picture."""
 
 _NARROWEST = 20
-_FORWARD_CELLS = 2
+_CLIPPED_FORWARD = 2
 _IDLE = ACTIVITIES.index(Activity.IDLE)
 
 
@@ -76,13 +76,13 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
         most_rows: rows beyond that are left out, with a note.
 
     A cell shows the activity that fills most of it, or waiting when that fills more than half. Iterations too long
-    for a forward to get two cells are drawn as their start and their end. O(segments + rows * width).
+    for a forward to get a cell are drawn as their start and their end. O(segments + rows * width).
     """
     parts = segments(timeline.trace, timeline.recompute_s)
     grouped = rows(timeline, parts)
     shown = grouped[:most_rows]
     room = max(_NARROWEST, width - max(len(row.label) for row in shown) - 1)
-    spans = windows(timeline, room // _FORWARD_CELLS)
+    spans = windows(timeline, room, room // _CLIPPED_FORWARD)
     counts = _share(room, spans)
     drawn = tuple(
         GanttRow(

@@ -114,13 +114,16 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
     return tuple(Row(tuple(lanes)) for lanes in groups.values())
 
 
-def windows(timeline: Timeline, cells: int) -> tuple[tuple[float, float], ...]:
-    """Stretches to draw, no longer than `cells` typical forwards: the whole iteration, or its start and its end."""
+def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, float], ...]:
+    """What to draw: the whole iteration, or its start and its end.
+
+    An iteration longer than `most` typical forwards is clipped to as long as `clipped` of them.
+    """
     trace, step = timeline.trace, timeline.step_s
     durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
     typical = float(np.median(durations)) if len(durations) else 0.0
-    shown = max(cells, 1) * typical
-    if shown <= 0 or shown >= step:
+    shown = max(clipped, 1) * typical
+    if shown <= 0 or step <= max(shown, most * typical):
         return ((0.0, step),)
     return ((0.0, HEAD_SHARE * shown), (step - (1 - HEAD_SHARE) * shown, step))
 

@@ -29,7 +29,7 @@ _INK, _FAINT, _LIMIT = "#222222", "#8a8f98", "#cc3311"
 _LEFT, _RIGHT, _TOP, _GAP = 190, 150, 76, 36
 _ROW, _STRIP = 22, 44
 _NUMBER_ROOM = 13
-_FORWARD_WIDTH = 7.0
+_NARROWEST_FORWARD, _CLIPPED_FORWARD = 3.0, 7.0
 _THINNEST = 0.2
 
 
@@ -61,7 +61,7 @@ def draw_svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> s
     parts = segments(timeline.trace, timeline.recompute_s)
     grouped = rows(timeline, parts)
     room = max(200.0, width - _LEFT - _RIGHT)
-    scale = _scale(windows(timeline, int(room / _FORWARD_WIDTH)), room)
+    scale = _scale(windows(timeline, int(room / _NARROWEST_FORWARD), int(room / _CLIPPED_FORWARD)), room)
     strips = fullest_lanes(timeline)
     notes = _notes(timeline, scale, len(grouped), len(strips), most_rows)
     gantt_top = _TOP

@@ -1,0 +1,103 @@
+"""Gantt of characters, SVG, Trace Event JSON, JSON document."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from planner.simulate import Activity, draw_gantt, draw_svg, rank_ranges, simulate, timeline_document, trace_json
+from tests.simulate.plans import toy_plan
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_gantt_of_a_small_pipeline() -> None:
+    """One millisecond is two cells: (8 * 3 + 2.5) ms are 53."""
+    lines = draw_gantt(simulate(toy_plan()), width=16 + 53).lines()
+    assert lines == [
+        "stage 0  rank 0 FFFFFF········BBBBFFBBBBFFBBBBFFBBBB··BBBB··BBBBSSSSU",
+        "stage 1  rank 1 ··FFFF····BBBBFFBBBBFFBBBBFFBBBBFFBBBB··BBBBSSSSU····",
+        "stage 2  rank 2 ····FFBBBBFFBBBBFFBBBBFFBBBBFFBBBBFFBBBBSSSSU········",
+        f"{'':16}0 s{'26.5 ms':>50}",
+        "F forward  B backward  S synchronisation  U update  · idle",
+    ]
+
+
+def test_gantt_groups_replicas_and_clips_long_iterations() -> None:
+    picture = draw_gantt(simulate(toy_plan(replicas=(2, 2, 2), micro_batches=128)), width=80)
+    assert [row.label for row in picture.rows] == [
+        "stage 0  ranks 0-1",
+        "stage 1  ranks 2-3",
+        "stage 2  ranks 4-5",
+    ]
+    assert [len(row.cells) for row in picture.rows] == [2, 2, 2]
+    assert "in the middle are not shown" in picture.notes[0]
+    assert all(len(line) <= 80 for line in picture.lines()[:4])
+
+
+@pytest.mark.parametrize("width", [40, 77, 120, 240])
+def test_gantt_fits_the_width(width: int) -> None:
+    lines = draw_gantt(simulate(toy_plan()), width=width).lines()
+    assert {len(line) for line in lines[:3]} == {width}
+
+
+def test_gantt_leaves_rows_out_only_with_a_note() -> None:
+    picture = draw_gantt(simulate(toy_plan()), most_rows=2)
+    assert len(picture.rows) == 2
+    assert picture.notes == ("1 of 3 rows are not shown",)
+
+
+def test_recomputation_and_communication_are_told_apart() -> None:
+    plan = toy_plan(backward_s=(0.003,) * 3, recompute_s=0.001, receive_s=0.001)
+    picture = draw_gantt(simulate(plan), width=120)
+    assert {Activity.RECOMPUTE, Activity.COMMUNICATION} <= set(picture.legend)
+    assert "RRBBBB" in picture.lines()[0].replace("RRRBBBBB", "RRBBBB")
+
+
+def test_svg_is_well_formed_and_says_what_it_shows() -> None:
+    text = draw_svg(simulate(toy_plan(capacity_gib=2)))
+    root = ElementTree.fromstring(text)
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"stage 0  rank 0", "forward", "backward", "idle", "memory of one device", "3.09 GB of 2.15 GB"} <= set(
+        words
+    )
+    assert len(list(root.iter(f"{SVG}polygon"))) == 3
+    assert sum(word == "5" for word in words) == 6  # micro-batch 5, forward and backward on three stages
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_svg_of_a_long_iteration_is_clipped_with_a_note() -> None:
+    text = draw_svg(simulate(toy_plan(micro_batches=3000)))
+    assert len(text) < 200_000
+    assert "in the middle are not shown" in text
+
+
+def test_trace_events() -> None:
+    document = json.loads(trace_json(simulate(toy_plan(receive_s=0.001), transfers="overlapped")))
+    events = document["traceEvents"]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {threads[0, 0], threads[1, 1], threads[2, 2]} == {"rank 0", "rank 1", "rank 2"}
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"stage 0", "stage 1", "stage 2"}
+    forwards = [e for e in events if e.get("cat") == "forward"]
+    assert len(forwards) == 18
+    assert forwards[0] == {
+        "name": "F0.0 forward", "cat": "forward", "ph": "X", "ts": 0.0, "dur": 1000.0, "pid": 0, "tid": 0
+    }  # fmt: skip
+    assert sum(e.get("cat") == "transfer" for e in events) == 2 * 2 * 6
+    assert {e["name"] for e in events if e["ph"] == "C"} == {f"memory of rank {rank}" for rank in range(3)}
+
+
+def test_document() -> None:
+    document = timeline_document(simulate(toy_plan(copies=2, replicas=(1, 1, 1))))
+    assert json.loads(json.dumps(document)) == document
+    assert document["step_s"] == pytest.approx(0.0265)
+    assert [lane["ranks"] for lane in document["lanes"]] == [[0, 3], [1, 4], [2, 5]]
+    assert max(document["memory"][0]["held_bytes"]) == document["lanes"][0]["peak_bytes"]
+    assert document["fits"] is True
+
+
+def test_rank_ranges() -> None:
+    assert rank_ranges([3, 1, 0, 7]) == "0-1,3,7"
+    assert rank_ranges(range(0, 20, 2)) == "0,2,4,6,... (10)"
