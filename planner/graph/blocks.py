@@ -107,12 +107,13 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
             count[start + 1] += 1
             count[stop + 1] -= 1
     count, size = np.cumsum(count)[: len(order)], np.cumsum(size)[: len(order)]
-    weighted = np.array([bool(graph.node_parameters[i]) for i in order])
-    heavy_before = np.concatenate([[0], np.cumsum(weighted)])
+    owners = np.array([bool(graph.node_parameters[i]) for i in order])
+    weighted = np.array([_holds_matrix(graph, i) for i in order])
+    heavy_before = np.concatenate([[0], np.cumsum(weighted if weighted.any() else owners)])
     changes = np.array([p > 0 and layers[p] != layers[p - 1] for p in range(len(order))])
     allowed = count <= 1
-    allowed |= _long_stretches(allowed, heavy_before) & changes
-    cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size)
+    allowed |= _inside_long_stretches(allowed, changes, heavy_before)
+    cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size, changes & owners)
     if len(cuts) + 1 > max_blocks:
         between_layers = {int(heavy_before[p]) for p in np.flatnonzero(changes)}
         cuts = [p for p in cuts if int(heavy_before[p]) in between_layers]
@@ -121,26 +122,41 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
     return cuts
 
 
-def _long_stretches(allowed: np.ndarray, heavy_before: np.ndarray) -> np.ndarray:
-    """Positions inside stretches without a cut that hold over a sixteenth of all weighted nodes, and more than four."""
-    inside = np.zeros(len(allowed), dtype=bool)
+def _holds_matrix(graph: Graph, node: int) -> bool:
+    """Whether a node owns a weight of two or more dimensions: a norm's scale alone makes no block."""
+    return any(len(graph.parameters[p].shape) > 1 for p in graph.node_parameters[node])
+
+
+def _inside_long_stretches(allowed: np.ndarray, changes: np.ndarray, heavy_before: np.ndarray) -> np.ndarray:
+    """Further places in stretches without a cut that hold over a sixteenth of all weighted nodes, and more than four.
+
+    The places between two layers, or all of them where a stretch has no layers.
+    """
+    found = np.zeros(len(allowed), dtype=bool)
     places = [0, *(int(p) for p in np.flatnonzero(allowed) if p > 0), len(allowed)]
     for start, stop in itertools.pairwise(places):
         held = heavy_before[stop] - heavy_before[start]
         if held > max(4, heavy_before[-1] / 16):
-            inside[start + 1 : stop] = True
-    return inside
+            inside = slice(start + 1, stop)
+            found[inside] = changes[inside] if changes[inside].any() else True
+    return found
 
 
-def _lightest_between_weights(places: np.ndarray, heavy_before: np.ndarray, size: np.ndarray) -> list[int]:
-    """Of the places between the same two weighted nodes, the one that fewest bytes cross; the latest of equals."""
-    best: dict[int, int] = {}
+def _lightest_between_weights(
+    places: np.ndarray, heavy_before: np.ndarray, size: np.ndarray, starts: np.ndarray
+) -> list[int]:
+    """Of the places between the same two weighted nodes, the one that the fewest bytes cross.
+
+    Of equals, the first at which a layer with weights starts, or else the last.
+    """
+    best: dict[int, tuple[float, int, int]] = {}
     total = heavy_before[-1]
     for p in (int(p) for p in places):
         group = int(heavy_before[p])
-        if 0 < group < total and (group not in best or size[p] <= size[best[group]]):
-            best[group] = p
-    return sorted(best.values())
+        rank = (float(size[p]), 0 if starts[p] else 1, p if starts[p] else -p)
+        if 0 < group < total and (group not in best or rank < best[group]):
+            best[group] = rank
+    return sorted(abs(rank[2]) for rank in best.values())
 
 
 def _side_of(graph: Graph, nodes: Sequence[int], side: np.ndarray) -> tuple[int, ...]:
@@ -157,12 +173,16 @@ def _side_of(graph: Graph, nodes: Sequence[int], side: np.ndarray) -> tuple[int,
 
 
 def _block_layer(graph: Graph, nodes: Sequence[int]) -> str:
-    """The layer that most weighted nodes of a block belong to (most nodes, where none is weighted)."""
+    """The layer that holds most of a block's weights (most of its nodes, where it has none)."""
     votes: dict[str, float] = {}
     for i in nodes:
-        module = layer_of(graph.nodes[i].module)
-        if module:
-            votes[module] = votes.get(module, 0.0) + (1.0 if graph.node_parameters[i] else 1e-3)
+        owned = [graph.parameters[p] for p in graph.node_parameters[i]]
+        for parameter in owned:
+            module = graph.nodes[i].module or parameter.module or parameter.label.rpartition(".")[0]
+            votes[layer_of(module)] = votes.get(layer_of(module), 0.0) + 1.0 + parameter.elements
+        if not owned:
+            votes[layer_of(graph.nodes[i].module)] = votes.get(layer_of(graph.nodes[i].module), 0.0) + 1e-3
+    votes.pop("", None)
     return max(votes, key=lambda m: votes[m]) if votes else graph.nodes[nodes[-1]].op
 
 
