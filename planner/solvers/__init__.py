@@ -1,12 +1,14 @@
-"""A problem to its best decision and a bound; one file a solver."""
+"""A problem to its best decision and a bound; one file a solver.
+
+search(costs_for, cluster, job) -> Answer       all micro-batch sizes, copies, schedules and ZeRO stages
+get("chain_dp")(problem, judge, ...) -> Solution    one StageProblem
+"""
 
 from __future__ import annotations
 
-from planner.registry import Registry
-from planner.solvers.types import Judge, Solution, Solver
-
-SOLVERS: Registry[Solver] = Registry(__name__, "solver")
-"""All solvers by name; a module of this package registers its own."""
+from planner.solvers._registry import SOLVERS
+from planner.solvers.outer import search
+from planner.solvers.types import Answer, Explored, Judge, Outcome, Solution, Solver
 
 
 def get(name: str) -> Solver:
@@ -18,4 +20,4 @@ def get(name: str) -> Solver:
     return SOLVERS.get(name)
 
 
-__all__ = ["SOLVERS", "Judge", "Solution", "Solver", "get"]
+__all__ = ["SOLVERS", "Answer", "Explored", "Judge", "Outcome", "Solution", "Solver", "get", "search"]

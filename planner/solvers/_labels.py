@@ -8,9 +8,9 @@ A label stands for blocks i..n-1 cut into stages on the last devices of the slic
     pace   M = max (m_i - 1) t_i
 
 so that the iteration time is Q + M, which never falls when one of the three rises. Two more that are better small: the
-micro-batches that pass the first stage before its first backward (what earlier stages must keep grows with it), and, where
-stages are limited, their number. The time to receive depends on the stage before, so suffixes are kept apart by *context*:
-where they begin and which class of link each of their possible first stages would be reached over.
+micro-batches that pass the first stage before its first backward (what earlier stages must keep grows with it), and,
+where stages are limited, their number. The time to receive depends on the stage before, so suffixes are kept apart by
+*context*: where they begin and which class of link each of their possible first stages would be reached over.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Contexts:
 def contexts(problem: StageProblem) -> Contexts:
     """Group the stages before each boundary by the links they mean; O(R^2 W)."""
     count, width = len(problem.replicas), problem.slice_devices
-    at, rows, after = [], [], np.full((count, width + 1), -1, dtype=np.int64)
+    at: list[int] = []
+    rows: list[np.ndarray] = []
+    after = np.full((count, width + 1), -1, dtype=np.int64)
     for a in range(width + 1):
         fits = np.flatnonzero(problem.replicas <= a)
         if a == width:
@@ -113,7 +115,10 @@ class LabelSearch:
         self._contexts = contexts(problem)
         here = self._contexts.at
         self._follows = np.stack(
-            [(self._contexts.after[o, here] == np.arange(len(here))) & (here >= r) for o, r in enumerate(problem.replicas)]
+            [
+                (self._contexts.after[o, here] == np.arange(len(here))) & (here >= r)
+                for o, r in enumerate(problem.replicas)
+            ]
         )
         n = problem.blocks
         self._starts = np.zeros(n + 2, dtype=np.int64)

@@ -20,7 +20,8 @@ class Relaxation:
 
     Attributes:
         path_s: forward passes and transfers in, up to the cut: what the first micro-batch needs to get there.
-        delay_s: longest of: all work of one micro-batch before the cut, and any path that ends with a stage's end there.
+        delay_s: longest of: all work of one micro-batch before the cut, and any path that ends with a stage's end
+            there.
         pace_s: largest (m_i - 1) t_i.
     """
 
@@ -38,8 +39,8 @@ class Relaxation:
 class Band:
     """What a cutoff leaves possible, by compute alone.
 
-    With all stages' (m/r - 1) t at most `pace_s`, blocks of compute C need at least m C / (pace_s + C) devices: r devices
-    take at most pace_s r / (m - r).
+    With all stages' (m/r - 1) t at most `pace_s`, blocks of compute C need at least m C / (pace_s + C) devices: r
+    devices take at most pace_s r / (m - r).
 
     Attributes:
         pace_s: largest (m_i - 1) t_i of a decision faster than the cutoff.
@@ -62,8 +63,10 @@ def band(problem: StageProblem, tables: StageTables, cutoff_s: float) -> Band:
     before, after = tables.least_s, total - tables.least_s
 
     def devices(compute: np.ndarray) -> np.ndarray:
-        least = np.divide(problem.micro_batches * compute, pace + compute, out=np.zeros_like(compute), where=compute > 0)
-        return np.ceil(least * (1 - 1e-9) - 1e-9).astype(np.int64)
+        least = np.divide(
+            problem.micro_batches * compute, pace + compute, out=np.zeros_like(compute), where=compute > 0
+        )
+        return np.asarray(np.ceil(least * (1 - 1e-9) - 1e-9), dtype=np.int64)
 
     return Band(pace, devices(before), problem.slice_devices - devices(after))
 
@@ -112,9 +115,7 @@ def _extend(
         return
     at = np.arange(low, high + 1)
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
-    forward, work, end = tables.choose(
-        problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][:, None]
-    )
+    forward, work, end = tables.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][:, None])
     receive, transfer = tables.receive_s[o, at, i][:, None], tables.transfer_s[o, at, i][:, None]
     before = slice(low, high + 1)
     total = work + transfer
@@ -127,5 +128,9 @@ def _extend(
     beaten |= (at + r)[:, None] > limits.last[i + 1 : stop + 1]
     new_path = np.where(beaten, np.inf, path[i, before][:, None] + forward + receive)
     targets = (slice(i + 1, stop + 1), slice(low + r, high + r + 1))
-    for old, new in ((path, new_path), (delay, np.where(beaten, np.inf, new_delay)), (pace, np.where(beaten, np.inf, new_pace))):
+    for old, new in (
+        (path, new_path),
+        (delay, np.where(beaten, np.inf, new_delay)),
+        (pace, np.where(beaten, np.inf, new_pace)),
+    ):
         np.minimum(old[targets], new.T, out=old[targets])

@@ -1,7 +1,7 @@
 """A problem's stages as tables for the chain DP: what each costs by place, and how many micro-batches it can keep.
 
-Recomputing a stage never makes an iteration faster (the repeated forward delays everything by at least what it hides), so
-under "auto" a stage is recomputed where, and only where, its activations do not fit otherwise.
+Recomputing a stage never makes an iteration faster (the repeated forward delays everything by at least what it hides),
+so under "auto" a stage is recomputed where, and only where, its activations do not fit otherwise.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class StageTables:
         plain_s, again_s: forward and backward pass.
         plain_end_s, again_end_s: exposed synchronisation and update.
         plain_limit, again_limit: int64, most micro-batches in flight that fit; -1 where the stage never fits.
-        receive_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, and of both transfers at
-            boundary p for a stage with replicas[o] at a.
+        receive_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, and of both
+            transfers at boundary p for a stage with replicas[o] at a.
         least_s: [n + 1] prefix sums of each block's forward and backward on the fastest type.
     """
 
@@ -43,7 +43,8 @@ class StageTables:
     def choose(
         self, place: np.ndarray, i: int, j: np.ndarray | slice, in_flight: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(forward, forward and backward, end) of stages i..j; the latter two infinite where memory does not suffice."""
+        """(forward, forward and backward, end) of stages i..j; the latter two infinite where memory does not
+        suffice."""
         plain = in_flight <= self.plain_limit[place, i, j]
         again = in_flight <= self.again_limit[place, i, j]
         work = np.where(plain, self.plain_s[place, i, j], np.where(again, self.again_s[place, i, j], np.inf))
@@ -61,7 +62,9 @@ def stage_tables(problem: StageProblem) -> StageTables:
     backward = problem.backward_s[problem.place_kind]
     again = backward + forward
     receive, transfer = _least_transfers(problem)
-    per_block = (np.diagonal(problem.forward_s, axis1=1, axis2=2) + np.diagonal(problem.backward_s, axis1=1, axis2=2)).min(0)
+    per_block = (
+        np.diagonal(problem.forward_s, axis1=1, axis2=2) + np.diagonal(problem.backward_s, axis1=1, axis2=2)
+    ).min(0)
     never, always = problem.recompute == "never", problem.recompute == "always"
     nothing = np.full(forward.shape, -1)
     return StageTables(

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.solvers import SOLVERS
+from planner.solvers._registry import SOLVERS
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Decision, Evaluation, StageChoice

@@ -1,8 +1,8 @@
 """Exact dynamic programming over a chain: position, devices used by the suffix, and a Pareto front of costs.
 
-A relaxation bounds every partial decision from below; the search for labels then looks only below a ceiling that starts just
-above the problem's bound and rises until a decision is found. What is found first is the optimum, since nothing below the
-ceiling was left out.
+A relaxation bounds every partial decision from below; the search for labels then looks only below a ceiling that
+starts just above the problem's bound and rises until a decision is found. What is found first is the optimum, since
+nothing below the ceiling was left out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 
 from planner.errors import ShardplanError
-from planner.solvers import SOLVERS
 from planner.solvers._labels import LabelSearch, Stages
+from planner.solvers._registry import SOLVERS
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, stage_tables
 from planner.solvers.types import Judge, Solution
@@ -29,7 +29,8 @@ LABEL_LIMIT = 500_000
 """Labels kept in one run before it is repeated with coarser fronts; the bound then says what that may have cost."""
 
 TOLERANCES = (1e-12, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Differences that fronts tell apart, relative to the bound: rounding alone at first, coarser when fronts outgrow the limit."""
+"""Differences that fronts tell apart, relative to the bound: rounding alone at first, coarser when fronts outgrow the
+limit."""
 
 AGREEMENT = 1e-9
 """Relative difference that rounding may make between the judge's time and the solver's."""
@@ -38,8 +39,8 @@ AGREEMENT = 1e-9
 def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, keep: int = 8) -> Solution:
     """The fastest feasible decision of a problem, proven.
 
-    Objective: `planner.space.evaluate`. Exact up to rounding; where the fronts outgrow `LABEL_LIMIT` the bound says how far
-    the answer may be off. The runners-up are complete decisions of the final front, not an exhaustive list.
+    Objective: `planner.space.evaluate`. Exact up to rounding; where the fronts outgrow `LABEL_LIMIT` the bound says
+    how far the answer may be off. The runners-up are complete decisions of the final front, not an exhaustive list.
 
     Worst case exponential in theory (fronts of three numbers); in practice O(R n^2 W) times a front of a few labels.
 

@@ -1,16 +1,20 @@
-"""What a solver takes and gives."""
+"""What solvers take and give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from planner.space.problem import StageProblem
-from planner.space.types import Decision, Evaluation
+from planner.space.types import Candidate, Certificate, Decision, Evaluation
 
 Judge = Callable[[Decision], Evaluation]
 """Prices a decision with code that no solver shares: `planner.space.evaluate` with its inputs filled in."""
+
+Progress = Callable[[int, int, float, float], None]
+"""Called with problems done, problems in all, the best seconds so far, and the bound in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +45,61 @@ class Solver(Protocol):
             keep: most decisions to return.
         """
         ...
+
+
+class Outcome(StrEnum):
+    """How a problem of the search was settled."""
+
+    SOLVED = "solved"
+    """Its best decision is known, or that none is better than the best known when its turn came."""
+
+    BOUNDED = "bounded"
+    """Compute alone takes longer than the best known decision."""
+
+    DOMINATED = "dominated"
+    """Another problem has every decision of this one at no more time and memory."""
+
+    INFEASIBLE = "infeasible"
+    """Nothing fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """One problem of the search and what became of it.
+
+    Attributes:
+        micro_batch, copies, schedule, zero: which problem.
+        outcome: how it was settled.
+        bound_s: none of its decisions is faster; infinite when nothing fits.
+        best_s: its fastest decision where one was found, else infinite.
+        states: partial decisions that were looked at.
+    """
+
+    micro_batch: int
+    copies: int
+    schedule: str
+    zero: int
+    outcome: Outcome
+    bound_s: float
+    best_s: float
+    states: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a search.
+
+    Attributes:
+        best: the fastest decision by the closed form.
+        runners_up: other decisions that came close, fastest first; all feasible, no two alike, not an exhaustive list.
+        trivial: the plans one would write down without a search, feasible or not: one device, data parallel, even
+            split.
+        certificate: what is proven about `best`.
+        explored: every problem, in the order in which they were settled.
+    """
+
+    best: Candidate
+    runners_up: tuple[Candidate, ...]
+    trivial: tuple[Candidate, ...]
+    certificate: Certificate
+    explored: tuple[Explored, ...]

@@ -7,10 +7,11 @@ The closed form of the iteration time, m_i = micro_batches / replicas_i being wh
     t_i = forward_i + backward_i + receive_i + return_i
     T   = sum_i t_i  +  max_i (m_i - 1) t_i  +  max_k (e_k - lead_k)_+
 
-The first term fills and drains the pipeline, the second is the pace of its slowest stage (synchronous 1F1B and GPipe alike:
-Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021), the third is what the end of the iteration still waits for: stage k
-synchronises and updates for `e_k = exposed_sync_k + update_k`, beginning `lead_k = sum_{j<k} (backward_j + return_j)` before
-stage 0 ends its last backward. For GPipe it is a lower bound where another stage is slowest forward than backward.
+The first term fills and drains the pipeline, the second is the pace of its slowest stage (synchronous 1F1B and GPipe
+alike: Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021), the third is what the end of the iteration still waits
+for: stage k synchronises and updates for `e_k = exposed_sync_k + update_k`, beginning `lead_k = sum_{j<k} (backward_j
++ return_j)` before stage 0 ends its last backward. For GPipe it is a lower bound where another stage is slowest
+forward than backward.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
         return Evaluation(float("inf"), (), tuple(malformed), 0)
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
     in_flight = get(decision.schedule).in_flight(pipeline)
+    ranks = stage_ranks(decision)
     stages = tuple(
-        _stage_terms(costs, cluster, job, decision, index, in_flight[index]) for index in range(len(decision.stages))
+        _stage_terms(costs, cluster, job, decision, ranks, index, in_flight[index]) for index in range(len(ranks))
     )
     steady = [
         (decision.micro_batches // choice.replicas - 1) * terms.total_s
@@ -77,13 +79,18 @@ def _tail_s(stages: Sequence[StageTerms]) -> float:
 
 
 def _stage_terms(
-    costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision, index: int, in_flight: int
+    costs: BlockCosts,
+    cluster: Cluster,
+    job: Job,
+    decision: Decision,
+    ranks: Sequence[np.ndarray],
+    index: int,
+    in_flight: int,
 ) -> StageTerms:
     choice = decision.stages[index]
-    ranks = stage_ranks(decision)
     chosen = precision(job.precision)
     blocks = range(choice.start, choice.stop)
-    types = sorted({int(cluster.device_types[r]) for r in ranks[index].ravel()})
+    types = np.unique(cluster.device_types[ranks[index]]).tolist()
     forward_s = max(sum(float(costs.forward_s[t, b]) for b in blocks) for t in types)
     recompute_s = forward_s if choice.recompute else 0.0
     backward_s = max(sum(float(costs.backward_s[t, b]) for b in blocks) for t in types) + recompute_s

@@ -28,6 +28,7 @@ def formulate(
     schedule: str,
     zero: int,
     replicas: Sequence[int] | None = None,
+    slice_devices: int | None = None,
 ) -> StageProblem:
     """The problem of one micro-batch size (that of the costs), number of copies, schedule and ZeRO stage.
 
@@ -39,6 +40,7 @@ def formulate(
         schedule: "1f1b" or "gpipe".
         zero: 0 or 1.
         replicas: allowed replicas of a stage; by default `replica_options`.
+        slice_devices: devices of one copy; by default as many as the job's devices allow.
 
     Raises:
         JobError: the copies and micro-batches do not divide the global batch, or outnumber the devices.
@@ -46,11 +48,14 @@ def formulate(
 
     O(places * blocks^2), see `planner.space.placement` for the number of places.
     """
-    return Formulator(cluster, job).problem(costs, copies=copies, schedule=schedule, zero=zero, replicas=replicas)
+    return Formulator(cluster, job).problem(
+        costs, copies=copies, schedule=schedule, zero=zero, replicas=replicas, slice_devices=slice_devices
+    )
 
 
 def replica_options(micro_batches: int, slice_devices: int) -> tuple[int, ...]:
-    """Replicas a stage may have: divisors of the micro-batches that fit; in large slices powers of two and the largest."""
+    """Replicas a stage may have: divisors of the micro-batches that fit; in large slices powers of two and the
+    largest."""
     fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
     if slice_devices <= ALL_DIVISORS_UP_TO:
         return tuple(fitting)
@@ -79,9 +84,11 @@ class Formulator:
         schedule: str,
         zero: int,
         replicas: Sequence[int] | None = None,
+        slice_devices: int | None = None,
     ) -> StageProblem:
         """See `formulate`."""
-        job, width = self._job, self.devices // copies if copies > 0 else 0
+        job, most = self._job, self.devices // copies if copies > 0 else 0
+        width = most if slice_devices is None else min(slice_devices, most)
         micro_batches, rest = divmod(job.global_batch, max(1, copies * costs.micro_batch))
         if width < 1 or rest or micro_batches < 1:
             raise JobError(
@@ -182,12 +189,13 @@ def warm_up_tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """How many micro-batches a stage keeps, as a search that adds stages in front needs it.
 
-    GPipe keeps all m / r. In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but at
-    most m / r, when x micro-batches pass the next stage before that one's first backward; r times that then pass this one.
+    GPipe keeps all m / r. In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but
+    at most m / r, when x micro-batches pass the next stage before that one's first backward; r times that then pass
+    this one.
 
     Returns:
-        (in_flight, passing): int64 [R, X + 1] each, by x. Rounding up adds less than r a stage, so x stays below twice the
-        devices; beyond m it makes no difference. X is the lesser of these.
+        (in_flight, passing): int64 [R, X + 1] each, by x. Rounding up adds less than r a stage, so x stays below twice
+        the devices; beyond m it makes no difference. X is the lesser of these.
 
     Raises:
         UsageError: the schedule's count does not follow from the later stages in this way.
@@ -195,7 +203,9 @@ def warm_up_tables(
     own = (micro_batches // replicas)[:, None]
     coming = np.arange(min(micro_batches, 2 * slice_devices) + 1)[None, :]
     if schedule == "gpipe":
-        return np.broadcast_to(own, (len(replicas), coming.shape[1])).copy(), np.zeros((len(replicas), coming.shape[1]), int)
+        return np.broadcast_to(own, (len(replicas), coming.shape[1])).copy(), np.zeros(
+            (len(replicas), coming.shape[1]), int
+        )
     if schedule == "1f1b":
         forwards = 1 + -(-coming // replicas[:, None])
         return np.minimum(own, forwards), np.minimum(forwards * replicas[:, None], coming[0, -1])

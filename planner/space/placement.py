@@ -1,7 +1,8 @@
 """Where stages can lie in a slice, and what communication costs there: everything that does not depend on the blocks.
 
-A stage with r replicas at device a of the slice is, over all copies, the ranks `c W + a .. c W + a + r - 1`. Hundreds of
-such places differ only in which levels they span and which device types they hold, so prices are kept by distinct place.
+A stage with r replicas at device a of the slice is, over all copies, the ranks `c W + a .. c W + a + r - 1`. Hundreds
+of such places differ only in which levels they span and which device types they hold, so prices are kept by distinct
+place.
 """
 
 from __future__ import annotations

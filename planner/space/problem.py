@@ -19,9 +19,9 @@ _FORMAT = 1
 class StageProblem:
     """Cut n blocks into stages for one micro-batch size, number of copies, schedule and ZeRO stage.
 
-    A copy of the pipeline has `slice_devices` = W devices in line; `a` counts devices from the start of the slice, and the
-    last stage ends at a = W. A stage is blocks i..j (inclusive) on the r = replicas[o] devices a..a+r-1. What that costs
-    depends on the devices only through a *place* (levels spanned, device types, r): `place[o, a]`.
+    A copy of the pipeline has `slice_devices` = W devices in line; `a` counts devices from the start of the slice, and
+    the last stage ends at a = W. A stage is blocks i..j (inclusive) on the r = replicas[o] devices a..a+r-1. What that
+    costs depends on the devices only through a *place* (levels spanned, device types, r): `place[o, a]`.
 
     Attributes:
         micro_batch: samples a replica runs at a time.

@@ -15,7 +15,8 @@ class Job:
         global_batch: samples per optimizer step over all devices.
         precision: name in `planner.costs.precision.PRECISIONS`.
         optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
-        micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that fits.
+        micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
+            fits.
         schedules: allowed schedules.
         recompute: allowed choices per stage: "never", "always" or "auto".
         zero: allowed ZeRO stages (0: none, 1: optimizer state sharded over a stage's replicas).
@@ -54,9 +55,9 @@ class StageChoice:
 class Decision:
     """A point of the space: indices and numbers only.
 
-    The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the whole
-    pipeline, and in it stage i takes the next `replicas` devices in line. So stage i has `copies * replicas` replicas in all.
-    `planner.space.stage_ranks` gives every replica its rank.
+    The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the
+    whole pipeline, and in it stage i takes the next `replicas` devices in line. So stage i has `copies * replicas`
+    replicas in all. `planner.space.stage_ranks` gives every replica its rank.
 
     Attributes:
         stages: in order; together they cover all blocks.
@@ -65,8 +66,8 @@ class Decision:
         micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
         schedule: name of the schedule.
         zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
-        slice_devices: devices in one copy's slice; 0 means as many as its stages take. Where a slice has more, its first
-            devices stay idle.
+        slice_devices: devices in one copy's slice; 0 means as many as its stages take. Where a slice has more, its
+            first devices stay idle.
     """
 
     stages: tuple[StageChoice, ...]
@@ -202,15 +203,17 @@ class BlockCosts:
         backward_s: [t, n] seconds, without recomputation.
         update_s: [t, n] seconds of the optimizer step on the block's parameters, unsharded.
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
-        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j), storages once.
-        checkpoint_bytes: [n, n] activation bytes kept by a stage of blocks i..j inclusive when it is recomputed: the inputs
-            of its blocks, each tensor once.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j),
+            storages once.
+        checkpoint_bytes: [n, n] activation bytes kept by a stage of blocks i..j inclusive when it is recomputed: the
+            inputs of its blocks, each tensor once.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
         names: block names, for messages.
-        shared_elements: [n, n] trainable elements that blocks i..j have in common (tied weights), charged once too often by
-            the sum of `parameter_elements[i..j]`: a stage of blocks i..j holds that sum less this. None means zero.
+        shared_elements: [n, n] trainable elements that blocks i..j have in common (tied weights), charged once too
+            often by the sum of `parameter_elements[i..j]`: a stage of blocks i..j holds that sum less this. None means
+            zero.
     """
 
     micro_batch: int

@@ -72,7 +72,8 @@ def chain(
 
 
 def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
-    """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to hopeless."""
+    """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to
+    hopeless."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 6))
     sizes = [(1,), (2,), (4,), (6,), (2, 2), (3, 2), (2, 3)][int(rng.integers(7))]

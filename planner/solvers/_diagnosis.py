@@ -1,0 +1,192 @@
+"""Why nothing fits, and what would: the plan that is over its devices' memory by least, and changes tried one by
+one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InfeasibleError
+from planner.hardware.types import Cluster
+from planner.solvers._registry import SOLVERS
+from planner.space import evaluate
+from planner.space.formulate import Formulator
+from planner.space.problem import StageProblem
+from planner.space.types import BlockCosts, Decision, Evaluation, Job, StageTerms
+
+CostsFor = Callable[[int], BlockCosts]
+
+_GIB = 2**30
+_MORE_DEVICES = (2, 4, 8, 16, 32, 64)
+_MOST_DEVICES = 1024
+_STEPS = 60
+_SIZES = 2
+
+
+def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> InfeasibleError:
+    """The error to raise when no decision of a job fits.
+
+    The message names the stage that is in the way of the plan that comes closest, with its memory by kind; the hint
+    lists the changes that were tried and found to fit, the cheapest first.
+    """
+    closest = _closest(priced, cluster, job)
+    changes = list(_changes(priced, cluster, job, costs_for))
+    if closest is None:
+        message = "no plan fits, however much memory the devices have"
+        return InfeasibleError(message, hint=_would_fit(changes) or "allow more stages, devices or micro-batch sizes")
+    costs, decision, evaluation = closest
+    over = sorted(
+        (v for v in evaluation.violations if v.kind == "memory"), key=lambda v: (v.available - v.needed, v.stage)
+    )
+    device = cluster.devices[int(np.argmin([abs(d.memory_bytes - over[0].available) for d in cluster.devices]))].name
+    needed = math.ceil(max(v.needed for v in over) / _GIB * 100) / 100
+    changes.append(f"devices with {needed:.2f} GiB of memory")
+    worst = _reason(costs, decision, evaluation.stages[over[0].stage], over[0].stage, device)
+    also = f" ({len(over) - 1} more of its {len(decision.stages)} stages do not fit)" if len(over) > 1 else ""
+    return InfeasibleError(f"no plan fits; in the one that comes closest {worst}{also}", hint=_would_fit(changes))
+
+
+def _would_fit(changes: Sequence[str]) -> str:
+    if not changes:
+        return ""
+    return "this would fit: " + (changes[0] if len(changes) == 1 else f"{', '.join(changes[:-1])} or {changes[-1]}")
+
+
+def _reason(costs: BlockCosts, decision: Decision, terms: StageTerms, index: int, device: str) -> str:
+    """What one stage needs by kind, and what its device has."""
+    stage = decision.stages[index]
+    names = costs.names or tuple(f"block {k}" for k in range(len(costs.parameter_elements)))
+    if stage.stop - stage.start == 1:
+        what = f"block {names[stage.start]!r} alone needs"
+    elif len(decision.stages) == 1:
+        what = f"the whole model ({names[0]!r} to {names[-1]!r}) needs"
+    else:
+        what = f"stage {index} ({names[stage.start]!r} to {names[stage.stop - 1]!r}) needs"
+    kinds = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
+    parts = [f"{kind} {getattr(terms.memory, kind) / _GIB:.2f}" for kind in kinds if getattr(terms.memory, kind) > 0]
+    options = [f"micro-batch {decision.micro_batch}", f"{terms.in_flight} in flight"]
+    options += ["recomputed"] if stage.recompute else []
+    options += [f"ZeRO-{decision.zero} over {decision.copies * stage.replicas}"] if decision.zero else []
+    return (
+        f"{what} {terms.memory.total / _GIB:.2f} GiB ({', '.join(parts)}; {', '.join(options)}), "
+        f"{device} has {terms.capacity_bytes / _GIB:.2f} GiB"
+    )
+
+
+def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
+    """The problem with the most ways to save memory: one copy (any number of replicas), 1F1B and sharding if
+    allowed."""
+    schedule = "1f1b" if "1f1b" in job.schedules else job.schedules[0]
+    return Formulator(cluster, job).problem(costs, copies=1, schedule=schedule, zero=max(job.zero))
+
+
+def least_memory_factor(problem: StageProblem) -> float:
+    """Times the present device memory below which no decision fits: a DP over the fullest stage; O(R n^2 W).
+
+    A lower bound only for 1F1B with unequal replicas, whose stages may keep more than it counts; infinite without any
+    cut.
+    """
+    n, width = problem.blocks, problem.slice_devices
+    least = np.full((n + 1, width + 1), np.inf)
+    least[0] = 0.0
+    most = problem.in_flight.shape[1] - 1
+    for i in range(n):
+        for o, r in enumerate(problem.replicas.tolist()):
+            at = np.arange(width - r + 1)
+            place = problem.place[o, at]
+            kept = problem.in_flight[o, np.minimum(width - at - r, most)][:, None]
+            needed = np.full((len(at), n - i), np.inf)
+            if problem.recompute != "always":
+                needed = np.minimum(needed, kept * problem.saved_bytes[i, i:])
+            if problem.recompute != "never":
+                needed = np.minimum(needed, kept * problem.checkpoint_bytes[i, i:] + problem.working_bytes[i, i:])
+            needed = needed + problem.resident_bytes[place, i, i:]
+            share = needed / problem.capacity_bytes[problem.place_kind[place]][:, None]
+            share = np.maximum(share, least[i, at][:, None])
+            target = least[i + 1 :, r : width + 1]
+            np.minimum(target, share.T, out=target)
+    return float(least[n, width])
+
+
+def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Decision | None:
+    """A decision of the problem that fits, the fastest one."""
+    solution = SOLVERS.get("chain_dp")(
+        problem, lambda decision: evaluate(costs, cluster, job, decision), cutoff_s=math.inf, keep=1
+    )
+    return solution.found[0][0] if solution.found else None
+
+
+def _closest(
+    priced: Sequence[BlockCosts], cluster: Cluster, job: Job
+) -> tuple[BlockCosts, Decision, Evaluation] | None:
+    """The decision whose fullest device is over its memory by least, found by solving with more memory."""
+    cases = [(costs, _leanest(costs, cluster, job)) for costs in priced[:_SIZES]]
+    factors = [least_memory_factor(problem) for _, problem in cases]
+    first = int(np.argmin(factors))
+    costs, problem = cases[first]
+    factor = factors[first] * (1 + 1e-9)
+    if not math.isfinite(factor):
+        return None
+    for step in range(1, _STEPS):
+        ample = dataclasses.replace(problem, capacity_bytes=problem.capacity_bytes * factor)
+        decision = _solved(ample, costs, _with_memory(cluster, factor), job)
+        if decision is not None:
+            return costs, decision, evaluate(costs, cluster, job, decision)
+        factor *= 1 + 0.01 * step
+    return None
+
+
+def _with_memory(cluster: Cluster, factor: float) -> Cluster:
+    """The same cluster with that many times the plannable memory on every device."""
+    devices = tuple(
+        dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor * (1 + 1e-9)))
+        for d in cluster.devices
+    )
+    return dataclasses.replace(cluster, devices=devices)
+
+
+def _with_devices(cluster: Cluster, times: int) -> Cluster:
+    """The same cluster with that many times as many groups of its outermost level."""
+    *inner, outer = cluster.levels
+    levels = (*inner, dataclasses.replace(outer, size=outer.size * times))
+    return dataclasses.replace(cluster, levels=levels, device_types=np.tile(cluster.device_types, times))
+
+
+def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
+    problem = _leanest(costs, cluster, job)
+    return least_memory_factor(problem) <= 1 + 1e-9 and _solved(problem, costs, cluster, job) is not None
+
+
+def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> Iterator[str]:
+    """Changes that make the job fit, in words, each verified by solving; the cheapest first."""
+    costs = priced[0]
+    smallest = costs if costs.micro_batch == 1 else costs_for(1)
+    options: list[tuple[str, bool, dict[str, Any]]] = [
+        (f"micro-batch {smallest.micro_batch}", smallest is not costs, {"micro_batches": (1,)}),
+        ("recompute=auto", job.recompute != "auto", {"recompute": "auto"}),
+        ("the 1f1b schedule", "1f1b" not in job.schedules, {"schedules": (*job.schedules, "1f1b")}),
+        ("ZeRO-1", 1 not in job.zero, {"zero": (*job.zero, 1)}),
+        ("no limit on stages", job.max_stages > 0, {"max_stages": 0}),
+        (f"all {cluster.device_count} devices", 0 < job.devices < cluster.device_count, {"devices": 0}),
+    ]
+    possible = [(words, change) for words, applies, change in options if applies]
+    found = False
+    for words, change in possible:
+        if _fits(smallest if "micro_batches" in change else costs, cluster, dataclasses.replace(job, **change)):
+            found = True
+            yield words
+    everything: dict[str, Any] = {key: value for _, change in possible for key, value in change.items()}
+    if not found and len(possible) > 1 and _fits(smallest, cluster, dataclasses.replace(job, **everything)):
+        yield " with ".join([possible[0][0], " and ".join(words for words, _ in possible[1:])])
+    if cluster.levels:
+        for times in _MORE_DEVICES:
+            count = cluster.device_count * times
+            if count <= _MOST_DEVICES and _fits(
+                costs, _with_devices(cluster, times), dataclasses.replace(job, devices=0)
+            ):
+                yield f"{count} devices instead of {min(job.devices or count, cluster.device_count)}"
+                return

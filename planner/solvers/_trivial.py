@@ -1,0 +1,66 @@
+"""The plans one would write down without a search, so that an answer can be compared with them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from planner.hardware.types import Cluster
+from planner.space import evaluate
+from planner.space.types import BlockCosts, Candidate, Decision, Evaluation, Job, StageChoice
+
+ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT = "one device", "data parallel", "data parallel, ZeRO-1", "even split"
+
+
+class TrivialPlans:
+    """Each trivial plan at the micro-batch size (and with or without recomputation) that suits it best.
+
+    A plan that fits nowhere is kept where it is over by least.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        self._cluster, self._job = cluster, job
+        self._best: dict[str, tuple[tuple[float, float], Candidate]] = {}
+
+    def add(self, costs: BlockCosts) -> None:
+        """Price all trivial plans at one more micro-batch size."""
+        for label, decision in _trivial(costs, self._cluster, self._job):
+            evaluation = evaluate(costs, self._cluster, self._job, decision)
+            key = (_excess(evaluation), evaluation.iteration_s)
+            if label not in self._best or key < self._best[label][0]:
+                self._best[label] = (key, Candidate(label, decision, evaluation))
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The plans, from simplest to most involved."""
+        order = (ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT)
+        return tuple(self._best[label][1] for label in order if label in self._best)
+
+    def best_s(self) -> float:
+        """The fastest feasible one; infinite when none is."""
+        feasible = (c.evaluation.iteration_s for c in self.candidates() if c.evaluation.feasible)
+        return min(feasible, default=math.inf)
+
+
+def _excess(evaluation: Evaluation) -> float:
+    """How far the fullest device is over its memory, as a fraction; 0 when all fits."""
+    return max((v.needed / v.available - 1 for v in evaluation.violations if v.kind == "memory"), default=0.0)
+
+
+def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Decision]]:
+    blocks, batches = len(costs.parameter_elements), job.global_batch // costs.micro_batch
+    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    schedule = job.schedules[0]
+    replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
+    for recompute in {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]:
+
+        def decision(bounds: Sequence[int], replicas: int, zero: int, again: bool = recompute) -> Decision:
+            stages = tuple(StageChoice(start, stop, replicas, again) for start, stop in itertools.pairwise(bounds))
+            return Decision(stages, 1, costs.micro_batch, batches, schedule, zero)
+
+        yield ONE_DEVICE, decision((0, blocks), 1, 0)
+        if devices > 1:
+            yield DATA_PARALLEL, decision((0, blocks), replicas, 0)
+            yield SHARDED, decision((0, blocks), replicas, 1)
+            count = min(devices, blocks, job.max_stages or blocks)
+            yield EVEN_SPLIT, decision([math.floor(k * blocks / count) for k in range(count + 1)], 1, 0)
