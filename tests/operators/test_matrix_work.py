@@ -192,6 +192,25 @@ CASES = {
         7680 + 15360 * 4 / 5,
         23040,
     ),
+    # 6 rows, 2 of 4 experts each: 2 * 6 * 2 * (8 * 16 + 16 * 8)
+    "experts": (
+        call("com.microsoft.MoE", ["x 2 3 8", "x 6 4", "w 4 16 8", None, "w 4 8 16"], ["x 2 3 8"], k=2),
+        6144,
+        6144,
+        6144,
+    ),
+    "experts of 4 bits": (
+        call(
+            "com.microsoft.QMoE",
+            ["x 6 8", "x 6 4", "w:uint8 4 16 4", "w 4 16", None, "w:uint8 4 8 8", "w 4 8"],
+            ["x 6 8"],
+            k=2,
+            expert_weight_bits=4,
+        ),
+        6144,
+        6144,
+        0,
+    ),
     "rnn, batch first": (
         call("RNN", ["x 2 5 8", "w 1 16 8", "w 1 16 16"], ["x 2 5 1 16"], hidden_size=16, layout=1),
         2 * 5 * 2 * (128 + 256),

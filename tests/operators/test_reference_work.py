@@ -17,8 +17,8 @@ from tests.shared_data import shared_path
 
 MODELS = (
     "gpt2_124m_metadata", "gpt2_124m_loss_train", "gpt2_124m_legacy_dyn", "bert_base_dyn", "resnet50",
-    "resnet50_legacy", "resnet50_legacy_initinputs", "vgg16", "vit_s16", "t5_base", "gnmt_lstm", "dlrm", "llama2_7b_opset23",
-    "mixtral_8x7b_batched",
+    "resnet50_legacy", "resnet50_legacy_initinputs", "vgg16", "vit_s16", "t5_base", "gnmt_lstm", "dlrm",
+    "llama2_7b_opset23", "mixtral_8x7b_batched",
 )  # fmt: skip
 
 

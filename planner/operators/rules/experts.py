@@ -1,0 +1,96 @@
+"""Mixtures of experts in one operator: each row goes through k of E two- or three-matrix networks.
+
+Matrix work: `2 rows k w` for the w weights of one expert; each of the two gradients takes the same again. Only the
+experts that some row chooses are read, at most `rows k` of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planner.graph import TensorKind
+from planner.operators.assemble import details, elements_like, gradient_traffic, keep_extra, keep_inputs, traffic
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+
+
+def _nest(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> LoopNest:
+    """Rows are parallel; experts split into partial sums, each rank adding what its own experts contribute."""
+    rank = len(site.input(0).shape)
+    rows = dim_names("m", rank - 1)
+    flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
+    terms = [" ".join([*rows, "h"]), f"{flat} e"]
+    for position in weights:
+        terms.append(" ".join(["e", *dim_names(f"w{position}_", len(site.input(position).shape) - 1)]))
+    text = f"{', '.join(terms)} -> {' '.join([*rows, 'h'])}"
+    names = [name for p in weights for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
+    kinds = {**dict.fromkeys(["h", *names], DimKind.WHOLE), "e": DimKind.REDUCED}
+    return loop_nest(
+        text,
+        site.reads(0, 1, *weights),
+        site.writes(0),
+        kinds=kinds,
+        matrix_flops=matrix_flops,
+        vector_flops=vector_flops,
+    )
+
+
+def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
+    """Description of a mixture.
+
+    Args:
+        site: the call.
+        weights: positions of the experts' matrices, first to third.
+        packing: weights in one stored element.
+    """
+    x, router = site.input(0), site.input(1)
+    weights = tuple(p for p in weights if site.has(p))
+    rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
+    experts = router.shape[-1]
+    chosen = min(site.int_attribute("k", 1), experts)
+    stored = sum(site.input(p).elements for p in weights)
+    work = 2.0 * rows * chosen * stored * packing / max(1, experts)
+    inner = site.input(weights[1]).elements * packing / max(1, experts * hidden)
+    widths = stored * packing / max(1, experts * hidden) - inner
+    touched = min(1.0, rows * chosen / max(1, experts))
+    forward = traffic(x, router, site.output())
+    for position in weights:
+        tensor = site.input(position)
+        forward += elements_like(tensor, tensor.elements * touched)
+    forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
+    saved: tuple[Saved, ...] = ()
+    if site.trains:
+        # rows gathered by expert, what goes into the activation, what comes out of it
+        made = keep_extra(0, rows * chosen * (hidden + widths + inner), x)
+        saved = (*keep_inputs(site, 0, 1), made)
+    weighted = sum(2.0 * rows * chosen * site.input(p).elements / max(1, experts) for p in weights if _weight(site, p))
+    backward = gradient_traffic(site, saved) + forward if site.trains else traffic()
+    return OpSpec(
+        nests=(_nest(site, weights, work, 10.0 * rows * chosen * inner),),
+        saved=saved,
+        kernels=3 + len(weights),
+        forward_bytes=forward.byte_count,
+        backward_bytes=backward.byte_count,
+        backward_kernels=3 + 2 * len(weights) if site.trains else 0,
+        input_grad_matrix_flops=work if site.trains else 0.0,
+        weight_grad_matrix_flops=weighted,
+        backward_vector_flops=15.0 * rows * chosen * inner if site.trains else 0.0,
+        details=details(forward, backward),
+    )
+
+
+def _weight(site: Site, position: int) -> bool:
+    return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
+
+
+@rule("com.microsoft.MoE")
+def experts(site: Site) -> OpSpec:
+    """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
+    return _experts(site, (2, 4, 6), 1)
+
+
+@rule("com.microsoft.QMoE", ports=(0, 1))
+def quantised_experts(site: Site) -> OpSpec:
+    """The same with matrices of 4 or 8 bits, each followed by its scales; only activations have gradients."""
+    return _experts(site, (2, 5, 8), 8 // max(1, site.int_attribute("expert_weight_bits", 4)))
