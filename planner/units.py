@@ -73,7 +73,10 @@ def parse(text: object, dimension: Dimension) -> float:
     number, unit = match[1].replace("_", ""), match[2] or ""
     if unit in units:
         # In decimal, so that "2.039 TB/s" is the float nearest to 2.039e12.
-        return float(Decimal(number) * Decimal(repr(units[unit])))
+        value = float(Decimal(number) * Decimal(repr(units[unit])))
+        if not math.isfinite(value):
+            raise UsageError(f"{text} is too large", hint="write a finite quantity")
+        return value
     if not unit:
         raise UsageError(f"{text} has no unit: expected {dimension}", hint=f"write {text} with {_choices(dimension)}")
     raise UsageError(f"{unit!r} is not a unit of {dimension}", hint=_unit_hint(unit, dimension))

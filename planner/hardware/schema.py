@@ -219,6 +219,14 @@ class DeviceBody(Strict):
     launch: TimeFigure | None = Field(None, description="host time to launch one kernel; 5 us when absent")
     price: PriceFigure | None = Field(None, description="a device and hour, such as `4.10 $/h`")
 
+    @field_validator("reserve")
+    @classmethod
+    def _leaves_memory(cls, reserve: ReserveFigure | None, info: ValidationInfo) -> ReserveFigure | None:
+        memory = info.data.get("memory")
+        if reserve is not None and memory is not None and reserve.value >= memory.value:
+            raise finding("the reserve leaves no memory", "it must be less than `memory`")
+        return reserve
+
 
 class DeviceFile(DeviceBody):
     """A file that describes one accelerator."""
@@ -280,6 +288,14 @@ class LevelEntry(Strict):
     latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
     efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
     measured: Measured | None = Field(None, description="measured collectives among devices of this level")
+
+    @field_validator("device_ports")
+    @classmethod
+    def _are_there(cls, ports: int | None, info: ValidationInfo) -> int | None:
+        port = info.data.get("port")
+        if ports is not None and port is not None and ports > port.count:
+            raise finding(f"{ports} ports a device, but a child has only {port.count}", "raise `count` of the port")
+        return ports
 
 
 def _device_list(data: object) -> object:

@@ -1,0 +1,150 @@
+"""`shardplan hardware` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["hardware", *(str(argument) for argument in arguments)])
+    return int(caught.value.code or 0)
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_list(capsys: Capture) -> None:
+    assert _run("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: line.split()[1:4] for line in lines if line}
+    assert found["name"] == ["nodes", "devices", "type"]
+    assert found["dgx-a100"] == ["1", "8", "a100-sxm-80gb"]
+    assert found["tpu-v4-pod"] == ["16", "64", "tpu-v4"]
+    assert found["gb200-nvl72"] == ["1", "72", "gb200-186gb"]
+
+
+def test_list_devices(capsys: Capture) -> None:
+    assert _run("list", "--devices") == 0
+    assert re.search(r"h100-sxm-80gb +80 GB +3.35 TB/s +989 TFLOP/s +NVIDIA H100", capsys.readouterr().out)
+    assert _run("list", "--devices", "--format", "json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["mi300x-192gb"]["memory_bytes"] == 192_000_000_000
+    assert rows["mi300x-192gb"]["achievable"] == 0.51
+
+
+def test_list_as_json(capsys: Capture) -> None:
+    assert _run("list", "--format", "json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["superpod-h100"]["levels"] == ["nvlink", "leaf"]
+
+
+def test_show(capsys: Capture) -> None:
+    assert _run("show", "dgx-a100", "--nodes", "2") == 0
+    out = capsys.readouterr().out
+    assert "dgx-a100 (2 nodes)" in out
+    assert "infiniband joins 2 nodes: 200 GB/s a node, 25 GB/s a device (one direction), 20 us, 90% achievable" in out
+    assert "nvlink joins 8 devices: 300 GB/s a device (one direction), 5.5 us" in out
+    assert "16 x a100-sxm-80gb: 80 GB (78 GB plannable)" in out
+    assert re.search(r"measured +all_reduce of 2 to 8 +\[2\]", out)
+    assert re.search(r"launch +5 us +\[8\] +not verified", out)
+    assert "[2] VIA-Research/vTrain" in out
+
+
+def test_show_a_mesh_and_a_device(capsys: Capture) -> None:
+    assert _run("show", "nd-mi300x-v5") == 0
+    assert "448 GB/s a device, 64 GB/s to one peer" in capsys.readouterr().out
+    assert _run("show", "tpu-v4") == 0
+    out = capsys.readouterr().out
+    assert "1 device, fingerprint" in out
+    assert re.search(r"price +3.22 \$/h", out)
+
+
+def test_show_as_text(capsys: Capture) -> None:
+    assert _run("show", "dgx-1v", "--format", "yaml") == 0
+    assert capsys.readouterr().out == (ROOT / "hardware_profiles" / "dgx-1v.yaml").read_text()
+
+
+def test_show_resolved(tmp_path: Path, capsys: Capture) -> None:
+    assert _run("show", "dgx-1v", "--nodes", "3", "--resolved") == 0
+    path = tmp_path / "resolved.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert _run("lint", path) == 0
+    capsys.readouterr()
+    assert _run("show", path, "--format", "json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["cluster"], content["nodes"]) == ("dgx-1v", 3)
+    assert list(content["device_types"]) == ["v100-sxm2-16gb"]
+
+
+def test_unknown_hardware_is_one_line(capsys: Capture) -> None:
+    assert _run("show", "dgx-a10") == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "unknown hardware 'dgx-a10' (did you mean 'dgx-a100'" in captured.err
+
+
+def test_lint_prints_every_finding(tmp_path: Path, capsys: Capture) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    assert _run("init", "-o", good) == 0
+    bad.write_text(good.read_text().replace("200 Gbit/s", "200 Gb/s").replace("nodes: 1", "nods: 1"))
+    capsys.readouterr()
+    assert _run("lint", good, bad, tmp_path / "none.yaml") == 4
+    out = capsys.readouterr().out
+    assert "unknown key 'nods' (did you mean 'nodes'" in out
+    assert "write Gbit/s for bits or GB/s for bytes" in out
+    assert re.search(r"port: \{value: 200 Gb/s.*\n +\| +\^{8}\n", out)
+    assert "none.yaml: cannot read the file" in out
+    assert out.endswith("3 files checked: 3 errors\n")
+    assert _run("lint", good) == 0
+    assert capsys.readouterr().out == "1 file checked: no errors\n"
+
+
+def test_init(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "lab.yaml"
+    assert _run("init", "--from", "ethernet-25g", "-o", path) == 0
+    text = path.read_text()
+    assert "cluster: lab\n" in text
+    assert "yaml-language-server" in text
+    assert _run("lint", path) == 0
+    assert _run("init", "-o", path) == 2
+    assert path.read_text() == text
+    assert "the file exists" in capsys.readouterr().err
+    assert _run("init", "-o", path, "--force") == 0
+    assert path.read_text() != text
+    assert _run("init", "-o", tmp_path / "no" / "where.yaml") == 8
+    capsys.readouterr()
+    assert _run("init") == 0
+    assert "cluster: my-dgx-a100\n" in capsys.readouterr().out
+
+
+def test_schema(capsys: Capture) -> None:
+    assert _run("schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert "port" in schema["$defs"]["LevelEntry"]["required"]
+
+
+@pytest.mark.parametrize("name", [(), ("list",), ("show",), ("lint",), ("init",), ("schema",)])
+def test_help_has_examples(name: tuple[str, ...], capsys: Capture) -> None:
+    assert _run(*name, "--help") == 0
+    assert re.search(r"Examples?:\n  +shardplan hardware", capsys.readouterr().out)
+
+
+def test_the_example_of_the_guide_lints_clean(tmp_path: Path, capsys: Capture) -> None:
+    guide = (ROOT / "docs" / "hardware.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    path = tmp_path / "lab.yaml"
+    path.write_text(example)
+    assert _run("lint", path) == 0
+    capsys.readouterr()
+    assert _run("show", path) == 0
+    assert "8 x rtx-4090-24gb" in capsys.readouterr().out
