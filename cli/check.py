@@ -68,7 +68,8 @@ def _print_text(plan: Any, checked: dict[str, str | None], findings: list[Any]) 
         return
     against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
     left = [what for what in ("model", "hardware") if not checked[what]]
-    shape = f"{len(plan.stages)} stages, {plan.world_size} ranks, {plan.model.operators} operators"
+    counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
+    shape = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
     click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
     if left:
         click.echo(f"not checked against {' or '.join(left)}: name it with {' and '.join('--' + w for w in left)}")

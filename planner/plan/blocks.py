@@ -9,9 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.errors import PlanError
+
 MAX_PERIOD = 16
 """Longest sequence of blocks that is looked for as one repeated unit (a transformer layer contracts to 2 to 10
 blocks)."""
+
+MAX_BLOCKS = 1_000_000
+"""A file that lists more is taken for damaged."""
 
 MIN_REPEAT = 3
 """Fewer copies are written out: any two alike blocks differ by constant steps."""
@@ -87,7 +92,14 @@ class BlockRun:
 
 
 def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
-    """All blocks of the model in order, templates written out."""
+    """All blocks of the model in order, templates written out.
+
+    Raises:
+        PlanError: they are more than any model has.
+    """
+    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
+    if total > MAX_BLOCKS:
+        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
     result: list[Block] = []
     for run in runs:
         if run.repeat == 1:

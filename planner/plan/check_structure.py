@@ -177,9 +177,9 @@ def _predictions(plan: Plan) -> Iterator[Finding]:
     predictions = plan.predictions
     if len(predictions.stages) != len(plan.stages) or not 0 <= predictions.bottleneck < len(plan.stages):
         message = f"predictions are for {len(predictions.stages)} stages, the plan has {len(plan.stages)}"
-        yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTION_STAGES, message, _MAKE_AGAIN)
     if predictions.iteration_s <= 0:
-        yield Finding(Fault.PREDICTIONS, f"an iteration takes {predictions.iteration_s} s", _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", _MAKE_AGAIN)
         return
     expected = plan.micro_batches.global_batch / predictions.iteration_s
     if not math.isclose(predictions.samples_per_s, expected, rel_tol=_TOLERANCE):

@@ -42,6 +42,7 @@ class Fault(StrEnum):
     REQUIRES = "requires"
     MEMORY = "memory"
     PREDICTIONS = "predictions"
+    PREDICTION_STAGES = "prediction_stages"
     ACTIONS_UNREADABLE = "actions_unreadable"
     ACTION_MISSING = "action_missing"
     ACTION_TWICE = "action_twice"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.errors import PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan.check_graph import check_graph
@@ -10,7 +11,7 @@ from planner.plan.check_structure import check_structure
 from planner.plan.findings import Fault, Finding, limited
 from planner.plan.types import Plan
 
-_STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY)
+_STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
 """Faults that leave nothing to hold the other checks against."""
 
 
@@ -33,6 +34,18 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
     if cluster is not None:
         found += check_cluster(plan, cluster)
     return limited(found)
+
+
+def require_sound(plan: Plan) -> None:
+    """Refuse a plan whose parts contradict each other so far that nothing can be read off it.
+
+    Raises:
+        PlanError: with every such finding.
+    """
+    found = [finding for finding in check_structure(plan) if finding.fault in _STRUCTURAL]
+    if found:
+        problems = [finding.problem("plan") for finding in found]
+        raise PlanError(found[0].message, where="plan", hint="`shardplan check` tells all", problems=problems)
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:

@@ -1,0 +1,264 @@
+"""Why a plan is as it is, as data: where the time goes, what fills memory, what else was priced and what is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.plan.figures import Alternative
+from planner.plan.types import Loss, Plan, Stage
+from planner.plan.validate import require_sound
+from planner.plan.words import plural, short_list
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the iteration as a device of the bottleneck stage spends it: name, seconds, fraction of the whole."""
+
+    name: str
+    seconds: float
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One stage in figures.
+
+    Attributes:
+        index: its number.
+        modules: what it holds, for people.
+        replicas: how many run it.
+        micro_batches: micro-batches of one replica in an iteration.
+        compute_s: forward plus backward of one micro-batch.
+        transfer_s: inputs in and their gradients back, for one micro-batch.
+        busy_fraction: share of the iteration that a replica computes.
+        memory: (kind, bytes) of one device.
+        memory_bytes: their sum.
+        capacity_bytes: what the device has.
+    """
+
+    index: int
+    modules: tuple[str, ...]
+    replicas: int
+    micro_batches: int
+    compute_s: float
+    transfer_s: float
+    busy_fraction: float
+    memory: tuple[tuple[str, int], ...]
+    memory_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A plan that was not chosen.
+
+    Attributes:
+        label: what it is.
+        summary: its shape in a line.
+        iteration_s: its price; None when it has none.
+        ratio: its price over this plan's; None when it has none.
+        differs: in what it differs from this plan.
+        infeasible: why it cannot run; empty when it can.
+    """
+
+    label: str
+    summary: str
+    iteration_s: float | None
+    ratio: float | None
+    differs: tuple[str, ...]
+    infeasible: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything there is to say about a plan.
+
+    Attributes:
+        model: name of the model.
+        hardware: name of the cluster.
+        devices: devices that work.
+        shape: the plan in a line.
+        iteration_s: predicted time of an iteration.
+        simulated_iteration_s: the same simulated; None when it was not.
+        samples_per_s: throughput.
+        bubble_fraction: idle share of device time.
+        bubble_convention: how that is defined.
+        bottleneck: index of the stage that sets the pace.
+        shares: the iteration of a device of that stage, in parts.
+        stages: each stage in figures.
+        rivals: what else was priced.
+        bound_s: no plan of `space` is faster.
+        gap: (iteration_s - bound_s) / iteration_s.
+        proven_optimal: the gap is zero.
+        space: what the bound speaks of.
+        assumptions: what the figures rest on.
+        not_modelled: what they leave out.
+        priced_by_rule: share of the model's priced operators with a rule of their own.
+        fallback_ops: (type, count) of those priced by a generic estimate.
+        notes: what was assumed while reading the model.
+    """
+
+    model: str
+    hardware: str
+    devices: int
+    shape: str
+    iteration_s: float
+    simulated_iteration_s: float | None
+    samples_per_s: float
+    bubble_fraction: float
+    bubble_convention: str
+    bottleneck: int
+    shares: tuple[Share, ...]
+    stages: tuple[StageView, ...]
+    rivals: tuple[Rival, ...]
+    bound_s: float
+    gap: float
+    proven_optimal: bool
+    space: str
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    priced_by_rule: float
+    fallback_ops: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+
+
+def explain(plan: Plan) -> Explanation:
+    """Read the reasons off a plan.
+
+    Raises:
+        PlanError: its parts contradict each other so far that there is nothing to explain.
+    """
+    require_sound(plan)
+    predictions, coverage = plan.predictions, plan.coverage
+    priced = coverage.by_rule + coverage.by_fallback
+    return Explanation(
+        model=plan.model.name,
+        hardware=plan.hardware.name,
+        devices=plan.world_size - len(plan.idle_ranks),
+        shape=plan_shape(plan),
+        iteration_s=predictions.iteration_s,
+        simulated_iteration_s=predictions.simulated_iteration_s,
+        samples_per_s=predictions.samples_per_s,
+        bubble_fraction=predictions.bubble_fraction,
+        bubble_convention=predictions.bubble_convention,
+        bottleneck=predictions.bottleneck,
+        shares=_shares(plan),
+        stages=tuple(_stage_view(plan, stage) for stage in plan.stages),
+        rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
+        bound_s=predictions.bound_s,
+        gap=predictions.gap,
+        proven_optimal=predictions.proven_optimal,
+        space=predictions.space,
+        assumptions=_assumptions(plan),
+        not_modelled=plan.not_modelled,
+        priced_by_rule=coverage.by_rule / priced if priced else 1.0,
+        fallback_ops=tuple(sorted(coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))),
+        notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
+    )
+
+
+def plan_shape(plan: Plan) -> str:
+    """`4 stages x 2 replicas, 2 copies, 1f1b, micro-batch 4 x 64`: replicas in one copy, micro-batches in all."""
+    replicas = [len(stage.replicas) // plan.copies for stage in plan.stages]
+    equal = len(set(replicas)) == 1
+    text = plural(len(replicas), "stage")
+    if not equal or replicas[0] > 1:
+        text += f" x {replicas[0] if equal else short_list(replicas)} replicas"
+    if plan.copies > 1:
+        text += f", {plural(plan.copies, 'copy')}"
+    text += f", {plan.schedule.name}, micro-batch {plan.micro_batches.size} x {plan.micro_batches.count}"
+    recomputed = [stage.index for stage in plan.stages if stage.recompute]
+    if recomputed:
+        everywhere = len(recomputed) == len(plan.stages)
+        text += ", recompute" if everywhere else f", recompute in {plural(len(recomputed), 'stage')}"
+    if any(stage.zero for stage in plan.stages):
+        text += ", ZeRO-1"
+    return text
+
+
+def _shares(plan: Plan) -> tuple[Share, ...]:
+    """The iteration of one device of the bottleneck stage, in parts that add up to it."""
+    predictions = plan.predictions
+    stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
+    count = plan.micro_batches.count // len(stage.replicas)
+    parts = [
+        ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s)),
+        ("recomputation", count * terms.recompute_s),
+        ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
+        ("gradient synchronisation not hidden", terms.exposed_sync_s),
+        ("optimizer step", terms.update_s),
+    ]
+    rest = predictions.iteration_s - sum(seconds for _, seconds in parts)
+    parts.append(("waiting for other stages (fill, drain, their tails)", max(0.0, rest)))
+    return tuple(Share(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
+
+
+def _stage_view(plan: Plan, stage: Stage) -> StageView:
+    terms = plan.predictions.stages[stage.index]
+    count = plan.micro_batches.count // len(stage.replicas)
+    compute_s = terms.forward_s + terms.backward_s
+    return StageView(
+        index=stage.index,
+        modules=stage.modules,
+        replicas=len(stage.replicas),
+        micro_batches=count,
+        compute_s=compute_s,
+        transfer_s=terms.receive_s + terms.return_s,
+        busy_fraction=(count * compute_s + terms.update_s) / plan.predictions.iteration_s,
+        memory=tuple(terms.memory.by_kind().items()),
+        memory_bytes=terms.memory.total_bytes,
+        capacity_bytes=terms.capacity_bytes,
+    )
+
+
+def _rival(plan: Plan, other: Alternative) -> Rival:
+    ratio = None if other.iteration_s is None else other.iteration_s / plan.predictions.iteration_s
+    return Rival(other.label, other.summary, other.iteration_s, ratio, _differences(plan, other), other.infeasible)
+
+
+def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
+    """What an alternative does otherwise, each in a few words."""
+    replicas = tuple(len(stage.replicas) // plan.copies for stage in plan.stages)
+    starts = tuple(stage.blocks[0] for stage in plan.stages)
+    recomputed = tuple(stage.index for stage in plan.stages if stage.recompute)
+    zero = max((stage.zero for stage in plan.stages), default=0)
+    found = []
+    if len(other.starts) != len(starts):
+        found.append(f"{plural(len(other.starts), 'stage')} instead of {len(starts)}")
+    elif other.starts != starts:
+        moved = sum(a != b for a, b in zip(starts, other.starts, strict=True))
+        found.append(f"{plural(moved, 'cut')} elsewhere")
+    if len(starts) == len(other.starts) == 1:
+        ours, theirs = replicas[0] * plan.copies, other.replicas[0] * other.copies
+        if ours != theirs:
+            found.append(f"{plural(theirs, 'replica')} instead of {ours}")
+    else:
+        if other.copies != plan.copies:
+            found.append(f"{plural(other.copies, 'copy')} instead of {plan.copies}")
+        if other.replicas != replicas and len(other.starts) == len(starts):
+            found.append(f"replicas {short_list(other.replicas)} instead of {short_list(replicas)}")
+    if other.micro_batch != plan.micro_batches.size:
+        found.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
+    if other.schedule != plan.schedule.name:
+        found.append(f"{other.schedule} instead of {plan.schedule.name}")
+    if len(other.recompute) != len(recomputed):
+        found.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
+    elif other.recompute != recomputed and len(other.starts) == len(starts):
+        found.append("recompute in other stages")
+    if other.zero != zero:
+        found.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
+    return tuple(found)
+
+
+def _assumptions(plan: Plan) -> tuple[str, ...]:
+    options = plan.options
+    loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
+    return (
+        f"{options.precision} training with {options.optimizer}; {loss}",
+        "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
+        "dropout masks are drawn and kept" if options.dropout else "no dropout",
+        f"gradient synchronisation hides behind {options.overlap:.0%} of the backward pass"
+        if options.overlap
+        else "gradient synchronisation does not overlap with the backward pass",
+        f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
+    )
