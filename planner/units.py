@@ -6,6 +6,7 @@ that a factor of eight cannot hide in a letter: `Gb/s` is refused.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -13,7 +14,6 @@ from decimal import Decimal
 from enum import StrEnum
 
 from planner.errors import UsageError
-from planner.registry import did_you_mean
 
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -102,8 +102,8 @@ def _unit_hint(unit: str, dimension: Dimension) -> str:
     folded = {u.lower(): u for u in UNITS[dimension]}
     if unit.lower() in folded:
         return f"write {folded[unit.lower()]}"
-    hint = did_you_mean(unit, (u for u in UNITS[dimension] if u))
-    return f"{hint} one of {EXAMPLES[dimension]}" if hint.startswith("did") else f"write {_choices(dimension)}"
+    close = difflib.get_close_matches(unit, [u for u in UNITS[dimension] if u], n=1)
+    return f"did you mean {close[0]}? one of {EXAMPLES[dimension]}" if close else f"write {_choices(dimension)}"
 
 
 _SHOWN: Mapping[Dimension, tuple[str, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def _columns(terms: Terms) -> dict[str, tuple[float, float]]:
     return {name: (alpha * 1e6, beta * 1e9) for name, alpha, beta in pairs if alpha != float("inf")}
 
 
-def _close(found: dict[str, tuple[float, float]], expected: dict[str, tuple[float, float]]) -> None:
+def _close(found: Mapping[str, tuple[float, float]], expected: Mapping[str, tuple[float, float]]) -> None:
     assert found.keys() == expected.keys()
     for name, pair in expected.items():
         assert found[name] == pytest.approx(pair, rel=1e-12), name

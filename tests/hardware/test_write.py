@@ -89,6 +89,13 @@ def test_the_schema_accepts_what_the_loader_accepts() -> None:
 
 def test_the_schema_refuses_what_the_loader_refuses() -> None:
     validator = jsonschema.Draft202012Validator(profile_json_schema())
-    for change in ({"nodez": 1}, {"nodes": 0}, {"devices": 5}, {"node_price": "5 GB"}, {"network": [{}]}):
+    changes: list[dict[str, Any]] = [
+        {"nodez": 1},
+        {"nodes": 0},
+        {"devices": 5},
+        {"node_price": "5 GB"},
+        {"network": [{}]},
+    ]
+    for change in changes:
         content = {**YAML(typ="safe", pure=True).load(profile_text("dgx-a100")), **change}
         assert not validator.is_valid(content), change
