@@ -10,13 +10,16 @@ from planner.costs.precision import (
     precision,
 )
 from planner.costs.pricing import profile
+from planner.costs.report import CostReport, cost_report
 from planner.costs.types import Profile
 
 __all__ = [
     "OPTIMIZER_STATE_BYTES",
     "PRECISIONS",
+    "CostReport",
     "Precision",
     "Profile",
+    "cost_report",
     "imported_profile",
     "is_priced",
     "measure",

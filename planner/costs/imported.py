@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.costs.pricing import tensor_bytes
+from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
 from planner.errors import UsageError
 from planner.graph import Graph, Node, Note, NoteLevel

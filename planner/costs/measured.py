@@ -23,7 +23,8 @@ import numpy as np
 
 from planner.costs.one_node import call_bytes, one_node_model
 from planner.costs.precision import precision as precision_named
-from planner.costs.pricing import saved_options, tensor_bytes
+from planner.costs.pricing import saved_options
+from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
 from planner.errors import OutputError, UsageError
 from planner.files import write_whole

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from planner.costs.imported import imported_profile, is_priced
 from planner.costs.precision import Precision
 from planner.costs.precision import precision as precision_named
-from planner.costs.roofline import node_work, price, training_types
+from planner.costs.roofline import price
+from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
+from planner.costs.work import node_work, training_types
 from planner.errors import ModelError, Problem
-from planner.graph import DType, Graph, TensorKind
+from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.operators.batching import rebatch
-from planner.operators.regions import find_expert_products
 from planner.operators.saved import SavedOptions, element_bytes, float_type, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpSpec, Origin
@@ -34,6 +36,8 @@ def profile(
     strict_ops: bool = False,
 ) -> Profile:
     """Price every node of a graph on a device by the roofline.
+
+    A graph that carries measured times of its own (`imported_profile`) is priced by those, whatever the device.
 
     Args:
         graph: the graph.
@@ -54,6 +58,8 @@ def profile(
         HardwareError: the device has no matrix peak for the precision.
         UsageError: no precision has that name.
     """
+    if is_priced(graph):
+        return imported_profile(graph, micro_batch=micro_batch)
     chosen = precision_named(precision)
     sized = graph if micro_batch is None else rebatch(graph, micro_batch)
     specs = graph_specs(sized)
@@ -103,20 +109,6 @@ def saved_options(
         loss_bytes=precision.compute.bits / 8 if pure else 4.0,
         unfold_batchnorm=unfold_batchnorm,
     )
-
-
-def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of each node's results, and of the gradients of its results and computed operands."""
-    lookup = {name: t.elements * sizes[t.dtype] for name, t in graph.tensors.items()}
-    lookup.update((graph.nodes[e.gather].outputs[0], 0.0) for e in find_expert_products(graph))
-    outputs = np.zeros(len(graph.nodes))
-    workspace = np.zeros(len(graph.nodes))
-    for i, node in enumerate(graph.nodes):
-        results = [n for n in node.outputs if n in lookup]
-        operands = [n for n in dict.fromkeys(node.inputs) if n and graph.tensors[n].kind is TensorKind.ACTIVATION]
-        outputs[i] = sum(lookup[n] for n in results)
-        workspace[i] = sum(lookup[n] for n in (*results, *operands) if graph.tensors[n].dtype.is_float)
-    return outputs, workspace
 
 
 def refuse_fallbacks(graph: Graph, specs: Sequence[OpSpec]) -> None:

@@ -26,6 +26,7 @@ _HEAD_WRAPPERS = frozenset(
 _FOLDED_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
 _ANONYMOUS = re.compile(r"^onnx::Conv_\d+")
 _FP32_BYTES = 4
+_EMBEDDING_SUM = "Add of embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +228,11 @@ class _Collector:
         for item in spec.saved:
             if item.random and not self.options.dropout:
                 continue
-            if item.source == "extra":
+            if item.random:
+                elements = self.graph.tensors[node.outputs[0]].elements
+                self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
+            elif item.source == "extra":
                 scale = 1.0 if item.fixed else self._scale(node)
-                scale = self.options.dropout_mask_bytes if item.random else scale
                 self._keep_own(i, str(item.position), item.byte_count * scale)
             else:
                 names = node.inputs if item.source == "input" else node.outputs
@@ -382,31 +385,37 @@ def _residual_branches(graph: Graph) -> list[tuple[int, str]]:
     places = []
     embedding = -1
     for i, node in enumerate(graph.nodes):
-        if node.op != "Add" or any(graph.tensors[n].kind is not TensorKind.ACTIVATION for n in node.inputs):
+        if node.op != "Add":
             continue
-        sources = [_source_op(graph, n) for n in node.inputs]
-        if all(op in ("Gather", "Add:embedding") for op in sources):
+        computed = [n for n in node.inputs if graph.tensors[n].kind is TensorKind.ACTIVATION]
+        sources = [_source_op(graph, n) for n in computed]
+        if computed and all(op in ("Gather", _EMBEDDING_SUM) for op in sources):
             embedding = i
-        else:
-            places += [(i, n) for n, op in zip(node.inputs, sources, strict=True) if op in _LINEAR][:1]
+        elif len(computed) == 2:
+            places += [(i, n) for n, op in zip(computed, sources, strict=True) if op in _LINEAR][:1]
     if embedding >= 0:
         places.insert(0, (embedding, graph.nodes[embedding].outputs[0]))
     return places
 
 
 def _source_op(graph: Graph, name: str) -> str:
-    """Operator that a tensor comes from, through views and bias sums; sums of embeddings have a name of their own."""
-    while name in graph.producer:
+    """Operator that a tensor comes from, through views and bias sums that nothing else reads.
+
+    Sums of embeddings have a name of their own; "" for a tensor that has other readers on the way.
+    """
+    while name in graph.producer and len(graph.consumers.get(name, ())) == 1:
         node = graph.nodes[graph.producer[name]]
         if node.op in ("Reshape", "Identity", "Squeeze", "Unsqueeze"):
             name = node.inputs[0]
             continue
         if node.op != "Add":
-            return node.op
+            weighted = node.op not in _LINEAR or graph.node_parameters[graph.producer[name]]
+            return node.op if weighted else ""
         computed = [n for n in node.inputs if graph.tensors[n].kind is TensorKind.ACTIVATION]
-        if len(computed) == 1:
-            name = computed[0]
-            continue
         inner = {graph.nodes[graph.producer[n]].op if n in graph.producer else "" for n in computed}
-        return "Add:embedding" if inner == {"Gather"} else "Add"
+        if inner == {"Gather"}:
+            return _EMBEDDING_SUM
+        if len(computed) != 1:
+            return node.op
+        name = computed[0]
     return ""

@@ -1,0 +1,197 @@
+"""A profile summed up for people: totals, layers, operators, coverage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.costs.types import Profile
+from planner.graph import Graph, Note
+from planner.graph.blocks import layer_of
+from planner.operators.saved import unique_bytes
+from planner.operators.types import Origin
+
+FORMAT = "shardplan-profile/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some nodes of a profile added up.
+
+    Attributes:
+        name: layer or operator.
+        count: how many alike groups the row stands for; all figures are of one of them.
+        nodes: number of nodes.
+        parameters: weight elements, each counted once.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass.
+        forward_flops: matrix and convolution work.
+        backward_flops: the same, backward.
+        saved_bytes: bytes kept for backward, each storage once.
+        fallback_nodes: nodes priced without a rule.
+    """
+
+    name: str
+    count: int
+    nodes: int
+    parameters: int
+    forward_s: float
+    backward_s: float
+    forward_flops: float
+    backward_flops: float
+    saved_bytes: int
+    fallback_nodes: int
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all groups of the row, both passes."""
+        return self.count * (self.forward_s + self.backward_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What became of the file's nodes.
+
+    Attributes:
+        total: nodes in the file.
+        rule: priced by a rule.
+        fallback: priced as one element-wise pass, by operator.
+        plumbing: shape arithmetic, free.
+        folded: computed once from constants, free.
+        dead: lead to no result.
+    """
+
+    total: int
+    rule: int
+    fallback: dict[str, int]
+    plumbing: int
+    folded: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """A profile summed up.
+
+    Attributes:
+        model: name of the model.
+        device: device or machine.
+        precision: training precision.
+        source: where the prices come from.
+        micro_batch: samples per execution.
+        whole: all nodes together.
+        layers: costliest first, neighbours that cost the same in one row.
+        operators: by operator type, costliest first.
+        coverage: what became of the file's nodes.
+        notes: the importer's and the pricing's.
+    """
+
+    model: str
+    device: str
+    precision: str
+    source: str
+    micro_batch: int
+    whole: Group
+    layers: tuple[Group, ...]
+    operators: tuple[Group, ...]
+    coverage: Coverage
+    notes: tuple[Note, ...]
+
+    @property
+    def flop_per_s(self) -> float:
+        """Matrix work of both passes over their time."""
+        work = self.whole.forward_flops + self.whole.backward_flops
+        return work / self.whole.total_s if self.whole.total_s else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        content = asdict(self)
+        content["notes"] = [{k: str(v) for k, v in asdict(n).items()} for n in self.notes]
+        return {"format": FORMAT, **content, "flop_per_s": self.flop_per_s}
+
+
+def cost_report(graph: Graph, profile: Profile) -> CostReport:
+    """Sum a profile up. O(nodes)."""
+    nodes = range(len(graph.nodes))
+    layers: dict[str, list[int]] = {}
+    last = ""
+    for i in nodes:
+        last = layer_of(graph.nodes[i].module) or last
+        layers.setdefault(last or "(no module)", []).append(i)
+    operators: dict[str, list[int]] = {}
+    for i in nodes:
+        operators.setdefault(graph.nodes[i].op, []).append(i)
+    rows = _merged([_group(graph, profile, name, members) for name, members in layers.items()])
+    by_operator = [_group(graph, profile, name, members) for name, members in operators.items()]
+    return CostReport(
+        model=graph.name,
+        device=profile.device,
+        precision=profile.precision,
+        source=profile.source,
+        micro_batch=profile.micro_batch,
+        whole=_group(graph, profile, graph.name, nodes),
+        layers=tuple(sorted(rows, key=lambda g: -g.total_s)),
+        operators=tuple(sorted(by_operator, key=lambda g: (-g.total_s, g.name))),
+        coverage=_coverage(graph, profile),
+        notes=(*graph.report.notes, *profile.notes),
+    )
+
+
+def _group(graph: Graph, profile: Profile, name: str, members: Iterable[int]) -> Group:
+    index = np.fromiter(members, dtype=np.int64)
+    weights = {p for i in index for p in graph.node_parameters[i]}
+    return Group(
+        name=name,
+        count=1,
+        nodes=len(index),
+        parameters=sum(graph.parameters[p].elements for p in weights if graph.parameters[p].trainable),
+        forward_s=float(profile.forward_s[index].sum()),
+        backward_s=float(profile.backward_s[index].sum()),
+        forward_flops=float(profile.forward_flops[index].sum()),
+        backward_flops=float(profile.backward_flops[index].sum()),
+        saved_bytes=unique_bytes(profile.saved[i] for i in index),
+        fallback_nodes=sum(profile.origin[i] is Origin.FALLBACK for i in index),
+    )
+
+
+def _merged(groups: Sequence[Group]) -> list[Group]:
+    """Neighbouring layers that cost the same become one row, named from the first to the last."""
+    runs: list[list[Group]] = []
+    for group in groups:
+        if runs and _figures(runs[-1][0]) == _figures(group) and "." in group.name:
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+    return [_run(run) for run in runs]
+
+
+def _figures(group: Group) -> tuple[object, ...]:
+    seconds = (f"{group.forward_s:.9e}", f"{group.backward_s:.9e}")
+    return (group.nodes, group.parameters, group.forward_flops, group.saved_bytes, *seconds)
+
+
+def _run(run: Sequence[Group]) -> Group:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    fields = asdict(first) | {"name": f"{first.name} .. {run[-1].name.rpartition('.')[2]}", "count": len(run)}
+    return Group(**fields)
+
+
+def _coverage(graph: Graph, profile: Profile) -> Coverage:
+    fallback = Counter(n.op for n, o in zip(graph.nodes, profile.origin, strict=True) if o is Origin.FALLBACK)
+    rule = sum(o is Origin.RULE for o in profile.origin)
+    free = sum(o is Origin.PLUMBING for o in profile.origin)
+    report = graph.report
+    return Coverage(
+        total=report.total_nodes or len(graph.nodes),
+        rule=rule,
+        fallback=dict(sorted(fallback.items())),
+        plumbing=report.plumbing_nodes + free,
+        folded=report.folded_nodes,
+        dead=report.dead_nodes,
+    )
