@@ -7,6 +7,8 @@ The front door re-exports the names that users and the command line need; each i
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 _EXPORTS = {
@@ -98,9 +100,7 @@ _EXPORTS = {
     "report_to_text": "planner.plan",
     "report_to_markdown": "planner.plan",
     # importers
-    "load_graph": "planner.importers",
     "graph_from_proto": "planner.importers",
-    "ImportOptions": "planner.importers",
 }
 
 __all__ = sorted(_EXPORTS)
@@ -110,9 +110,26 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name not in _EXPORTS:
         raise AttributeError(f"module 'planner' has no attribute {name!r}")
     value = getattr(importlib.import_module(_EXPORTS[name]), name)
-    globals()[name] = value
-    return value
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _FrontDoor(ModuleType):
+    """`planner.plan` is both the function that users call and a package: the package is made callable on import."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "plan" and isinstance(value, ModuleType):
+            value.__class__ = _PlanPackage
+        super().__setattr__(name, value)
+
+
+class _PlanPackage(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        """`planner.api.plan`."""
+        return importlib.import_module("planner.api").plan(*args, **options)
+
+
+sys.modules[__name__].__class__ = _FrontDoor

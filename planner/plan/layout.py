@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 WIDTH = 120
+_OPEN_LEVELS = 2
+"""Objects this deep have a line for each key; in deeper ones short values share lines."""
 
 
 def compact(value: Any) -> str:  # noqa: ANN401
@@ -20,16 +22,29 @@ def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
         return line
     pad = " " * (indent + 1)
     if isinstance(value, dict):
-        items = []
-        for key, item in value.items():
-            head = f"{json.dumps(key, ensure_ascii=False)}: "
-            items.append(f"{pad}{head}{pretty(item, indent + 1, len(head))}")
-        return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
+        body = _object_body(value, indent, pad)
+        return "{\n" + body + "\n" + " " * indent + "}"
     if any(isinstance(item, (dict, list)) for item in value):
         body = ",\n".join(pad + pretty(item, indent + 1) for item in value)
     else:
         body = _filled([json.dumps(item, ensure_ascii=False, allow_nan=False) for item in value], pad)
     return "[\n" + body + "\n" + " " * indent + "]"
+
+
+def _object_body(value: dict[str, Any], indent: int, pad: str) -> str:
+    lines: list[str] = []
+    short: list[str] = []
+    for key, item in value.items():
+        head = f"{json.dumps(key, ensure_ascii=False)}: "
+        text = head + pretty(item, indent + 1, len(head))
+        if indent >= _OPEN_LEVELS and "\n" not in text:
+            short.append(text)
+            continue
+        lines += [_filled(short, pad)] if short else []
+        short = []
+        lines.append(pad + text)
+    lines += [_filled(short, pad)] if short else []
+    return ",\n".join(lines)
 
 
 def _filled(words: list[str], pad: str) -> str:

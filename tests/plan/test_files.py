@@ -176,7 +176,7 @@ def test_all_errors_are_told_at_once_with_line_and_column() -> None:
     told = {problem.message: problem for problem in caught.value.problems}
     rows = text.splitlines()
     line = next(i for i, row in enumerate(rows, 1) if '"indx"' in row)
-    column = rows[line - 1].index("0") + 1
+    column = rows[line - 1].index('"indx": ') + len('"indx": ') + 1
     assert told["unknown key 'stages[0].indx'"].where == f"p.json:{line}:{column}"
     assert told["unknown key 'stages[0].indx'"].hint == "did you mean 'index'?"
     assert "missing key 'stages[0].index'" in told
