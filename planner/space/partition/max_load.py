@@ -1,0 +1,263 @@
+"""Partition of a DAG over accelerators and CPUs so that the most loaded device has the least to do.
+
+The throughput of a pipeline in steady state is one sample per largest load. With S the nodes of a device:
+
+    load(accelerator) = sum of accelerator_ms over S + sum of transfer_ms[u] over every u, each once, that is in S and read
+                        outside, or outside S and read inside
+    load(CPU)         = sum of cpu_ms over S                        (results lie in host memory: a CPU pays no transfer)
+
+Nodes of one colour stay together, nodes that an accelerator cannot run go to a CPU, and the sizes of an accelerator's nodes
+fit its memory. *Contiguous* asks in addition that the devices be stages of a pipeline: the quotient of the graph's forward
+part over the devices has no cycle, so that the devices can be lined up with every forward edge going to the same or a later
+one. Backward nodes are bound only by the colour they share with their forward nodes.
+
+The cost model is that of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import JobError, UsageError
+from planner.importers.operator_graph import OperatorGraph
+from planner.space.partition.types import Verdict
+from planner.space.types import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class MaxLoadDecision:
+    """Who runs what.
+
+    Attributes:
+        device_of: by node, 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU.
+    """
+
+    device_of: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MaxLoadProblem:
+    """A DAG of n nodes to be spread over like accelerators and like CPUs. Numbers only.
+
+    Attributes:
+        accelerators: how many there are.
+        cpus: how many there are.
+        memory_bytes: memory of one accelerator; infinite when it does not matter.
+        accelerator_ms: float64 [n] time on an accelerator.
+        cpu_ms: float64 [n] time on a CPU.
+        size_bytes: float64 [n] memory on an accelerator.
+        supported: bool [n] whether an accelerator can run it.
+        backward: bool [n] whether it belongs to the backward pass.
+        colour: int64 [n], equal where nodes must stay together; negative for a node on its own.
+        edges: int64 [m, 2] (source, target), without cycles.
+        transfer_ms: float64 [n] time to move a node's result between an accelerator and host memory.
+        contiguous: whether the devices must be stages of a pipeline.
+    """
+
+    accelerators: int
+    cpus: int
+    memory_bytes: float
+    accelerator_ms: np.ndarray
+    cpu_ms: np.ndarray
+    size_bytes: np.ndarray
+    supported: np.ndarray
+    backward: np.ndarray
+    colour: np.ndarray
+    edges: np.ndarray
+    transfer_ms: np.ndarray
+    contiguous: bool = True
+
+    @property
+    def unit(self) -> str:
+        """Loads are milliseconds."""
+        return "ms"
+
+    @property
+    def devices(self) -> int:
+        """Accelerators and CPUs."""
+        return self.accelerators + self.cpus
+
+    def judge(self, decision: MaxLoadDecision) -> Verdict:
+        """Loads of all devices, the largest of them, and every limit broken. O(nodes + edges)."""
+        device = tuple(decision.device_of)
+        malformed = self._malformed(device)
+        if malformed:
+            return Verdict(math.inf, malformed)
+        loads = self._loads(device)
+        violations = (*self._unsupported(device), *self._over_memory(device), *self._torn(device))
+        if self.contiguous:
+            violations += self._circular(device)
+        return Verdict(max(loads, default=0.0), violations, loads)
+
+    def trivial(self) -> tuple[tuple[str, MaxLoadDecision], ...]:
+        """Everything on one device, and equal shares of the work along a topological order."""
+        n = len(self.accelerator_ms)
+        plans = []
+        if self.accelerators:
+            plans.append(("one accelerator", MaxLoadDecision((0,) * n)))
+            plans.append(("even split in topological order", MaxLoadDecision(self._even_split())))
+        if self.cpus:
+            plans.append(("one CPU", MaxLoadDecision((self.accelerators,) * n)))
+        return tuple(plans)
+
+    def _malformed(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        n = len(self.accelerator_ms)
+        if len(device) != n:
+            return (Violation("coverage", -1, f"{len(device)} nodes are placed, there are {n}", n, len(device)),)
+        return tuple(
+            Violation("devices", int(d), f"node {i} is on device {d}; there are {self.devices}", float(d), self.devices)
+            for i, d in enumerate(device)
+            if not 0 <= d < self.devices
+        )
+
+    def _loads(self, device: Sequence[int]) -> tuple[float, ...]:
+        terms: list[list[float]] = [[] for _ in range(self.devices)]
+        for i, d in enumerate(device):
+            terms[d].append(float(self.accelerator_ms[i] if d < self.accelerators else self.cpu_ms[i]))
+        readers: dict[int, set[int]] = {}
+        for source, target in self.edges.tolist():
+            readers.setdefault(source, set()).add(device[target])
+        for source, users in readers.items():
+            others = users - {device[source]}
+            if others:
+                for d in others | {device[source]}:
+                    if d < self.accelerators:
+                        terms[d].append(float(self.transfer_ms[source]))
+        return tuple(math.fsum(t) for t in terms)
+
+    def _unsupported(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        return tuple(
+            Violation("support", d, f"node {i} cannot run on an accelerator")
+            for i, d in enumerate(device)
+            if d < self.accelerators and not self.supported[i]
+        )
+
+    def _over_memory(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        held: list[list[float]] = [[] for _ in range(self.accelerators)]
+        for i, d in enumerate(device):
+            if d < self.accelerators:
+                held[d].append(float(self.size_bytes[i]))
+        needs = [math.fsum(sizes) for sizes in held]
+        return tuple(
+            Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
+                      self.memory_bytes)
+            for d, need in enumerate(needs)
+            if need > self.memory_bytes
+        )  # fmt: skip
+
+    def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        homes: dict[int, set[int]] = {}
+        for i, d in enumerate(device):
+            if self.colour[i] >= 0:
+                homes.setdefault(int(self.colour[i]), set()).add(d)
+        return tuple(
+            Violation("colour", min(found), f"colour {colour} is spread over devices {sorted(found)}")
+            for colour, found in sorted(homes.items())
+            if len(found) > 1
+        )
+
+    def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        after: dict[int, set[int]] = {d: set() for d in range(self.devices)}
+        for source, target in self.edges.tolist():
+            if not self.backward[source] and not self.backward[target] and device[source] != device[target]:
+                after[device[source]].add(device[target])
+        waiting = Counter(d for found in after.values() for d in found)
+        ready = [d for d in after if not waiting[d]]
+        for d in ready:
+            for later in sorted(after[d]):
+                waiting[later] -= 1
+                if not waiting[later]:
+                    ready.append(later)
+        stuck = sorted(set(after) - set(ready))
+        if not stuck:
+            return ()
+        return (Violation("order", stuck[0], f"devices {stuck} do not form a chain: forward edges run in a circle"),)
+
+    def _even_split(self) -> tuple[int, ...]:
+        """Equal shares of accelerator time along a topological order of the nodes, colours where their first node is."""
+        order = topological_order(len(self.accelerator_ms), self.edges)
+        share = float(self.accelerator_ms.sum()) / self.accelerators
+        device = [0] * len(order)
+        home: dict[int, int] = {}
+        done = 0.0
+        for i in order:
+            middle = done + float(self.accelerator_ms[i]) / 2
+            done += float(self.accelerator_ms[i])
+            place = min(int(middle / share), self.accelerators - 1) if share > 0 else 0
+            colour = int(self.colour[i])
+            device[i] = home.setdefault(colour, place) if colour >= 0 else place
+        return tuple(device)
+
+
+def topological_order(count: int, edges: np.ndarray) -> list[int]:
+    """Nodes 0..count-1 with every edge's source before its target, smallest ready ones first by waves; O(nodes + edges)."""
+    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges.tolist():
+        readers[source].append(target)
+    order = [i for i in range(count) if waiting[i] == 0]
+    for node in order:
+        for reader in readers[node]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                order.append(reader)
+    return order
+
+
+def max_load_problem(
+    graph: OperatorGraph,
+    *,
+    contiguous: bool,
+    accelerators: int | None = None,
+    cpus: int | None = None,
+    memory_bytes: float | None = None,
+) -> MaxLoadProblem:
+    """The max-load problem of an operator graph.
+
+    Args:
+        graph: the graph.
+        contiguous: whether the devices must be stages of a pipeline.
+        accelerators: how many; the file's number by default.
+        cpus: how many; the file's number by default.
+        memory_bytes: memory of one accelerator; the file's figure by default, `math.inf` for no limit.
+
+    Raises:
+        UsageError: a count or the memory is negative, or there is no device.
+        JobError: some nodes need a CPU and there is none.
+    """
+    accelerators = graph.accelerators if accelerators is None else accelerators
+    cpus = graph.cpus if cpus is None else cpus
+    memory = graph.memory_bytes if memory_bytes is None else memory_bytes
+    if accelerators < 0 or cpus < 0 or accelerators + cpus == 0:
+        raise UsageError(f"{accelerators} accelerators and {cpus} CPUs are no devices to plan for",
+                         hint="give at least one device")  # fmt: skip
+    if not memory >= 0:
+        raise UsageError(f"an accelerator cannot have {memory} bytes", hint="give a memory size of 0 or more")
+    stranded = [node.id for node in graph.nodes if not node.supported]
+    if stranded and not cpus:
+        raise JobError(f"nodes {stranded[:8]} run on CPUs only and there is none", where=graph.name,
+                       hint="allow at least one CPU")  # fmt: skip
+    # Colours may be any integers in a file; here they count from 0, so that a negative one can mean none.
+    numbers: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.colour is not None:
+            numbers.setdefault(node.colour, len(numbers))
+    return MaxLoadProblem(
+        accelerators=accelerators,
+        cpus=cpus,
+        memory_bytes=float(memory),
+        accelerator_ms=np.array([node.accelerator_ms for node in graph.nodes], dtype=float),
+        cpu_ms=np.array([node.cpu_ms for node in graph.nodes], dtype=float),
+        size_bytes=np.array([node.size_bytes for node in graph.nodes], dtype=float),
+        supported=np.array([node.supported for node in graph.nodes], dtype=bool),
+        backward=np.array([node.backward for node in graph.nodes], dtype=bool),
+        colour=np.array([-1 if node.colour is None else numbers[node.colour] for node in graph.nodes], dtype=np.int64),
+        edges=np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
+        transfer_ms=np.array(graph.transfer_ms, dtype=float),
+        contiguous=contiguous,
+    )

@@ -1,0 +1,160 @@
+"""The chain DP against enumeration through the judge, and properties that any optimum has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import solvers
+from planner.errors import UsageError
+from planner.hardware.types import Cluster
+from planner.solvers import Solution, get
+from planner.solvers import chain_dp as module
+from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
+from tests.space.instances import chain, cluster, random_instance
+
+
+def solve(
+    name: str, problem: StageProblem, costs: BlockCosts, machine: Cluster, job: Job, **options: float
+) -> Solution:
+    cutoff_s = options.get("cutoff_s", math.inf)
+    return get(name)(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
+
+
+def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> float:
+    arguments = {"copies": 1, "schedule": "1f1b", "zero": 0, **options}
+    solution = solve("chain_dp", formulate(costs, machine, job, **arguments), costs, machine, job)  # type: ignore[arg-type]
+    return solution.found[0][1].iteration_s if solution.found else math.inf
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1]), st.integers(1, 3))
+def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: int, copies: int) -> None:
+    costs, machine, job = random_instance(seed)
+    formulator = Formulator(machine, job)
+    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+        copies = 1
+    problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
+    exact = solve("brute_force", problem, costs, machine, job)
+    found = solve("chain_dp", problem, costs, machine, job)
+    assert bool(found.found) == bool(exact.found)
+    if not exact.found:
+        assert math.isinf(found.bound_s)
+        return
+    best_s = exact.found[0][1].iteration_s
+    assert found.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+    assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+    assert len({decision for decision, _ in found.found}) == len(found.found)
+    for decision, evaluation in found.found:
+        assert evaluation == evaluate(costs, machine, job, decision)
+        assert evaluation.feasible
+        assert evaluation.iteration_s >= found.bound_s * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.5, 1.5))
+def test_a_cutoff_never_hides_a_better_decision(seed: int, factor: float) -> None:
+    costs, machine, job = random_instance(seed)
+    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
+    free = solve("chain_dp", problem, costs, machine, job)
+    best_s = free.found[0][1].iteration_s if free.found else 1.0
+    cut = solve("chain_dp", problem, costs, machine, job, cutoff_s=best_s * factor)
+    if free.found and factor > 1 + 1e-6:
+        assert cut.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+    elif factor < 1 - 1e-6:
+        assert not cut.found
+        assert cut.bound_s >= best_s * factor * (1 - 1e-9)
+        assert not free.found or cut.bound_s <= best_s * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_more_memory_is_never_slower(seed: int) -> None:
+    costs, machine, job = random_instance(seed)
+    devices = tuple(dataclasses.replace(d, memory_bytes=2 * d.memory_bytes) for d in machine.devices)
+    larger = dataclasses.replace(machine, devices=devices)
+    assert optimum(costs, larger, job) <= optimum(costs, machine, job) * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.01, 3.0, 1000.0]))
+def test_slower_in_all_things_is_slower_by_that_factor(seed: int, factor: float) -> None:
+    costs, machine, job = random_instance(seed)
+    times = {name: getattr(costs, name) * factor for name in ("forward_s", "backward_s", "update_s")}
+    slower = dataclasses.replace(costs, **times)
+    levels = tuple(
+        dataclasses.replace(
+            level,
+            byte_per_s=level.byte_per_s / factor,
+            device_byte_per_s=level.device_byte_per_s / factor,
+            latency_s=level.latency_s * factor,
+        )
+        for level in machine.levels
+    )
+    scaled = optimum(slower, dataclasses.replace(machine, levels=levels), job)
+    assert scaled == pytest.approx(factor * optimum(costs, machine, job), rel=1e-9)
+
+
+def test_equal_blocks_give_the_textbook_pipeline() -> None:
+    # 8 equal blocks on 4 devices, no communication, 16 micro-batches, weights that need 4 stages: (16 + 4 - 1) * 6.
+    costs = chain([1.0] * 8, elements=10.0, saved=1.0)
+    machine = cluster((4,), (1e9,), memory_bytes=(16 * 20 + 2 * 4,))
+    job = Job(global_batch=16, precision="fp32")
+    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0), costs, machine, job)
+    decision, evaluation = solution.found[0]
+    assert [(s.start, s.stop, s.replicas) for s in decision.stages] == [(0, 2, 1), (2, 4, 1), (4, 6, 1), (6, 8, 1)]
+    assert evaluation.iteration_s == pytest.approx(19 * 6.0)
+
+
+def test_recomputes_only_the_stage_that_does_not_fit() -> None:
+    # Two stages by weight (no sharding); the first keeps two micro-batches of 40 bytes and has room for one and a half.
+    costs = chain([1.0, 1.0], elements=10.0, saved=40.0, checkpoint=5.0)
+    machine = cluster((2,), (1e9,), memory_bytes=(160 + 60,))
+    job = Job(global_batch=8, precision="fp32")
+    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0), costs, machine, job)
+    assert [stage.recompute for stage in solution.found[0][0].stages] == [True, False]
+    assert solution.found[0][1].iteration_s == pytest.approx(4.0 + 3.0 + 7 * 4.0)
+
+
+def test_sixty_blocks_on_two_nodes_are_solved_and_proven() -> None:
+    rng = np.random.default_rng(1)
+    costs = chain(rng.uniform(0.5, 1.5, 60), elements=rng.uniform(50, 150, 60).tolist(), saved=40.0, boundary=1.0)
+    machine = cluster((8, 2), (1e5, 1e4), latency_s=1e-3, memory_bytes=(16 * 1500,))
+    job = Job(global_batch=64, precision="fp32")
+    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=1), costs, machine, job)
+    assert solution.found[0][1].iteration_s == pytest.approx(solution.bound_s, rel=1e-9)
+    compute_s = float(costs.forward_s.sum() + costs.backward_s.sum())
+    assert 64 * compute_s / 16 <= solution.bound_s <= 64 * compute_s / 16 * 1.5
+
+
+def test_coarse_fronts_keep_the_bound_honest(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, machine, job = random_instance(7)
+    costs = chain(np.random.default_rng(3).uniform(0.5, 1.5, 24), elements=9.0, saved=7.0, boundary=3.0, update_s=0.3)
+    machine = cluster((4, 2), (30.0, 9.0), memory_bytes=(1500,))
+    job = Job(global_batch=12, precision="fp32")
+    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
+    exact = solve("chain_dp", problem, costs, machine, job)
+    monkeypatch.setattr(module, "LABEL_LIMIT", 50)
+    coarse = solve("chain_dp", problem, costs, machine, job)
+    assert coarse.found
+    assert coarse.bound_s <= exact.bound_s * (1 + 1e-9)
+    assert coarse.found[0][1].iteration_s >= exact.found[0][1].iteration_s * (1 - 1e-9)
+
+
+def test_a_loaded_problem_gives_the_same_answer(tmp_path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    costs, machine, job = random_instance(11)
+    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
+    problem.save(tmp_path / "p.npz")
+    first = solve("chain_dp", problem, costs, machine, job)
+    assert solve("chain_dp", StageProblem.load(tmp_path / "p.npz"), costs, machine, job) == first
+
+
+def test_solvers_by_name() -> None:
+    assert {"brute_force", "chain_dp"} <= set(solvers.SOLVERS.names())
+    with pytest.raises(UsageError, match="chain_dp"):
+        get("chain-dp")

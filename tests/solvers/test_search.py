@@ -1,0 +1,165 @@
+"""The whole search: best of all micro-batch sizes, copies, schedules and ZeRO stages, with proof and reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import InfeasibleError, JobError
+from planner.hardware.types import Cluster
+from planner.solvers import Outcome, get, search
+from planner.space import BlockCosts, Formulator, Job, evaluate
+from tests.space.instances import chain, cluster, random_instance
+
+
+def by_size(make: Callable[[int], BlockCosts]) -> Callable[[int], BlockCosts]:
+    known: dict[int, BlockCosts] = {}
+
+    def costs_for(size: int) -> BlockCosts:
+        if size not in known:
+            known[size] = make(size)
+        return known[size]
+
+    return costs_for
+
+
+def grown(costs: BlockCosts, size: int) -> BlockCosts:
+    """The same chain at another micro-batch size: times grow less than samples, activations as samples do."""
+    factor = size / costs.micro_batch
+    times = {name: getattr(costs, name) * (0.3 + 0.7 * factor) for name in ("forward_s", "backward_s")}
+    kinds = ("saved_bytes", "checkpoint_bytes", "boundary_bytes", "gradient_boundary_bytes", "workspace_bytes")
+    return dataclasses.replace(
+        costs, micro_batch=size, **times, **{name: getattr(costs, name) * factor for name in kinds}
+    )
+
+
+def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job) -> float:
+    """The least time of all decisions of all problems, through the judge alone."""
+    best_s, formulator = math.inf, Formulator(machine, job)
+    for size in (b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0):
+        costs = costs_for(size)
+        for copies in range(1, formulator.devices + 1):
+            if (job.global_batch // size) % copies:
+                continue
+            for schedule in job.schedules:
+                for zero in job.zero:
+                    problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
+                    found = get("brute_force")(
+                        problem, lambda d, c=costs: evaluate(c, machine, job, d), cutoff_s=math.inf, keep=1
+                    )
+                    best_s = min(best_s, found.bound_s)
+    return best_s
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6))
+def test_equals_enumeration_of_the_whole_space(seed: int) -> None:
+    costs, machine, job = random_instance(seed)
+    uniform = dataclasses.replace(machine, device_types=machine.device_types * 0)
+    job = dataclasses.replace(job, global_batch=min(job.global_batch, 6))
+    costs_for = by_size(lambda size: grown(costs, size))
+    exact_s = enumerated(costs_for, uniform, job)
+    if math.isinf(exact_s):
+        with pytest.raises(InfeasibleError):
+            search(costs_for, uniform, job)
+        return
+    answer = search(costs_for, uniform, job)
+    assert answer.best.evaluation.iteration_s <= exact_s * (1 + 1e-9)
+    assert answer.certificate.bound_s <= exact_s * (1 + 1e-9)
+    assert answer.certificate.proven_optimal
+    for candidate in (answer.best, *answer.runners_up):
+        again = evaluate(costs_for(candidate.decision.micro_batch), uniform, job, candidate.decision)
+        assert again == candidate.evaluation
+        assert again.feasible
+        assert again.iteration_s >= answer.certificate.bound_s * (1 - 1e-9)
+
+
+PLAIN = by_size(lambda size: chain([0.1 + size] * 6, micro_batch=size, elements=100.0, saved=50.0 * size, boundary=2.0))
+
+
+def test_answers_are_the_same_every_time_and_runners_up_differ() -> None:
+    machine = cluster((4,), (1e4,), memory_bytes=(16 * 350,))
+    first, second = (search(PLAIN, machine, Job(global_batch=16, precision="fp32")) for _ in range(2))
+    assert first == second
+    decisions = [c.decision for c in (first.best, *first.runners_up)]
+    assert len(set(decisions)) == len(decisions) > 1
+    times = [c.evaluation.iteration_s for c in (first.best, *first.runners_up)]
+    assert times == pytest.approx(sorted(times))
+
+
+def test_ample_memory_and_fast_links_give_plain_data_parallelism() -> None:
+    answer = search(PLAIN, cluster((4,), (1e12,)), Job(global_batch=16, precision="fp32"))
+    assert [(s.start, s.stop, s.replicas) for s in answer.best.decision.stages] == [(0, 6, 4)]
+    assert (answer.best.decision.copies, answer.best.decision.zero) == (1, 0)
+
+
+def test_trivial_plans_are_priced_even_when_they_do_not_fit() -> None:
+    answer = search(PLAIN, cluster((4,), (1e4,), memory_bytes=(16 * 350,)), Job(global_batch=16, precision="fp32"))
+    trivial = {c.label: c.evaluation for c in answer.trivial}
+    assert list(trivial) == ["one device", "data parallel", "data parallel, ZeRO-1", "even split"]
+    assert not trivial["one device"].feasible
+    assert trivial["even split"].feasible
+    assert all(e.iteration_s >= answer.best.evaluation.iteration_s for e in trivial.values() if e.feasible)
+
+
+def test_progress_and_account_of_every_problem() -> None:
+    seen: list[tuple[int, int, float, float]] = []
+    answer = search(PLAIN, cluster((4,), (1e4,)), Job(global_batch=8), progress=lambda *report: seen.append(report))
+    assert [done for done, *_ in seen] == list(range(1, len(answer.explored) + 1))
+    assert {total for _, total, *_ in seen} == {len(answer.explored)}
+    assert all(bound <= best for *_, best, bound in seen)
+    assert seen[-1][2] == pytest.approx(answer.best.evaluation.iteration_s)
+    assert {e.outcome for e in answer.explored} <= set(Outcome)
+    assert all(e.bound_s >= answer.certificate.bound_s * (1 - 1e-9) for e in answer.explored)
+
+
+def test_limits_of_the_job_are_kept() -> None:
+    job = Job(
+        global_batch=16, precision="fp32", max_stages=2, zero=(0,), schedules=("gpipe",), recompute="always", devices=3
+    )
+    answer = search(PLAIN, cluster((4,), (1e4,), memory_bytes=(16 * 450,)), job)
+    for candidate in (answer.best, *answer.runners_up):
+        decision = candidate.decision
+        assert len(decision.stages) <= 2
+        assert (decision.zero, decision.schedule) == (0, "gpipe")
+        assert all(stage.recompute for stage in decision.stages)
+        assert decision.copies * sum(stage.replicas for stage in decision.stages) <= 3
+    for word in ("at most 2", "recompute always", "gpipe", "at most 3 devices", "ZeRO 0"):
+        assert word in answer.certificate.space
+
+
+def test_slow_devices_at_the_end_of_a_mixed_pool_are_left_out() -> None:
+    costs_for = by_size(lambda size: chain([1.0] * 2, micro_batch=size, elements=1.0, speeds=(1.0, 0.01)))
+    machine = cluster((4,), (1e9,), memory_bytes=(10**6, 10**6), types=(0, 0, 1, 1))
+    answer = search(costs_for, machine, Job(global_batch=8, micro_batches=(1,)))
+    assert answer.best.evaluation.iteration_s == pytest.approx(24.0, rel=1e-3)
+    assert sum(s.replicas for s in answer.best.decision.stages) * answer.best.decision.copies == 2
+
+
+def test_no_micro_batch_size_divides_the_batch() -> None:
+    with pytest.raises(JobError, match="global batch of 12") as raised:
+        search(PLAIN, cluster((), ()), Job(global_batch=12, micro_batches=(5, 8)))
+    assert "4, 6 or 12" in str(raised.value)
+
+
+@pytest.mark.parametrize("change", [{"global_batch": 0}, {"schedules": ()}, {"zero": ()}, {"zero": (3,)}])
+def test_jobs_that_leave_nothing(change: dict[str, object]) -> None:
+    with pytest.raises(JobError):
+        search(PLAIN, cluster((), ()), dataclasses.replace(Job(global_batch=8), **change))
+
+
+def test_micro_batches_that_cannot_fit_are_never_priced() -> None:
+    asked: list[int] = []
+
+    def costs_for(size: int) -> BlockCosts:
+        asked.append(size)
+        return PLAIN(size)
+
+    answer = search(costs_for, cluster((4,), (1e4,), memory_bytes=(16 * 350,)), Job(global_batch=4096))
+    assert max(asked) == 128
+    assert "sizes from 128 on left out" in answer.certificate.space

@@ -1,0 +1,105 @@
+"""Problems as numbers: the tables say what the schedule and the judge say, and survive a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import schedules
+from planner.errors import JobError, OutputError, UsageError
+from planner.schedules import Pipeline
+from planner.space import Job, StageProblem, formulate
+from planner.space.formulate import replica_options, warm_up_tables
+from tests.space.instances import chain, cluster
+
+COSTS = chain([1.0, 2.0, 3.0], elements=10.0, saved=5.0, boundary=4.0)
+MACHINE = cluster((2, 2), (10.0, 1.0), latency_s=0.1)
+JOB = Job(global_batch=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), min_size=1, max_size=6), st.integers(1, 4))
+def test_warm_up_counted_from_the_back_is_the_schedules_own(replicas: list[int], times: int) -> None:
+    micro_batches = 24 * times
+    options = np.unique(replicas)
+    for name in ("1f1b", "gpipe"):
+        in_flight, passing = warm_up_tables(name, options, sum(replicas), micro_batches)
+        counts, coming = [], 0
+        for r in reversed(replicas):
+            option = int(np.searchsorted(options, r))
+            counts.append(int(in_flight[option, coming]))
+            coming = int(passing[option, coming])
+        claimed = schedules.get(name).in_flight(Pipeline(tuple(replicas), micro_batches))
+        assert tuple(reversed(counts)) == claimed
+
+
+def test_in_flight_never_below_what_later_devices_imply() -> None:
+    options = np.array([1, 2, 4])
+    in_flight, passing = warm_up_tables("1f1b", options, 8, 16)
+    assert (np.diff(in_flight, axis=1) >= 0).all()
+    assert (np.diff(passing, axis=1) >= 0).all()
+    assert in_flight[:, 0].tolist() == [1, 1, 1]
+
+
+def test_replica_options_divide_the_micro_batches() -> None:
+    assert replica_options(12, 8) == (1, 2, 3, 4, 6)
+    assert replica_options(12, 100) == (1, 2, 4, 12)
+    assert replica_options(7, 4) == (1,)
+
+
+def test_a_saved_problem_comes_back_whole(tmp_path: Path) -> None:
+    problem = formulate(COSTS, MACHINE, JOB, copies=2, schedule="1f1b", zero=1)
+    path = tmp_path / "problem.npz"
+    problem.save(path)
+    again = StageProblem.load(path)
+    for field in dataclasses.fields(StageProblem):
+        before, after = getattr(problem, field.name), getattr(again, field.name)
+        assert type(before) is type(after), field.name
+        assert np.array_equal(before, after), field.name
+
+
+def test_files_that_are_no_problem_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.npz"
+    text.write_text("no problem")
+    other = tmp_path / "other.npz"
+    np.savez(other, x=np.zeros(3))
+    for path in (text, other, tmp_path / "absent.npz"):
+        with pytest.raises(UsageError, match="problem"):
+            StageProblem.load(path)
+    problem = formulate(COSTS, MACHINE, JOB, copies=1, schedule="1f1b", zero=0)
+    with pytest.raises(OutputError):
+        problem.save(tmp_path / "absent" / "problem.npz")
+
+
+def test_places_and_links_of_two_nodes_of_two() -> None:
+    problem = formulate(COSTS, MACHINE, JOB, copies=1, schedule="1f1b", zero=0)
+    assert problem.replicas.tolist() == [1, 2, 4]
+    one, two, four = problem.place
+    assert len(set(one.tolist())) == 1
+    assert two[0] == two[2] != two[1]
+    assert two[3] == -1
+    assert four.tolist()[1:] == [-1, -1, -1]
+    # 40 bytes of boundary at 10 bytes/s inside a node; 1 byte/s and twice the latency across.
+    inside, across = problem.link[0, 0, 1], problem.link[0, 0, 2]
+    assert problem.receive_s[inside, 1] == pytest.approx(0.1 + 0.4)
+    assert problem.receive_s[across, 1] == pytest.approx(0.2 + 4.0)
+
+
+@pytest.mark.parametrize(("copies", "batch"), [(3, 8), (5, 10), (0, 8)])
+def test_copies_must_divide_batch_and_devices(copies: int, batch: int) -> None:
+    with pytest.raises(JobError, match="copies"):
+        formulate(COSTS, MACHINE, Job(global_batch=batch), copies=copies, schedule="1f1b", zero=0)
+
+
+def test_unknown_choices() -> None:
+    with pytest.raises(UsageError, match="schedule"):
+        formulate(COSTS, MACHINE, JOB, copies=1, schedule="chimera", zero=0)
+    with pytest.raises(UsageError, match="recompute"):
+        formulate(COSTS, MACHINE, Job(global_batch=8, recompute="maybe"), copies=1, schedule="1f1b", zero=0)
+    with pytest.raises(UsageError, match="optimizer"):
+        formulate(COSTS, MACHINE, Job(global_batch=8, optimizer="adm"), copies=1, schedule="1f1b", zero=0)
