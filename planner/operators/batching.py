@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
-from planner.graph import ConstantValue, Graph, Node, Tensor, TensorKind
+from planner.graph import ConstantValue, Graph, Node, Tensor
 from planner.operators.batch_rules import RULES, Flow, Mark, Marks, leading
 
 
@@ -17,11 +17,15 @@ class BatchFlow:
 
     Attributes:
         batch: the size that the graph's shapes are for.
+        origin: the size that the graph was imported at.
+        values: constants that hold one entry a sample, as they were at `origin`; at other sizes they are unknown.
         marks: for each tensor that follows the batch, where it sits in each dimension.
         edits: constant operands that hold shapes, by (node, position): which of their values follow the batch.
     """
 
     batch: int
+    origin: int
+    values: Mapping[str, ConstantValue]
     marks: Mapping[str, Marks]
     edits: Mapping[tuple[int, int], tuple[bool, ...]]
 
@@ -49,10 +53,14 @@ def batch_flow(graph: Graph) -> BatchFlow:
     for i, node in enumerate(graph.nodes):
         if any(name in flow.marks for name in node.inputs):
             RULES.get(node.op, leading)(flow, i, node)
-    found = BatchFlow(batch, flow.marks, flow.edits)
+    per_sample = {name: graph.constants[name] for name in flow.marks if name in graph.constants}
+    return _remember(graph, BatchFlow(batch, batch, per_sample, flow.marks, flow.edits))
+
+
+def _remember(graph: Graph, flow: BatchFlow) -> BatchFlow:
     key = id(graph)
-    _CACHE[key] = (weakref.ref(graph, lambda _: _CACHE.pop(key, None)), found)
-    return found
+    _CACHE[key] = (weakref.ref(graph, lambda _: _CACHE.pop(key, None)), flow)
+    return flow
 
 
 def rebatch(graph: Graph, batch: int) -> Graph:
@@ -76,7 +84,9 @@ def rebatch(graph: Graph, batch: int) -> Graph:
         tensor = tensors[name]
         tensors[name] = Tensor(name, _scaled(tensor.shape, marks, flow.batch, batch), tensor.dtype, tensor.kind)
     constants, nodes = _apply_edits(graph, flow, batch, tensors)
-    return replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
+    result = replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
+    _remember(result, replace(flow, batch=batch))
+    return result
 
 
 def _scaled(shape: tuple[int, ...], marks: Marks, old: int, new: int) -> tuple[int, ...]:
@@ -88,12 +98,12 @@ def _apply_edits(
 ) -> tuple[Mapping[str, ConstantValue], tuple[Node, ...]]:
     """Constants with the values that hold the batch rewritten; a constant that serves two purposes becomes two."""
     constants = dict(graph.constants)
-    for name in flow.marks:
-        values = constants.get(name)
-        if values is not None and tensors[name].kind is TensorKind.CONSTANT:
-            del constants[name]
-            if len(set(values)) == 1:
-                constants[name] = values[:1] * tensors[name].elements
+    for name, values in flow.values.items():
+        constants.pop(name, None)
+        if batch == flow.origin:
+            constants[name] = values
+        elif len(set(values)) == 1:
+            constants[name] = values[:1] * tensors[name].elements
     nodes = list(graph.nodes)
     wanted: dict[str, dict[tuple[bool, ...], list[tuple[int, int]]]] = {}
     for (i, position), flags in flow.edits.items():

@@ -1,0 +1,232 @@
+"""Changing the batch of a graph whose shapes are fixed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from planner.errors import ModelError, UsageError
+from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
+from planner.importers import load_graph
+from planner.operators import graph_specs
+from planner.operators.batch_rules import Mark, place
+from planner.operators.batching import batch_flow, rebatch
+from tests.shared_data import shared_path
+
+SHARED = [
+    "bert_base_dyn", "dlrm", "gnmt_lstm", "gpt2_124m_legacy_dyn", "gpt2_124m_loss_train", "gpt2_124m_metadata",
+    "llama2_7b_opset23", "mixtral_8x7b_batched", "resnet50", "resnet50_legacy", "resnet50_legacy_initinputs", "t5_base",
+    "vgg16", "vit_s16",
+]  # fmt: skip
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+def load_shared(name: str) -> Graph:
+    dims = {"batch": 2, "seq": 128} if name.endswith("_dyn") else None
+    return load_graph(shared_path(f"onnx/{name}.onnx"), dims=dims)
+
+
+def matrix_flops(graph: Graph) -> float:
+    return sum(s.matrix_flops for s in graph_specs(graph))
+
+
+def check_linear_and_back(graph: Graph) -> None:
+    larger = rebatch(graph, 3 * graph.batch)
+    assert larger.batch == 3 * graph.batch
+    assert larger.fingerprint == graph.fingerprint
+    assert matrix_flops(larger) == 3 * matrix_flops(graph)
+    back = rebatch(larger, graph.batch)
+    assert (back.tensors, back.constants, back.nodes) == (graph.tensors, graph.constants, graph.nodes)
+    single = rebatch(graph, 1)
+    assert matrix_flops(single) * graph.batch == pytest.approx(matrix_flops(graph), rel=1e-12)
+    assert rebatch(single, graph.batch).tensors == graph.tensors
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_real_exports_scale_linearly_and_back(name: str) -> None:
+    check_linear_and_back(load_shared(name))
+
+
+@pytest.mark.parametrize("path", sorted(LIGHT.glob("light_*.onnx")), ids=lambda p: p.stem)
+def test_light_models_scale_linearly_and_back(path: Path) -> None:
+    check_linear_and_back(load_graph(path))
+
+
+def test_applying_is_fast_once_followed() -> None:
+    graph = load_shared("mixtral_8x7b_batched")
+    batch_flow(graph)
+    start = time.perf_counter()
+    rebatch(graph, 7)
+    assert time.perf_counter() - start < 0.05
+
+
+def graph_of(
+    nodes: Sequence[Node], shapes: dict[str, tuple[int, ...]], *, batch: int, **constants: tuple[int, ...]
+) -> Graph:
+    """A graph with input `x`; names in capitals are weights, keyword arguments constants."""
+    written = {o for n in nodes for o in n.outputs}
+    tensors = {}
+    for name, shape in shapes.items():
+        kind = TensorKind.ACTIVATION if name in written else TensorKind.INPUT
+        tensors[name] = Tensor(name, shape, DType.FLOAT32, TensorKind.PARAMETER if name.isupper() else kind)
+    for name, values in constants.items():
+        tensors[name] = Tensor(name, (len(values),), DType.INT64, TensorKind.CONSTANT)
+    weights = tuple(Parameter(n, n, s, DType.FLOAT32) for n, s in shapes.items() if n.isupper())
+    return Graph(
+        "g", "0", tuple(nodes), tensors, ("x",), (nodes[-1].outputs[0],), weights,
+        {p.name: (p.name,) for p in weights}, constants, batch, 20,
+    )  # fmt: skip
+
+
+def node(op: str, inputs: str, output: str, **attributes: int | tuple[int, ...]) -> Node:
+    return Node(output, op, tuple(inputs.split()), (output,), attributes)
+
+
+def test_merged_dimensions_and_shape_constants_follow() -> None:
+    graph = graph_of(
+        [node("Reshape", "x flat", "rows"), node("MatMul", "rows W", "hidden"), node("Reshape", "hidden back", "y")],
+        {"x": (4, 6, 8), "rows": (24, 8), "W": (8, 16), "hidden": (24, 16), "y": (4, 6, 16)},
+        batch=4, flat=(24, 8), back=(4, -1, 16),
+    )  # fmt: skip
+    larger = rebatch(graph, 5)
+    assert {n: larger.tensors[n].shape for n in ("x", "rows", "hidden", "y", "W")} == {
+        "x": (5, 6, 8), "rows": (30, 8), "hidden": (30, 16), "y": (5, 6, 16), "W": (8, 16),
+    }  # fmt: skip
+    assert larger.constants["flat"] == (30, 8)
+    assert larger.constants["back"] == (5, -1, 16)
+
+
+def test_a_constant_that_serves_two_purposes_becomes_two() -> None:
+    """`(4, 8)` is a batch of 4 for one reshape, and 4 heads of 2 samples for none: the weight's reshape keeps it."""
+    graph = graph_of(
+        [
+            node("Reshape", "x shape", "rows"),
+            node("Reshape", "W shape", "weight"),
+            node("MatMul", "rows V", "y"),
+        ],
+        {"x": (4, 2, 4), "rows": (4, 8), "W": (2, 16), "weight": (4, 8), "V": (8, 3), "y": (4, 3)},
+        batch=4, shape=(4, 8),
+    )  # fmt: skip
+    larger = rebatch(graph, 6)
+    values = [larger.constants[n.inputs[1]] for n in larger.nodes[:2]]
+    assert values == [(6, 8), (4, 8)]
+    assert larger.tensors["weight"].shape == (4, 8)
+    assert larger.constants[larger.nodes[0].inputs[1]] == (6, 8)
+    assert rebatch(larger, 4).tensors["rows"].shape == (4, 8)
+
+
+def test_sequence_first_inputs_are_found_by_size() -> None:
+    graph = graph_of(
+        [node("Transpose", "x", "t", perm=(1, 0, 2)), node("MatMul", "t W", "y")],
+        {"x": (50, 4, 8), "t": (4, 50, 8), "W": (8, 3), "y": (4, 50, 3)},
+        batch=4,
+    )
+    assert rebatch(graph, 9).tensors["y"].shape == (9, 50, 3)
+
+
+def test_a_repeated_class_token_follows_the_batch() -> None:
+    graph = graph_of(
+        [node("Concat", "TOKEN x", "y", axis=1)],
+        {"x": (4, 9, 8), "TOKEN": (4, 1, 8), "y": (4, 10, 8)},
+        batch=4,
+    )
+    larger = rebatch(graph, 2)
+    assert larger.tensors["TOKEN"].shape == (2, 1, 8)
+    assert larger.tensors["y"].shape == (2, 10, 8)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shapes", "constants", "reason"),
+    [
+        ([node("Slice", "x a b c", "y")], {"x": (4, 8), "y": (2, 8)}, {"a": (0,), "b": (2,), "c": (0,)}, "takes 2"),
+        ([node("Gather", "x i", "y", axis=0)], {"x": (4, 8), "y": (1, 8)}, {"i": (0,)}, "picks fixed positions"),
+        ([node("Reshape", "x s", "y")], {"x": (4, 6), "y": (3, 8)}, {"s": (3, 8)}, "mixes the batch"),
+        ([node("Concat", "x W", "y", axis=0)], {"x": (4, 6), "W": (1, 6), "y": (5, 6)}, {}, "joins along the batch"),
+        ([node("vendor.Mystery", "x", "y")], {"x": (2, 4), "y": (2, 4)}, {}, "is not known"),
+    ],
+)  # fmt: skip
+def test_what_stops_the_batch_is_named(
+    nodes: list[Node], shapes: dict[str, tuple[int, ...]], constants: dict[str, tuple[int, ...]], reason: str
+) -> None:
+    graph = graph_of(nodes, shapes, batch=4, **constants)
+    with pytest.raises(ModelError, match=reason) as caught:
+        rebatch(graph, 8)
+    assert caught.value.problem.where == "y"
+    assert "batch size 4" in caught.value.problem.hint
+
+
+def test_a_flattened_position_table_stops_the_batch() -> None:
+    graph = graph_of(
+        [node("Reshape", "x s", "rows"), node("Add", "rows TABLE", "y")],
+        {"x": (1, 16, 8), "rows": (16, 8), "TABLE": (16, 8), "y": (16, 8)},
+        batch=1, s=(16, 8),
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="runs over all samples"):
+        rebatch(graph, 2)
+
+
+def test_no_input_with_the_batch() -> None:
+    graph = graph_of([node("Relu", "x", "y")], {"x": (3, 5), "y": (3, 5)}, batch=4)
+    with pytest.raises(ModelError, match="no input has"):
+        rebatch(graph, 2)
+
+
+def test_batches_are_positive() -> None:
+    graph = graph_of([node("Relu", "x", "y")], {"x": (3, 5), "y": (3, 5)}, batch=3)
+    with pytest.raises(UsageError):
+        rebatch(graph, 0)
+    assert rebatch(graph, 3) is graph
+
+
+def test_recurrent_states_follow(tmp_path: Path) -> None:
+    batch, steps, width = 4, 7, 16
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (steps, batch, width))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (steps, 1, batch, width))]
+    weights = [
+        helper.make_tensor("w", TensorProto.FLOAT, (1, 4 * width, width), [0.0] * (4 * width * width)),
+        helper.make_tensor("r", TensorProto.FLOAT, (1, 4 * width, width), [0.0] * (4 * width * width)),
+        helper.make_tensor("h", TensorProto.FLOAT, (1, batch, width), [0.0] * (batch * width)),
+    ]
+    lstm = helper.make_node("LSTM", ["x", "w", "r", "", "", "h", "h"], ["y"], hidden_size=width)
+    model = helper.make_model(helper.make_graph([lstm], "g", inputs, outputs, weights))
+    onnx.save(model, tmp_path / "lstm.onnx")
+    graph = load_graph(tmp_path / "lstm.onnx")
+    sized = rebatch(Graph(**{**{f: getattr(graph, f) for f in graph.__dataclass_fields__}, "batch": batch}), 6)
+    assert sized.tensors["x"].shape == (steps, 6, width)
+    assert sized.tensors["y"].shape == (steps, 1, 6, width)
+    state = sized.nodes[0].inputs[5]
+    assert sized.tensors[state].shape == (1, 6, width)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(2, 7), st.integers(0, 3), st.data())
+def test_place_keeps_the_batch_where_it_lies(dims: list[int], batch: int, at: int, data: st.DataObject) -> None:
+    """Splitting and merging neighbours of a batch dimension never moves it: elements below it stay below it."""
+    at = min(at, len(dims))
+    shape = [*dims[:at], batch, *dims[at:]]
+    below = 1
+    for size in dims[at:]:
+        below *= size
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(shape) - 1), max_size=3))) if len(shape) > 1 else []
+    merged = []
+    for start, stop in zip([0, *cuts], [*cuts, len(shape)], strict=True):
+        product = 1
+        for size in shape[start:stop]:
+            product *= size
+        merged.append(product)
+    found = place(below, batch, merged)
+    assert found is not None
+    dim, mark = found
+    suffix = 1
+    for size in merged[dim + 1 :]:
+        suffix *= size
+    assert mark.inner * suffix == below
+    assert mark.outer * batch * mark.inner == merged[dim]
+    assert isinstance(mark, Mark)
