@@ -290,7 +290,7 @@ class Resolver:
                 self.model.ir_version or 10,
             )
         except (InferenceError, RuntimeError, ValueError, TypeError) as error:
-            return nothing, str(error).strip().splitlines()[0]
+            return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
         partial: list[Partial | None] = []
         for name in proto.output:
             kind = found.get(name)

@@ -82,7 +82,7 @@ def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
 def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matrices_shared: bool) -> Key:
     """Uses with equal keys read the same parameter."""
     mate = partner.get(id(use.node), "")
-    if not mate:
+    if not mate and use.role in ("added", "scale"):
         makers = (producers.get(name) for name in use.node.inputs)
         mate = next((partner[id(maker)] for maker in makers if maker is not None and id(maker) in partner), "")
     module = use.node.scope.module or ""

@@ -27,14 +27,14 @@ class Convention:
         embedding: pattern of the embedding's label or module path.
         head: pattern of the head's.
         tied: whether they are one weight.
-        unless: pattern of a label that tells the untied variant of the family.
+        given: pattern of a label that some weight of the model must have for the convention to apply.
     """
 
     family: str
     embedding: str
     head: str
     tied: bool
-    unless: str = ""
+    given: str = ""
 
 
 CONVENTIONS: tuple[Convention, ...] = (
@@ -44,7 +44,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     ),
     Convention("DistilBERT", r"embeddings\.word_embeddings\b", r"(^|\.)vocab_projector\b", True),
     Convention("BLOOM", r"(^|\.)word_embeddings\b", r"(^|\.)lm_head\b", True),
-    Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"DenseReluDense\.wi\."),
+    Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"\bwi_0\b"),
     Convention("T5 1.0, BART", r"(^|\.)shared\b", r"(^|\.)lm_head\b", True),
     Convention("OPT, XGLM", r"(^|\.)decoder\.embed_tokens\b", r"(^|\.)lm_head\b", True),
     Convention("Pythia, GPT-NeoX", r"(^|\.)embed_in\b", r"(^|\.)embed_out\b", False),
@@ -136,7 +136,7 @@ def _decide(graph: WorkGraph, table: str, head: str) -> None:
         return
     for rule in CONVENTIONS:
         matches = re.search(rule.embedding, embedding.label) and re.search(rule.head, output.label)
-        if not matches or (rule.unless and any(re.search(rule.unless, w.label) for w in graph.weights.values())):
+        if not matches or not _has(graph, rule.given):
             continue
         if rule.tied:
             graph.weights[head] = replace(output, tied_to=table)
@@ -157,6 +157,10 @@ def _decide(graph: WorkGraph, table: str, head: str) -> None:
         f"{names} have matching shapes; they are taken as two weights (say so with ties if they are one)",
         head,
     )
+
+
+def _has(graph: WorkGraph, pattern: str) -> bool:
+    return not pattern or any(re.search(pattern, weight.label) for weight in graph.weights.values())
 
 
 def _tie_as_told(graph: WorkGraph, copy: str, original: str) -> None:

@@ -147,6 +147,9 @@ def _split(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
 
 def _gather_elements(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     axis = int(a.get("axis", 0))
+    others = [n for i, n in enumerate(x[0].shape) if i != axis % x[0].ndim]
+    if others != [n for i, n in enumerate(x[1].shape) if i != axis % x[0].ndim]:
+        raise ValueError("an index that leaves out rows")
     return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
 
 
