@@ -57,9 +57,9 @@ def _rich_table(table: Any, width: int) -> Any:  # noqa: ANN401
     from rich.text import Text
 
     widths = [max((len(row[c]) for row in table.rows), default=0) for c in range(len(table.headers))]
-    narrow = sum(max(w, len(h)) + 3 for w, h in zip(widths, table.headers, strict=True)) > width
+    narrow = sum(max(w, len(h)) + 2 for w, h in zip(widths, table.headers, strict=True)) > width
     kept = [c for c, header in enumerate(table.headers) if header or not narrow]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for c in kept:
         right = c in table.right
         shown.add_column(table.headers[c], justify="right" if right else "left", min_width=widths[c] if right else None)

@@ -13,6 +13,9 @@ from planner.plan.validate import require_sound
 Value = str | int | float | bool | None | tuple[str | int, ...]
 Key = tuple[str, ...]
 
+_NUMBERS_OF_STAGES = ("stage", "from_stage", "bottleneck")
+"""Values that are names, though they are numbers."""
+
 
 class Area(StrEnum):
     """Parts of a plan that can be compared or left out of a comparison."""
@@ -93,7 +96,7 @@ def _compare(area: Area, old: Mapping[Key, Value], new: Mapping[Key, Value], tol
         a, b = old.get(key), new.get(key)
         if a == b and type(a) is type(b):
             continue
-        relative = _relative(a, b)
+        relative = None if key[-1] in _NUMBERS_OF_STAGES else _relative(a, b)
         if relative is None or abs(relative) > tolerance:
             yield Change(area, key, a, b, relative)
 

@@ -1,0 +1,85 @@
+"""`shardplan check` as a user calls it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.plan_files import run, written
+from tests.plan.sample import make_plan
+
+
+@pytest.fixture(scope="module")
+def resnet_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "resnet50.plan.json"
+    assert run("plan", "resnet50", "-H", "dgx-a100", "-b", 64, "-q", "-o", path) == 0
+    return path
+
+
+def test_a_good_plan_exits_with_0_and_says_what_was_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(make_plan(), tmp_path)
+    assert run("check", path) == 0
+    assert capsys.readouterr().out == (
+        f"{path}: ok (3 stages, 3 ranks, 15 operators)\n"
+        "not checked against model or hardware: name it with --model and --hardware\n"
+    )
+
+
+def test_a_plan_is_checked_against_its_model_and_hardware(
+    resnet_plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", resnet_plan, "--model", "resnet50", "--hardware", "dgx-a100") == 0
+    assert "checked against model resnet50 and hardware dgx-a100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--model", "vgg16"), "model_fingerprint: the plan is for resnet50"),
+        (("--hardware", "dgx-h100"), "hardware_fingerprint: the plan is for dgx-a100"),
+        (("--hardware", "dgx-a100", "--nodes", 2), "hardware_fingerprint: the plan is for dgx-a100"),
+    ],
+)
+def test_a_plan_for_something_else_exits_with_7(
+    arguments: tuple[object, ...], fault: str, resnet_plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", resnet_plan, *arguments) == 7
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{resnet_plan}: {fault}")
+    assert out[-1] == f"{resnet_plan}: 1 finding"
+
+
+def test_findings_as_json_name_stage_rank_and_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(dataclasses.replace(make_plan(), shared_parameters=()), tmp_path)
+    assert run("check", path, "--format", "json") == 7
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    found = {finding["fault"]: finding for finding in document["findings"]}
+    assert set(found) == {"digest", "undeclared_tie", "requires"}
+    assert (found["undeclared_tie"]["stage"], found["undeclared_tie"]["tensor"]) == (0, "w_embed")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "not JSON"), ("{}", "not a plan file"), ('{"format": "shardplan-plan"}', "version")]
+)
+def test_what_is_no_plan_exits_with_7_and_one_line(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    assert run("check", path) == 7
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"shardplan: error: {path}")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--dim", "seq=8"), ("--nodes", 2)])
+def test_options_that_need_another_one_exit_with_2(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    assert run("check", written(make_plan(), tmp_path), *arguments) == 2

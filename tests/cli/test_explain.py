@@ -1,0 +1,43 @@
+"""`shardplan explain` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.plan_files import run, written
+from tests.plan.sample import make_plan
+
+
+def test_text_markdown_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(make_plan(), tmp_path)
+    assert run("explain", path) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("toy on toy-box: 3 stages, 1f1b, micro-batch 1 x 6\n")
+    assert run("explain", path, "--format", "markdown") == 0
+    markdown = capsys.readouterr().out
+    assert markdown.startswith("## toy on toy-box: 3 stages")
+    assert "| part | time | share |" in markdown
+    assert run("explain", path, "--format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["bottleneck"] == 2
+    assert [rival["label"] for rival in data["rivals"]] == ["runner-up", "one device"]
+
+
+def test_on_a_terminal_tables_keep_their_numbers_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("explain", written(make_plan(), tmp_path)) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert shown.count("3.22 GB") == shown.count("18.8%") == 3
+
+
+def test_a_file_that_is_not_there_exits_with_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", tmp_path / "no.json") == 7
+    assert "cannot read" in capsys.readouterr().err
