@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.attributes import plain_attributes, scope_of
+from planner.importers.onnx_graph.order import subgraphs
 from planner.importers.onnx_graph.work import Scope, TensorType, WorkNode
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from planner.importers.onnx_graph.resolve import Frame, Handler, Resolver
 
 _INT64 = TensorType((), 7)
-_GRAPH, _GRAPHS = 5, 10
+_GRAPH = 5
 
 
 def loop_names(graph: onnx.GraphProto) -> list[str]:
@@ -33,7 +34,7 @@ def loop_names(graph: onnx.GraphProto) -> list[str]:
     for node in graph.node:
         if node.op_type == "Loop":
             found.append(_loop_name(node))
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             found.extend(loop_names(inner))
     return found
 
@@ -253,7 +254,7 @@ def _renamed(
         kept = [type(a).FromString(a.SerializeToString()) for a in attributes]
         del copy.attribute[:]
         copy.attribute.extend(kept)
-    for graph in _subgraphs(copy):
+    for graph in subgraphs(copy):
         _rename_free(graph, names, given)
     return copy
 
@@ -287,11 +288,6 @@ def _rough_work(nodes: Iterable[WorkNode], types: Mapping[str, TensorType]) -> f
 
 def _ints(value: object) -> list[int]:
     return [int(v) for v in value] if isinstance(value, tuple) else [int(value)]  # type: ignore[call-overload]
-
-
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found = [a.g for a in node.attribute if a.type == _GRAPH]
-    return found + [g for a in node.attribute if a.type == _GRAPHS for g in a.graphs]
 
 
 def _prefix(node: onnx.NodeProto) -> str:

@@ -1,22 +1,22 @@
 """Output shapes of fused operators that ONNX's own inference does not know.
 
-Each rule gets the node, its input types and the known values, and returns output types by position (None where it does
+Each rule gets the node and its input types, and returns output types by position (None where it does
 not say). Layouts: b batch, s sequence, h hidden, n heads, d head size, as the operators' documentation has them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from planner.importers.onnx_graph.shapes import Partial
-from planner.importers.onnx_graph.work import Array, TensorType, WorkNode
+from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 Inputs = Sequence[TensorType | None]
 Rule = Callable[[WorkNode, Inputs], list[Partial | None]]
 
 
-def infer_foreign(node: WorkNode, inputs: Inputs, values: Mapping[str, Array]) -> list[Partial | None] | None:
+def infer_foreign(node: WorkNode, inputs: Inputs) -> list[Partial | None] | None:
     """Output types by our own rules; None when there is no rule for the operator or it does not apply."""
     rule = _RULES.get(node.op)
     if rule is None:

@@ -1,0 +1,210 @@
+"""Types and values of one node's outputs, from what is known of its inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.errors import ModelError
+from planner.importers.onnx_graph.foreign import infer_foreign
+from planner.importers.onnx_graph.shapes import SHAPE_INPUTS, Partial, standard_form
+from planner.importers.onnx_graph.values import evaluate
+from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS, Array, TensorType, WorkGraph, WorkNode
+
+if TYPE_CHECKING:
+    import onnx
+
+_NUMPY: dict[int, Any] = {
+    1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_,
+    10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 16: np.float32,
+}  # fmt: skip
+_INT64 = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known of a node's outputs: types by position (None where open), values, and why a rule failed."""
+
+    kinds: list[TensorType | None]
+    values: list[Array]
+    failure: str = ""
+
+
+class Inference:
+    """ONNX's inference of single nodes, our rules behind it, and what the file says behind those.
+
+    Args:
+        work: types and values found so far; read, not changed.
+        hints: types that the file states for values, by name.
+        dims: sizes of symbolic axes.
+        versions: operator set versions of the model.
+        ir_version: of the model.
+        where: file name for errors.
+    """
+
+    def __init__(
+        self, work: WorkGraph, hints: Mapping[str, onnx.TypeProto], dims: Mapping[str, int],
+        versions: Mapping[str, int], ir_version: int, where: str,
+    ) -> None:  # fmt: skip
+        self.unknown_operators: Counter[str] = Counter()
+        self._work, self._hints, self._dims = work, hints, dims
+        self._versions, self._ir_version, self._where = versions, ir_version, where
+        self._protos: dict[str, onnx.TypeProto] = {}
+        self._data: dict[str, onnx.TensorProto] = {}
+        self._schemas: dict[tuple[str, str, int], Any] = {}
+
+    def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
+        """All that can be said of a node's outputs.
+
+        Raises:
+            ModelError: the node makes a sequence that cannot be followed.
+        """
+        partial, failure = self._standard(proto, node, versions)
+        if any(p is None or p.complete is None for p, name in zip(partial, node.outputs, strict=True) if name):
+            partial = self._fill_gaps(proto, node, partial, versions)
+            if failure and partial[0] is not None and partial[0].complete is not None:
+                self._work.warn(
+                    "shape-conflict",
+                    f"{node.label}: {failure}; the shape that the file states is used",
+                    node.outputs[0],
+                )
+        kinds = [p.complete if p is not None else None for p in partial]
+        values = self._evaluate(node, kinds, versions.get("", self._work.opset))
+        for i, value in enumerate(values[: len(kinds)]):
+            kinds[i] = _type_of(value, kinds[i])
+        return Outcome(kinds, values, failure)
+
+    def shape_operands(self, node: WorkNode) -> list[str]:
+        """Inputs that a node needs by value to know its output shape."""
+        slots = SHAPE_INPUTS.get(node.op, ())
+        return [node.inputs[i] for i in slots if i < len(node.inputs) and node.inputs[i]]
+
+    def _standard(
+        self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
+    ) -> tuple[list[Partial | None], str]:
+        """Output types by ONNX's own rules; a message where they contradict each other."""
+        from onnx.shape_inference import InferenceError, infer_node_outputs
+
+        nothing: list[Partial | None] = [None] * len(node.outputs)
+        proto = standard_form(proto)
+        schema = self._schema(proto.op_type, proto.domain, versions)
+        if schema is None:
+            return nothing, ""
+        known = {name: self._type_proto(name) for name in proto.input if name}
+        data = self._operand_values(node)
+        try:
+            found = infer_node_outputs(schema, proto, known, data, None, _imports(versions), self._ir_version)
+        except (InferenceError, RuntimeError, ValueError, TypeError) as error:
+            return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
+        kinds = [found.get(name) for name in proto.output]
+        if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in kinds):
+            raise ModelError(
+                f"{node.label} makes a sequence; sequences cannot be followed through it", where=self._where,
+                hint="export the model so that it uses tensors only",
+            )  # fmt: skip
+        return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
+
+    def _fill_gaps(
+        self, proto: onnx.NodeProto, node: WorkNode, partial: Sequence[Partial | None], versions: Mapping[str, int]
+    ) -> list[Partial | None]:
+        """What ONNX left open, by our own rules, then by the file's own statement."""
+        inputs = [self._work.types[name] if name else None for name in node.inputs]
+        ours = infer_foreign(node, inputs)
+        result: list[Partial | None] = []
+        for i, name in enumerate(node.outputs):
+            merged = partial[i]
+            said = [ours[i]] if ours is not None and i < len(ours) else []
+            if name in self._hints:
+                said.append(Partial.of(self._hints[name], self._dims))
+            for more in said:
+                merged = more if merged is None else merged.or_else(more)
+            result.append(merged)
+        known = ours is not None or self._schema(proto.op_type, proto.domain, versions) is not None
+        if not known and result[0] is not None and result[0].complete is not None:
+            self.unknown_operators[node.op] += 1
+        return result
+
+    def _evaluate(self, node: WorkNode, kinds: Sequence[TensorType | None], version: int) -> list[Array]:
+        """Values of the outputs where the inputs' are known and small, else an empty list."""
+        work = self._work
+        if node.op in ("Shape", "Size"):
+            kind = work.types[node.inputs[0]]
+            if node.op == "Size":
+                return [np.array(kind.elements, dtype=np.int64)]
+            start, end = node.attributes.get("start", 0), node.attributes.get("end", len(kind.shape))
+            return [np.array(kind.shape[int(start) : int(end)], dtype=np.int64)]  # type: ignore[arg-type]
+        if not node.inputs or any(name and name not in work.values for name in node.inputs):
+            return []
+        first = kinds[0] if kinds else None
+        if first is not None and first.elements > MAX_CONSTANT_ELEMENTS:
+            return []
+        target = _NUMPY.get(first.element) if first is not None else None
+        arrays = [work.values[name] if name else None for name in node.inputs]
+        return evaluate(node.op, arrays, node.attributes, version, target) or []
+
+    def _type_proto(self, name: str) -> onnx.TypeProto:
+        if name not in self._protos:
+            self._protos[name] = _type_proto(self._work.types[name])
+        return self._protos[name]
+
+    def _operand_values(self, node: WorkNode) -> dict[str, onnx.TensorProto]:
+        from onnx import numpy_helper
+
+        found = {}
+        for name in self.shape_operands(node):
+            if name not in self._data and name in self._work.values:
+                element = self._work.types[name].element
+                array = np.asarray(self._work.values[name], dtype=_NUMPY.get(element))
+                self._data[name] = numpy_helper.from_array(array, name)
+            if name in self._data:
+                found[name] = self._data[name]
+        return found
+
+    def _schema(self, op: str, domain: str, versions: Mapping[str, int]) -> Any:  # noqa: ANN401
+        domain = plain_domain(domain)
+        version = versions.get(domain, self._versions.get(domain, 1))
+        key = (op, domain, version)
+        if key not in self._schemas:
+            from onnx import defs
+
+            try:
+                self._schemas[key] = defs.get_schema(op, version, domain)
+            except defs.SchemaError:
+                self._schemas[key] = None
+        return self._schemas[key]
+
+
+def plain_domain(domain: str) -> str:
+    """An operator domain, the standard one always as the empty string."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def _imports(versions: Mapping[str, int]) -> list[onnx.OperatorSetIdProto]:
+    from onnx import OperatorSetIdProto
+
+    return [OperatorSetIdProto(domain=domain, version=version) for domain, version in versions.items()]
+
+
+def _type_proto(kind: TensorType) -> onnx.TypeProto:
+    from onnx import TypeProto
+
+    proto = TypeProto()
+    tensor = proto.tensor_type
+    tensor.elem_type = kind.element
+    dims = tensor.shape.dim
+    for size in kind.shape:
+        dims.add().dim_value = size
+    if not kind.shape:
+        tensor.shape.SetInParent()
+    return proto
+
+
+def _type_of(value: Array, kind: TensorType | None) -> TensorType | None:
+    if kind is not None:
+        return TensorType(value.shape, kind.element)
+    element = next((number for number, dtype in _NUMPY.items() if value.dtype == dtype), None)
+    return None if element is None else TensorType(value.shape, element)

@@ -1,0 +1,78 @@
+"""Order and liveness of a list of file nodes, bodies of control flow included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from planner.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+_GRAPH, _GRAPHS = 5, 10
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Bodies that a node carries as attributes."""
+    found = [a.g for a in node.attribute if a.type == _GRAPH]
+    return found + [g for a in node.attribute if a.type == _GRAPHS for g in a.graphs]
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names that a node reads, in its bodies too; names that a body defines itself may be among them."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            names.extend(reads(inner))
+        names.extend(value.name for value in graph.output)
+    return names
+
+
+def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
+    """The nodes so that each comes after what it reads; as they are when that already holds. Linear.
+
+    Raises:
+        ModelError: they depend on each other in a circle.
+    """
+    owner = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [[owner[name] for name in reads(node) if name in owner] for node in nodes]
+    if all(j < i for i, group in enumerate(needs) for j in group):
+        return nodes
+    order: list[int] = []
+    state = [0] * len(nodes)
+    for root in range(len(nodes)):
+        stack = [] if state[root] else [(root, iter(needs[root]))]
+        state[root] = state[root] or 1
+        while stack:
+            index, pending = stack[-1]
+            child = next(pending, None)
+            if child is None:
+                state[index] = 2
+                order.append(index)
+                stack.pop()
+            elif state[child] == 1:
+                raise _cycle(nodes[child], where)
+            elif state[child] == 0:
+                state[child] = 1
+                stack.append((child, iter(needs[child])))
+    return [nodes[i] for i in order]
+
+
+def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """Of nodes in order, those that an output depends on."""
+    wanted = set(outputs)
+    live = []
+    for node in reversed(nodes):
+        if any(name in wanted for name in node.output):
+            live.append(node)
+            wanted.update(reads(node))
+    return live[::-1]
+
+
+def _cycle(node: onnx.NodeProto, where: str) -> ModelError:
+    return ModelError(
+        f"the graph has a cycle through {node.op_type} {node.name or node.output[0]!r}",
+        where=where,
+        hint="the file is damaged: export it again",
+    )
