@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+PLAIN_WIDTH = 132
+"""Columns when the output is not a terminal."""
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -18,7 +20,7 @@ def print_summary(plan: Any, *, batch_given: bool, output: str | None) -> None: 
     """Render a plan for people."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     _headline(console, plan, batch_given)
     _stages(console, plan)
     _alternatives(console, plan)
@@ -58,10 +60,11 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
     from planner import format_bytes, format_seconds
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "modules", "ranks"):
-        table.add_column(name)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("modules", overflow="fold", min_width=18)
+    table.add_column("ranks", no_wrap=True)
     for name in ("forward", "backward", "transfer", "sync", "memory", "of"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("options")
     for stage, figures in list(zip(plan.stages, plan.predictions.stages, strict=True))[:MOST_STAGES]:
         options = [*(["recompute"] if stage.recompute else []), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
@@ -93,10 +96,10 @@ def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
     if not plan.alternatives:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-    table.add_column("also priced")
+    table.add_column("also priced", no_wrap=True)
     table.add_column("shape")
     for name in ("iteration", "slower", "memory"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     own = plan.predictions.iteration_s
     order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), a.iteration_s or math.inf))
     for other in order[:MOST_ALTERNATIVES]:

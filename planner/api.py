@@ -171,13 +171,16 @@ def plan(
 def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     """The feasible candidate with the shortest simulated iteration, that time, and all other candidates.
 
-    Ties go to the earlier candidate, and the search's own answer comes first.
+    Ties go to the earlier candidate, and the search's own answer comes first. A runner-up that is also a trivial plan is
+    shown once, by the trivial plan's name.
     """
-    rivals = [answer.best, *answer.runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
-    times = [simulate_decision(c.decision, c.evaluation).span_s() for c in rivals]
+    trivial = {c.decision for c in answer.trivial}
+    runners_up = [c for c in answer.runners_up if c.decision not in trivial]
+    rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
+    times = [simulate_decision(c.decision, c.evaluation).makespan_s for c in rivals]
     at = min(range(len(rivals)), key=lambda i: (times[i], i))
     chosen = rivals[at]
-    others = (*rivals[:at], *rivals[at + 1 :], *(t for t in answer.trivial if not t.evaluation.feasible))
+    others = (*rivals, *(t for t in answer.trivial if not t.evaluation.feasible))
     return chosen, times[at], tuple(c for c in others if c.decision != chosen.decision)
 
 
