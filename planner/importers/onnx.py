@@ -73,7 +73,7 @@ def graph_from_proto(
         transform(work, options or ImportOptions())
     if not work.nodes:
         raise ModelError(
-            "no operator depends on the model's inputs, so there is nothing to plan",
+            "no operator is left that depends on the inputs and costs anything, so there is nothing to plan",
             where=where,
             hint="check the outputs of the export",
         )

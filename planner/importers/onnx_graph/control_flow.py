@@ -67,31 +67,47 @@ def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.Funct
 
 def _if(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     branches = {a.name: a.g for a in node.attribute if a.type == _GRAPH}
-    chosen_nodes: list[WorkNode] = []
     condition = resolver.value(node.input[0])
-    work, label = resolver.work, node.name or node.output[0]
+    label = node.name or node.output[0]
     resolver.type_of(node.input[0], f"If {label!r}")
-    work.fates["plumbing"] += 1
-    if condition is not None:
+    resolver.work.fates["plumbing"] += 1
+    if condition is None:
+        outputs = _costlier_branch(resolver, node, branches, frame)
+    else:
         chosen = "then_branch" if condition.reshape(-1)[0] else "else_branch"
         outputs = _body(resolver, node, branches[chosen], {}, frame)
-        work.info("if-branch", f"If {label!r}: its condition is constant, only the {chosen} runs", label)
-    else:
-        outer, costs, results, lists = work.nodes, {}, {}, {}
-        for name in ("then_branch", "else_branch"):
-            work.nodes = []
-            results[name] = _body(resolver, node, branches[name], {}, frame, tag=name)
-            lists[name], costs[name] = work.nodes, _rough_work(work.nodes, work.types)
-        work.nodes = outer
-        chosen = "else_branch" if costs["else_branch"] > costs["then_branch"] else "then_branch"
-        other = "then_branch" if chosen == "else_branch" else "else_branch"
-        outputs, chosen_nodes = results[chosen], lists[chosen]
-        work.fates["dead"] += len(lists[other])
-        work.warn("if-branch", f"If {label!r}: the condition depends on data; the costlier {chosen} is priced", label)
-    work.nodes.extend(chosen_nodes)
+        resolver.work.info("if-branch", f"If {label!r}: its condition is constant, only the {chosen} runs", label)
     for source, target in zip(outputs, node.output, strict=False):
         if target:
             resolver.alias(source, target, frame)
+
+
+def _costlier_branch(
+    resolver: Resolver, node: onnx.NodeProto, branches: Mapping[str, onnx.GraphProto], frame: Frame
+) -> list[str]:
+    """Walk both branches and keep the one with more work; a branch that cannot be walked does not run."""
+    work, label = resolver.work, node.name or node.output[0]
+    before = work.nodes
+    found: dict[str, tuple[float, list[WorkNode], list[str]]] = {}
+    failures = []
+    for name in ("then_branch", "else_branch"):
+        work.nodes = []
+        try:
+            outputs = _body(resolver, node, branches[name], {}, frame, tag=name)
+        except ModelError as error:
+            failures.append(error)
+            work.fates["dead"] += len(work.nodes) + 1
+            continue
+        found[name] = (_rough_work(work.nodes, work.types), work.nodes, outputs)
+    work.nodes = before
+    if not found:
+        raise failures[0]
+    chosen = max(found, key=lambda name: (found[name][0], name == "then_branch"))
+    work.fates["dead"] += sum(len(nodes) for name, (_, nodes, _) in found.items() if name != chosen)
+    why = "the other cannot be followed" if failures else "the costlier"
+    work.warn("if-branch", f"If {label!r}: the condition depends on data; the {chosen} is priced ({why})", label)
+    work.nodes.extend(found[chosen][1])
+    return found[chosen][2]
 
 
 def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
@@ -120,6 +136,11 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     attributes = plain_attributes(node)
     scanned = _ints(attributes.get("num_scan_inputs", 0))[0]
     label = f"Scan {node.name or node.output[0]!r}"
+    if frame.versions.get("", 9) < 9:
+        raise ModelError(
+            f"{label} is of operator set 8, which batches in another way", where=resolver.where,
+            hint="convert the model to operator set 9 or later",
+        )  # fmt: skip
     states = len(body.input) - scanned
     formals = [value.name for value in body.input]
     actuals = list(node.input)[-len(formals) :]

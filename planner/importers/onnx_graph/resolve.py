@@ -138,6 +138,9 @@ class Resolver:
 
     def alias(self, source: str, target: str, frame: Frame, *, pinned: bool = False) -> None:
         """Let `target` carry `source`; a pinned alias is never taken for a constant."""
+        if source in self.sequences and not pinned:
+            self.sequences[target] = self.sequences[source]
+            return
         attributes: dict[str, AttributeValue] = {"pinned": 1} if pinned else {}
         node = WorkNode("Identity", [source], [target], attributes, "", frame.scope, frame.repeat)
         self.work.total_nodes += 1
@@ -274,6 +277,9 @@ class Resolver:
         for name in self.inference.shape_operands(node):
             if name in self.work.stored and name not in self.work.values:
                 raise self._missing_value(name, node.label)
+        guessed = next((self.assumed[name] for name in node.inputs if name in self.assumed), None)
+        if failure and guessed:
+            raise self._rests_on_guess(node, guessed)
         if failure:
             raise ModelError(
                 f"shapes do not fit at {node.label}: {failure}", where=self.where,
@@ -299,14 +305,17 @@ class Resolver:
         if origin is None:
             return
         if node.op in HEAVY:
-            raise ModelError(
-                f"the cost of {node.label} depends on the output shape of {origin}, which is unknown", where=self.where,
-                hint="export with value_info for that output, or inline the operator",
-            )  # fmt: skip
+            raise self._rests_on_guess(node, origin)
         for name in node.outputs:
             self.assumed[name] = origin
 
     # -- small helpers
+
+    def _rests_on_guess(self, node: WorkNode, origin: str) -> ModelError:
+        return ModelError(
+            f"the cost of {node.label} depends on the output shape of {origin}, which is unknown", where=self.where,
+            hint="export with value_info for that output, or inline the operator",
+        )  # fmt: skip
 
     def _missing_value(self, name: str, reader: str) -> ModelError:
         return ModelError(

@@ -104,7 +104,7 @@ def drop_final_softmax(graph: WorkGraph, options: ImportOptions) -> None:
     producers = graph.producers()
     for i, name in enumerate(graph.outputs):
         node = producers.get(name)
-        if node is None or node.op not in ("Softmax", "LogSoftmax") or not graph.types[name].dtype.is_float:
+        if node is None or node.op not in ("Softmax", "LogSoftmax") or node.inputs[0] not in producers:
             continue
         if any(name in other.inputs for other in graph.nodes) or not _over_classes(node, graph):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planner.importers.onnx_graph.weights import BUFFER_NAMES, is_anonymous
+from planner.importers.onnx_graph.weights import BUFFER_NAMES
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.importers.types import ImportOptions
 
@@ -29,7 +29,7 @@ def _made_up_bias(node: WorkNode, graph: WorkGraph) -> bool:
     if "BatchNorm" in node.scope.module_class:
         return True
     sources = graph.weight_sources.get(node.inputs[2], ())
-    return any(is_anonymous(name.partition("@")[0]) for name in sources)
+    return any(name.startswith("onnx::Conv") for name in sources)
 
 
 def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
