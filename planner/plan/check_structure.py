@@ -100,6 +100,8 @@ def _ranks(plan: Plan) -> Iterator[Finding]:
 
 def _batches(plan: Plan) -> Iterator[Finding]:
     batches = plan.micro_batches
+    if plan.copies < 1:
+        yield Finding(Fault.DIVISIBILITY, f"{plan.copies} copies of the pipeline", "there is at least one")
     if min(batches.size, batches.count) < 1 or batches.size * batches.count != batches.global_batch:
         message = f"{batches.count} micro-batches of {batches.size} are not a global batch of {batches.global_batch}"
         yield Finding(Fault.DIVISIBILITY, message, "size * count is the global batch")

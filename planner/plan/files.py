@@ -83,12 +83,17 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_json(content, strict=True)
+        plan = _adapter().validate_json(content, strict=True)
     except ValidationError as error:
         places = locate.positions(content)
         problems = [_problem(details, places, name) for details in error.errors(include_url=False)]
         first = problems[0]
         raise PlanError(first.message, where=first.where, hint=first.hint, problems=problems) from error
+    try:
+        len(plan.block_table)
+    except PlanError as error:
+        raise PlanError(error.problem.message, where=name, hint=error.problem.hint) from error
+    return plan
 
 
 def read(path: str | Path) -> Plan:
