@@ -39,6 +39,9 @@ NOT_MODELLED = (
 )
 """What predictions leave out, unless the caller knows better."""
 
+TIES_NOT_MODELLED = "summing the gradients of tied parameters over the stages that hold them"
+"""Left out, too, when stages share parameters."""
+
 
 def assemble(
     graph: Graph,
@@ -83,6 +86,7 @@ def assemble(
     staging = _staging(graph, chain, decision, duplicated, chosen)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
     stages = tuple(_stage(staging, blocks, decision, groups[at], at) for at in range(len(decision.stages)))
+    shared = staging.shared_parameters()
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -98,14 +102,14 @@ def assemble(
         stages=stages,
         routing="round_robin",
         boundaries=staging.boundaries(),
-        shared_parameters=staging.shared_parameters(),
+        shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
         schedule=_schedule(decision),
         predictions=predictions_section(stages, decision, evaluation, certificate, chosen),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
         notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
-        not_modelled=tuple(not_modelled),
+        not_modelled=(*not_modelled, *((TIES_NOT_MODELLED,) if shared else ())),
         blocks=compress(blocks),
     )
     divided = bool(staging.divided_modules())
