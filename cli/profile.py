@@ -169,7 +169,7 @@ def _table(what: str, groups: Any, top: int, whole_s: float) -> Table:  # noqa: 
             planner.format_seconds(group.backward_s),
             planner.format_flops(work) if work else "-",
             planner.format_bytes(group.saved_bytes) if group.saved_bytes else "-",
-            _millions(group.parameters),
+            _short_count(group.parameters),
         )
     rest = groups[top:]
     if rest:
@@ -178,8 +178,11 @@ def _table(what: str, groups: Any, top: int, whole_s: float) -> Table:  # noqa: 
     return table
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.3g} M" if count >= 1e5 else f"{count:,}" if count else "-"
+def _short_count(count: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if count >= size / 10:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:,}" if count else "-"
 
 
 def _print_coverage(console: Console, report: Any) -> None:  # noqa: ANN401

@@ -26,7 +26,7 @@ from planner.costs.precision import precision as precision_named
 from planner.costs.pricing import saved_options
 from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
-from planner.errors import OutputError, UsageError
+from planner.errors import ModelError, OutputError, UsageError
 from planner.files import write_whole
 from planner.graph import Graph, Note, NoteLevel
 from planner.operators.batching import rebatch
@@ -35,7 +35,7 @@ from planner.operators.specs import graph_specs
 from planner.operators.types import OpCall, OpSpec, Origin
 
 CACHE_VERSION = 1
-DEFAULT_MEMORY_CAP_BYTES = 2 << 30
+DEFAULT_MEMORY_CAP_BYTES = 1 << 30
 _WARM_RUNS = 1
 _RUNS = 5
 _ENOUGH_S = 0.25
@@ -93,7 +93,7 @@ def measure(
     Raises:
         UsageError: onnxruntime is not installed.
         OutputError: the cache cannot be written.
-        ModelError: a node stops the change of batch.
+        ModelError: a node stops the change of batch, or no operator could be run at all.
     """
     runtime = _onnxruntime()
     sized = graph if micro_batch is None else rebatch(graph, micro_batch)
@@ -226,28 +226,29 @@ def _forward_seconds(
             missing.setdefault(key, []).append(i)
         else:
             forward[i] = seconds * graph.nodes[i].repeat
+    if missing and not run:
+        reason = next(timings[key].reason for key in missing)
+        raise ModelError("no operator of the model could be run", hint=f"price it with --device; the first: {reason}")
     notes = []
     for key, nodes in missing.items():
         first = nodes[0]
         nearest = _nearest(graph, specs, run, first)
-        if nearest is None:
-            scaled, how = 0.0, "nothing else was measured, so it is priced at 0"
-        else:
-            scaled = forward[nearest] * _work(specs[first]) / _work(specs[nearest])
-            how = f"scaled from {graph.nodes[nearest].op} {graph.nodes[nearest].key!r}"
-        forward[nodes] = scaled
+        forward[nodes] = forward[nearest] * _work(specs[first]) / _work(specs[nearest])
+        how = f"scaled from {graph.nodes[nearest].op} {graph.nodes[nearest].key!r}"
         message = f"{graph.nodes[first].op} ({len(nodes)} nodes) was not run: {timings[key].reason}; {how}"
         notes.append(Note(NoteLevel.WARNING, "not-measured", message, graph.nodes[first].key))
     return forward, tuple(notes)
 
 
-def _nearest(graph: Graph, specs: Sequence[OpSpec], run: Sequence[int], wanted: int) -> int | None:
-    """Of the measured nodes the one most like another: same operator, else same kind of work, then closest in size."""
+def _nearest(graph: Graph, specs: Sequence[OpSpec], run: Sequence[int], wanted: int) -> int:
+    """Of the measured nodes the one most like another: same kind of work, same operator, then closest in size."""
     heavy, op, size = specs[wanted].matrix_flops > 0, graph.nodes[wanted].op, _work(specs[wanted])
-    alike = [i for i in run if (specs[i].matrix_flops > 0) == heavy]
-    if not alike:
-        return None
-    return min(alike, key=lambda i: (graph.nodes[i].op != op, abs(np.log(_work(specs[i]) / size)), i))
+
+    def unlikeness(i: int) -> tuple[bool, bool, float, int]:
+        other_kind = (specs[i].matrix_flops > 0) != heavy
+        return other_kind, graph.nodes[i].op != op, abs(float(np.log(_work(specs[i]) / size))), i
+
+    return min(run, key=unlikeness)
 
 
 def _backward_ratio(spec: OpSpec) -> tuple[float, float]:

@@ -16,6 +16,10 @@ _NUMPY = {
 }  # fmt: skip
 
 
+_RANDOM_ELEMENTS = 1 << 20
+"""Larger operands repeat a sample of this many random numbers."""
+
+
 def call_bytes(call: OpCall) -> float:
     """Bytes of all operands and results when floats are fp32."""
     return sum(t.elements * _bytes(t.dtype) for t in (*call.inputs, *call.outputs) if t is not None)
@@ -77,7 +81,8 @@ def _random(rng: np.random.Generator, call: OpCall, position: int, tensor: Tenso
     """Operands of a type: indices inside what they index, floats around zero."""
     kind = _numpy_type(tensor.dtype)
     if np.issubdtype(kind, np.floating):
-        return rng.standard_normal(tensor.shape, dtype=np.float32).astype(kind, copy=False)
+        sample = rng.standard_normal(min(tensor.elements, _RANDOM_ELEMENTS), dtype=np.float32)
+        return np.resize(sample, tensor.shape).astype(kind, copy=False)
     if kind is np.bool_:
         return rng.random(tensor.shape) < 0.5
     data = call.inputs[0]

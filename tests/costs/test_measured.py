@@ -13,7 +13,7 @@ import pytest
 from planner.costs import measure
 from planner.costs.measured import machine_name
 from planner.costs.one_node import one_node_model
-from planner.errors import UsageError
+from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Node
 from planner.operators.types import OpCall
 from tests.operators import calls
@@ -84,6 +84,12 @@ def test_operators_that_cannot_be_run_are_said(tmp_path: Path) -> None:
     found = measure(replace(calls.graph(tensors, nodes), batch=32, opset=20), cache_folder=tmp_path)
     assert found.forward_s[2] == pytest.approx(found.forward_s[1])
     assert any("cannot run" in n.message for n in found.notes)
+
+
+def test_a_model_of_which_nothing_can_be_run(tmp_path: Path) -> None:
+    made = calls.graph({"x": "x 4 4", "y": "x 4 4"}, [node("vendor.Mystery", "x", "y")])
+    with pytest.raises(ModelError, match="no operator of the model could be run"):
+        measure(replace(made, batch=4, opset=20), cache_folder=tmp_path)
 
 
 def test_without_onnxruntime_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
