@@ -19,7 +19,12 @@ from planner.importers.onnx_graph.simplify import (
     fold_constant_regions,
     remove_dead,
 )
-from planner.importers.onnx_graph.suspicions import note_folded_batch_norms, note_lost_weights, note_missing_biases
+from planner.importers.onnx_graph.suspicions import (
+    note_folded_batch_norms,
+    note_lost_weights,
+    note_missing_biases,
+    note_possible_tables,
+)
 from planner.importers.onnx_graph.ties import restore_ties
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
@@ -41,6 +46,7 @@ PASSES: tuple[Callable[[WorkGraph, ImportOptions], None], ...] = (
     restore_ties,
     note_folded_batch_norms,
     note_lost_weights,
+    note_possible_tables,
     note_missing_biases,
 )
 """What happens between resolving shapes and freezing, in order; each pass changes the working graph in place."""

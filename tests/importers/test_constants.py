@@ -69,6 +69,28 @@ def test_tables_masks_and_scalars_are_constants() -> None:
     assert len(graph.constants["mask"]) == 16
 
 
+def test_a_folded_mask_with_a_path_for_a_name_is_no_parameter() -> None:
+    mask = numpy_helper.from_array(np.triu(np.full((1, 1, 4, 4), -np.inf, np.float32), 1), "transformer.mask_table")
+    graph = graph_from_proto(
+        model([node("Add", ["x", mask.name], ["y"])], [value("x", [1, 2, 4, 4])], [value("y", None)], [mask])
+    )
+    assert not graph.parameters
+
+
+def test_a_table_named_after_an_operation_is_suspected() -> None:
+    stored = [absent("transformer.gather_2", [5, 8])]
+    graph = graph_from_proto(
+        model([node("Add", ["x", stored[0].name], ["y"])], [value("x", [2, 5, 8])], [value("y", None)], stored)
+    )
+    assert not graph.parameters
+    assert [n.code for n in graph.report.notes] == ["possible-weight"]
+    stored = [absent("transformer.position_table", [5, 8])]
+    named = graph_from_proto(
+        model([node("Add", ["x", stored[0].name], ["y"])], [value("x", [2, 5, 8])], [value("y", None)], stored)
+    )
+    assert named.parameter_count() == 40
+
+
 def test_rotary_tables_are_no_parameters() -> None:
     nodes = [
         node("Cos", ["angles"], ["cos"]), node("Mul", ["x", "cos"], ["a"]), node("Add", ["a", "x"], ["y"]),
@@ -210,6 +232,11 @@ def test_final_softmax_is_left_out_and_said(request: pytest.FixtureRequest) -> N
     assert any(n.code == "final-softmax" for n in graph.report.notes)
     kept = graph_from_proto(proto, options=ImportOptions(keep_final_softmax=True))
     assert [n.op for n in kept.nodes] == ["MatMul", "Softmax"]
+
+
+def test_a_softmax_that_is_all_there_is_stays() -> None:
+    graph = graph_from_proto(model([node("Softmax", ["x"], ["y"])], [value("x", [2, 8])], [value("y", None)]))
+    assert [n.op for n in graph.nodes] == ["Softmax"]
 
 
 def test_a_loss_in_the_graph_stays() -> None:

@@ -137,6 +137,24 @@ def test_if_on_a_known_shape_takes_the_branch_that_runs() -> None:
     assert "then_branch" in note(graph, "if-branch")
 
 
+def test_a_branch_that_cannot_run_is_not_taken() -> None:
+    broken = helper.make_graph([node("MatMul", ["x", "V"], ["t"])], "then", [], [value("t", None)])
+    cheap = helper.make_graph([node("Relu", ["x"], ["e"])], "else", [], [value("e", None)])
+    choose = node("If", ["c"], ["y"], then_branch=broken, else_branch=cheap)
+    inputs = [value("x", [2, 8]), value("c", [], BOOL)]
+    graph = graph_from_proto(model([choose], inputs, [value("y", None)], [absent("V", [3, 3])]))
+    assert ops(graph) == ["Relu"]
+    assert "cannot be followed" in note(graph, "if-branch")
+    assert balanced(graph)
+
+
+def test_scan_of_operator_set_8_is_refused() -> None:
+    proto = scan_model()
+    proto.opset_import[0].version = 8
+    with pytest.raises(ModelError, match="operator set 8"):
+        graph_from_proto(proto)
+
+
 def linear_function() -> onnx.FunctionProto:
     body = [
         node("Transpose", ["w"], ["wt"], perm=[1, 0]),
@@ -196,6 +214,22 @@ def test_sequences_stacked_again() -> None:
     graph = graph_from_proto(model(nodes, [value("x", [3, 9])], [value("y", None)]))
     assert graph.tensors["y"].shape == (9, 3)
     assert balanced(graph)
+
+
+def test_sequences_that_come_out_of_a_branch() -> None:
+    then = helper.make_graph([node("SequenceConstruct", ["x", "x"], ["s1"])], "then", [], [])
+    other = helper.make_graph([node("SequenceConstruct", ["x"], ["s2"])], "else", [], [])
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [3]))
+    then.output.append(helper.make_value_info("s1", kind))
+    other.output.append(helper.make_value_info("s2", kind))
+    nodes = [
+        node("If", ["c"], ["s"], then_branch=then, else_branch=other), node("SequenceAt", ["s", "zero"], ["a"]),
+        node("Relu", ["a"], ["y"]),
+    ]  # fmt: skip
+    graph = graph_from_proto(
+        model(nodes, [value("x", [3]), value("c", [], BOOL)], [value("y", None)], [ints("zero", 0)])
+    )
+    assert ops(graph) == ["Relu"]
 
 
 def test_a_sequence_that_cannot_be_followed_is_named() -> None:

@@ -15,8 +15,13 @@ _GRAPH, _GRAPHS = 5, 10
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Bodies that a node carries as attributes."""
-    found = [a.g for a in node.attribute if a.type == _GRAPH]
-    return found + [g for a in node.attribute if a.type == _GRAPHS for g in a.graphs]
+    found: list[onnx.GraphProto] = []
+    for attribute in node.attribute:
+        if attribute.type == _GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == _GRAPHS:
+            found.extend(attribute.graphs)
+    return found
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

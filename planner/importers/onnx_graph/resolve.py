@@ -100,7 +100,7 @@ class Resolver:
         live = live_nodes(nodes, work.outputs)
         work.fates["dead"] += len(nodes) - len(live)
         work.total_nodes += len(nodes) - len(live)
-        self.walk(live, Frame(self.versions))
+        self._walk_in_order(live, Frame(self.versions))
         for name in work.outputs:
             if name not in work.types:
                 hint = "sequences cannot be planned; export tensors" if name in self.sequences else "export it again"
@@ -125,7 +125,10 @@ class Resolver:
 
     def walk(self, nodes: Iterable[onnx.NodeProto], frame: Frame) -> None:
         """Process nodes in dependency order."""
-        for node in in_order(list(nodes), self.where):
+        self._walk_in_order(in_order(list(nodes), self.where), frame)
+
+    def _walk_in_order(self, nodes: Sequence[onnx.NodeProto], frame: Frame) -> None:
+        for node in nodes:
             self.work.total_nodes += 1
             self._process(node, frame)
 

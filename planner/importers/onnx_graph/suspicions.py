@@ -51,6 +51,24 @@ def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
         )
 
 
+def note_possible_tables(graph: WorkGraph, options: ImportOptions) -> None:
+    """A nameless table added to [batch, sequence, hidden]: perhaps learned positions, cut to length by an optimiser."""
+    for node in graph.nodes:
+        if node.op != "Add" or len(graph.types[node.outputs[0]].shape) != 3:
+            continue
+        for name in node.inputs:
+            kind = graph.types[name]
+            if name not in graph.stored or name in graph.weights or graph.kinds.get(name) or graph.origins.get(name):
+                continue
+            if kind.dtype.is_float and kind.shape[-2:] == graph.types[node.outputs[0]].shape[-2:]:
+                graph.warn(
+                    "possible-weight",
+                    f"the constant {name!r} {list(kind.shape)} added by {node.label} may be a learned table that an "
+                    "optimiser cut to length; it is not counted as a parameter",
+                    name,
+                )
+
+
 def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:
     """A linear layer without a bias whose like in other layers, or whose original operation, has one."""
     groups: dict[str, list[tuple[WorkNode, bool]]] = {}
@@ -60,11 +78,13 @@ def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
     for node in graph.nodes:
-        if node.op not in ("Gemm", "MatMul") or not any(n in graph.weight_sources for n in node.inputs[:2]):
+        sources = [name for n in node.inputs[:2] for name in graph.weight_sources.get(n, ())]
+        if node.op not in ("Gemm", "MatMul") or not sources:
             continue
         biased = _has_bias(node, graph, readers)
-        if node.scope.module:
-            groups.setdefault(re.sub(r"\d+", "*", node.scope.module), []).append((node, biased))
+        module = graph.weights[sources[0]].module
+        if module:
+            groups.setdefault(re.sub(r"\d+", "*", module), []).append((node, biased))
         if not biased and node.scope.torch_op.startswith("aten.addmm"):
             lost[node.outputs[0]] = None
     for members in groups.values():

@@ -7,6 +7,7 @@ nodes that only rearrange it (transpose, slice, cast, dequantise).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ def _weight(graph: WorkGraph, use: Use) -> Weight | None:
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != _QUANTIZATION
     label = _label(graph, use)
-    module = label.rpartition(".")[0] if _DOTTED.match(label) else use.node.scope.module or ""
+    module = label.rpartition(".")[0] if is_path(label) else use.node.scope.module or ""
     return Weight(name, label, module, trainable, _is_transposed(graph, use))
 
 
@@ -185,7 +186,7 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (_ADDED, _SCALE):
-        if is_buffer:
+        if is_buffer or _looks_like_a_mask(graph, use.stored):
             return False
         return vector if not is_path(use.stored) else True
     if use.role == _TABLE:
@@ -195,6 +196,12 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     return True
 
 
+def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
+    value = graph.values.get(name)
+    return value is not None and value.dtype.kind == "f" and bool((value <= _MASKED).any())
+
+
+_MASKED = -1e4
 _INTEGER_OPERATORS = frozenset({
     "ConvInteger", "MatMulInteger", "QLinearMatMul", "QLinearConv", "com.microsoft.MatMulNBits",
     "com.microsoft.MatMulBnb4", "com.microsoft.MatMulIntegerToFloat", "com.microsoft.DynamicQuantizeMatMul",
@@ -209,7 +216,19 @@ def is_anonymous(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     """Whether a name is a parameter's path in its model, `h.0.attn.weight`."""
-    return bool(_DOTTED.match(name)) and not is_anonymous(name)
+    return bool(_DOTTED.match(name)) and not is_anonymous(name) and not _is_result(name)
+
+
+def _is_result(name: str) -> bool:
+    """Whether a path ends in an operation (`h.0.attn.transpose_3`): an optimiser stored what an operator computed."""
+    return re.sub(r"(_\d+)?$", "", name.rpartition(".")[2]).lower() in _operation_names()
+
+
+@functools.cache
+def _operation_names() -> frozenset[str]:
+    from onnx import defs
+
+    return frozenset(schema.name.lower() for schema in defs.get_all_schemas())
 
 
 def _label(graph: WorkGraph, use: Use) -> str:
