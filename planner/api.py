@@ -175,7 +175,8 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     shown once, by the trivial plan's name.
     """
     trivial = {c.decision for c in answer.trivial}
-    runners_up = [c for c in answer.runners_up if c.decision not in trivial]
+    kept = (c for c in answer.runners_up if c.decision not in trivial)
+    runners_up = [dataclasses.replace(c, label=f"runner-up {i}") for i, c in enumerate(kept, 1)]
     rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
     times = [simulate_decision(c.decision, c.evaluation).makespan_s for c in rivals]
     at = min(range(len(rivals)), key=lambda i: (times[i], i))

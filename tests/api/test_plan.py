@@ -1,0 +1,59 @@
+"""The front door: one function from model and cluster to plan."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+import planner
+import planner.api
+from tests.shared_data import shared_path
+
+DIMS = {"gpt2_124m_legacy_dyn": {"batch": 2, "seq": 128}, "bert_base_dyn": {"batch": 2, "seq": 64}}
+TOO_LARGE_FOR_ADAM = {"dlrm", "mixtral_8x7b_batched"}
+MODELS = (
+    "bert_base_dyn", "dlrm", "gnmt_lstm", "gpt2_124m_legacy_dyn", "gpt2_124m_loss_train", "gpt2_124m_metadata",
+    "llama2_7b_opset23", "mixtral_8x7b_batched", "resnet50", "resnet50_legacy", "resnet50_legacy_initinputs",
+    "t5_base", "vgg16", "vit_s16",
+)  # fmt: skip
+
+
+def test_the_docstring_runs() -> None:
+    result = doctest.testmod(planner.api)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_real_exports_plan_for_eight_devices_and_check(name: str) -> None:
+    graph = planner.load_graph(shared_path(f"onnx/{name}.onnx"), dims=DIMS.get(name))
+    cluster = planner.load_cluster("dgx-a100")
+    memory = {"precision": "bf16-pure", "optimizer": "sgd"} if name in TOO_LARGE_FOR_ADAM else {}
+    plan = planner.plan(graph, cluster, planner.Job(global_batch=512, **memory))
+    assert plan.coverage.by_fallback == 0
+    sized = planner.rebatch(graph, plan.micro_batches.size)
+    assert planner.validate_plan(plan, sized, cluster) == []
+    assert plan.predictions.bound_s <= plan.predictions.iteration_s
+
+
+@pytest.mark.parametrize("name", sorted(TOO_LARGE_FOR_ADAM))
+def test_what_cannot_fit_says_which_blocks_and_what_would(name: str) -> None:
+    graph = planner.load_graph(shared_path(f"onnx/{name}.onnx"))
+    with pytest.raises(planner.InfeasibleError, match=r"needs .* GiB .*this would fit: "):
+        planner.plan(graph, planner.load_cluster("dgx-a100"), planner.Job(global_batch=512))
+
+
+def test_progress_is_told_and_ends_with_the_bound_reached() -> None:
+    calls: list[tuple[int, int, float, float]] = []
+    graph, cluster = planner.load_graph("resnet50"), planner.load_cluster("dgx-a100")
+    plan = planner.plan(graph, cluster, planner.Job(global_batch=64), progress=lambda *told: calls.append(told))
+    assert calls[-1][0] == calls[-1][1] == len(calls)
+    assert calls[-1][2] == pytest.approx(plan.predictions.iteration_s, rel=1e-6)
+
+
+def test_a_mixed_pool_is_priced_by_each_device_type() -> None:
+    cluster = planner.load_cluster("mixed-pool")
+    assert len(cluster.devices) > 1
+    plan = planner.plan(planner.load_graph("vgg16"), cluster, planner.Job(global_batch=64, precision="fp16"))
+    assert planner.validate_plan(plan, None, cluster) == []
