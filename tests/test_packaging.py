@@ -1,0 +1,34 @@
+"""What the wheel must hold."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MAPPED = {"cli": "planner.cli", "models": "planner.models", "hardware_profiles": "planner.hardware_profiles"}
+
+
+def _settings() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def test_every_package_folder_is_listed() -> None:
+    folders = {
+        p.parent.relative_to(ROOT).as_posix()
+        for top in ("planner", *MAPPED)
+        for p in ROOT.glob(f"{top}/**/__init__.py")
+    }
+    names = set()
+    for folder in folders:
+        top, _, rest = folder.partition("/")
+        names.add(".".join(filter(None, [MAPPED.get(top, top), rest.replace("/", ".")])))
+    assert set(_settings()["packages"]) == names  # type: ignore[call-overload]
+
+
+def test_every_hardware_profile_is_package_data() -> None:
+    patterns = _settings()["package-data"]["planner.hardware_profiles"]  # type: ignore[index]
+    folder = ROOT / "hardware_profiles"
+    listed = {path for pattern in patterns for path in folder.glob(pattern)}
+    assert listed == set(folder.rglob("*.yaml"))
+    assert len(listed) > 50
