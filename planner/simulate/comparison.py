@@ -51,18 +51,21 @@ class Comparison:
 
 
 def closed_form_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
-    """The closed form by which the search ranks decisions: sum t + max (m - 1) t + max (e - lead)_+; O(stages).
+    """The closed form by which the search ranks decisions: sum t + max (m - 1 + late) t + max (e - lead)_+; O(stages).
 
-    t is a stage's forward, backward and both transfers, m its micro-batches a replica, e its synchronisation and
-    update, lead the backwards (with transfers) of all stages before it.
+    t is a stage's forward, backward and both transfers, m its micro-batches a replica, late what it begins late where a
+    stage before has fewer replicas, e its synchronisation and update, lead the backwards (with transfers) of all stages
+    before it.
     """
     return _body_s(replicas, micro_batches, times) + _tail_s(times)
 
 
 def _body_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
     each = times.forward_s + times.backward_s + times.receive_s + times.return_s
-    share = micro_batches // np.asarray(replicas)
-    return float(each.sum() + ((share - 1) * each).max())
+    own = np.asarray(replicas)
+    fewest = np.minimum.accumulate(np.concatenate([own[:1], own[:-1]]))
+    late = 1 - np.minimum(1.0, fewest / own)
+    return float(each.sum() + ((micro_batches // own - 1 + late) * each).max())
 
 
 def _tail_s(times: StageTimes) -> float:

@@ -5,12 +5,14 @@ A label stands for blocks i..n-1 cut into stages on the last devices of the slic
     work   A = sum t                         what one micro-batch passes
     reach  Q = longest way through one micro-batch's work that ends with some stage's synchronisation and update:
                a new first stage with end e makes it  max(A + t + e, Q + forward + receive)
-    pace   M = max (m_i - 1) t_i
+    pace   M = max (m_i - 1 + late_i) t_i
 
-so that the iteration time is Q + M, which never falls when one of the three rises. Two more that are better small: the
-micro-batches that pass the first stage before its first backward (what earlier stages must keep grows with it), and,
-where stages are limited, their number. The time to receive depends on the stage before, so suffixes are kept apart by
-*context*: where they begin and which class of link each of their possible first stages would be reached over.
+so that the iteration time is Q + M, which never falls when one of the three rises. How late a stage begins depends on
+the fewest replicas of all stages before it, which are still unknown: a label says how many it counts on, one label for
+each useful promise. Two more that are better small: the micro-batches that pass the first stage before its first
+backward (what earlier stages must keep grows with it), and, where stages are limited, their number. The time to
+receive depends on the stage before, so suffixes are kept apart by *context*: where they begin and which class of link
+each of their possible first stages would be reached over.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class _Batch:
     work_s: np.ndarray
     reach_s: np.ndarray
     pace_s: np.ndarray
+    promise: np.ndarray
     passing: np.ndarray
     stages: np.ndarray
     parent: np.ndarray
@@ -85,6 +88,19 @@ class _Batch:
     @staticmethod
     def join(batches: list[_Batch]) -> _Batch:
         return _Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
+
+
+@dataclass(frozen=True, eq=False)
+class _Grown:
+    """Suffixes with one more stage in front: what does not depend on promises."""
+
+    rows: np.ndarray
+    context: np.ndarray
+    work_s: np.ndarray
+    reach_s: np.ndarray
+    slowest_s: np.ndarray
+    total_s: np.ndarray
+    bound_s: np.ndarray
 
 
 _COLUMNS = tuple(_Batch.__dataclass_fields__)
@@ -127,11 +143,14 @@ class LabelSearch:
         self.states = 0
 
     def run(self, keep: int, limit: int) -> list[tuple[float, Stages]] | None:
-        """The fastest decisions below the cutoff, fastest first; None when more than `limit` labels would be kept."""
+        """Decisions below the cutoff and times they do not exceed, exact for the first, which is the fastest.
+
+        None when more than `limit` labels would be kept.
+        """
         n = self._problem.blocks
         final = np.array([len(self._contexts.at) - 1])
         zero, none = np.zeros(1), np.full(1, -1)
-        self._store(n, _Batch(final, zero, zero, zero, none + 1, none + 1, none, none, zero))
+        self._store(n, _Batch(final, zero, zero, zero, none + 2, none + 1, none + 1, none, none, zero))
         for i in range(n - 1, 0, -1):
             found = self._expand(i)
             self._store(i, self._prune(found) if found is not None else None)
@@ -141,8 +160,11 @@ class LabelSearch:
         if found is None:
             return []
         times = found.reach_s + found.pace_s
-        order = np.lexsort((found.option, found.parent, found.stages, times))[:keep]
-        return [(float(times[row]), self._stages(found, int(row))) for row in order]
+        order = np.lexsort((found.option, found.parent, found.stages, times))
+        best: dict[Stages, float] = {}
+        for row in order[: 4 * keep]:
+            best.setdefault(self._stages(found, int(row)), float(times[row]))
+        return [(seconds, stages) for stages, seconds in best.items()][:keep]
 
     def _store(self, position: int, batch: _Batch | None) -> None:
         self._starts[position] = self.states
@@ -179,43 +201,76 @@ class LabelSearch:
         first = int(self._starts[stop])
         context = columns["context"][first : self.states]
         at = self._contexts.at[context] - r
-        rows = np.flatnonzero(self._follows[o, context] & np.isfinite(relaxed.delay_s[i, at]))
+        kept = columns["promise"][first : self.states] <= r
+        rows = np.flatnonzero(self._follows[o, context] & kept & np.isfinite(relaxed.delay_s[i, at]))
         if not len(rows):
             return None
         at, rows = at[rows], rows + first
         if problem.max_stages:
             fits = columns["stages"][rows] < problem.max_stages
             at, rows = at[fits], rows[fits]
+        old_work = columns["work_s"][rows]
         forward, work, end = self._tables.choose(
             problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, columns["passing"][rows]]
         )
+        least = old_work + work + self._tables.transfer_s[o, at, i]
+        least_bound = np.maximum(least + relaxed.delay_s[i, at], columns["reach_s"][rows] + forward + relaxed.path_s[i,
+        at]) slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
+        few = np.flatnonzero(least_bound + slowest < self._cutoff_s)
+        rows, at, forward, work, end, old_work = (v[few] for v in (rows, at, forward, work, end, old_work))
         if i:
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
             source = np.repeat(np.arange(len(at)), count)
             new_context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
             link = self._contexts.link[new_context, o]
-            rows, at, forward, work, end = rows[source], at[source], forward[source], work[source], end[source]
+            rows, at, forward, work, end, old_work = (v[source] for v in (rows, at, forward, work, end, old_work))
             receive = problem.receive_s[link, i]
             total = work + receive + problem.return_s[link, i]
             forward = forward + receive
         else:
             new_context, total = np.zeros(len(rows), dtype=np.int64), work
-        old_work = columns["work_s"][rows]
         new_work = old_work + total
         reach = np.maximum(new_work + end, columns["reach_s"][rows] + forward)
-        pace = columns["pace_s"][rows]
-        turns = problem.micro_batches // r - 1
-        if turns:
-            pace = np.maximum(pace, turns * total)
         bound = np.maximum(reach + relaxed.path_s[i, at], new_work + relaxed.delay_s[i, at])
-        bound = bound + np.maximum(pace, relaxed.pace_s[i, at])
-        good = np.flatnonzero(bound < self._cutoff_s)
-        if not len(good):
-            return None
-        stages = columns["stages"][rows] + 1
-        passing = problem.passing[o, columns["passing"][rows]]
-        option = np.full(len(rows), o)
-        return _Batch(new_context, new_work, reach, pace, passing, stages, rows, option, bound).take(good)
+        slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
+        return self._promised(i, o, _Grown(rows, new_context, new_work, reach, slowest, total, bound))
+
+    def _promised(self, i: int, o: int, grown: _Grown) -> _Batch | None:
+        """Labels for each useful number of replicas that the stages before a new first stage are to have at least.
+
+        A pace below what the stages before need anyway is raised to it, which makes more labels comparable.
+        """
+        problem, columns = self._problem, self._columns
+        r = int(problem.replicas[o])
+        old, turns = columns["promise"][grown.rows], problem.micro_batches // r - 1
+        # The first stage never begins late; any other does unless it is promised as many replicas before it.
+        promises = [r] if i == 0 else [int(v) for v in problem.replicas if v <= r]
+        batches: list[_Batch] = []
+        useful = np.ones(len(old), dtype=bool)
+        for promise in promises:
+            own = (turns + 1 - promise / r) * grown.total_s if turns or promise < r else np.zeros(len(old))
+            pace = np.maximum(grown.slowest_s, own)
+            bound = grown.bound_s + pace
+            good = np.flatnonzero(useful & (old <= promise) & (bound < self._cutoff_s))
+            # Promising more helps only while this stage is the slowest.
+            useful &= (old > promise) | (own > grown.slowest_s)
+            rows = grown.rows[good]
+            batches.append(
+                _Batch(
+                    context=grown.context[good],
+                    work_s=grown.work_s[good],
+                    reach_s=grown.reach_s[good],
+                    pace_s=pace[good],
+                    promise=np.full(len(good), promise),
+                    passing=problem.passing[o, columns["passing"][rows]],
+                    stages=columns["stages"][rows] + 1,
+                    parent=rows,
+                    option=np.full(len(good), o),
+                    bound_s=bound[good],
+                )
+            )
+        found = _Batch.join(batches)
+        return found if len(found.context) else None
 
     def _prune(self, batch: _Batch) -> _Batch:
         """Only labels that no other one of the same context beats in all numbers.
@@ -223,8 +278,8 @@ class LabelSearch:
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
         limited = bool(self._problem.max_stages)
-        keys = (batch.stages, batch.passing, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s, batch.context)
-        order = np.lexsort(keys)
+        keys = (batch.stages, batch.passing, batch.promise, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s,
+        batch.context) order = np.lexsort(keys)
         left = batch.take(order)
         kept: list[_Batch] = []
         while len(left.context):
@@ -235,6 +290,7 @@ class LabelSearch:
             beaten = left.work_s >= left.work_s[head] - self._tolerance_s
             beaten &= left.reach_s >= left.reach_s[head] - self._tolerance_s
             beaten &= left.pace_s >= left.pace_s[head] - self._tolerance_s
+            beaten &= left.promise >= left.promise[head]
             beaten &= left.passing >= left.passing[head]
             if limited:
                 beaten &= left.stages >= left.stages[head]

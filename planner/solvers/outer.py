@@ -33,6 +33,9 @@ KEEP = 8
 SLACK = 0.02
 """Decisions slower than the best by up to this fraction are still looked for, as runners-up."""
 
+SLACK_UP_TO = 64
+"""In slices of more devices only the best decision is looked for."""
+
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
 
@@ -92,7 +95,7 @@ class _Search:
         self._solve = SOLVERS.get(solver)
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
-        self._settled: dict[tuple[int, int, int], list[tuple[StageProblem, float]]] = {}
+        self._alike: tuple[tuple[int, int, int] | None, list[tuple[StageProblem, float]]] = (None, [])
         self._known: dict[Decision, Evaluation] = {}
         self._best_s = math.inf
 
@@ -159,15 +162,17 @@ class _Search:
         return [*(changes if len(changes) <= MOST_TYPE_CHANGES else ()), len(types)]
 
     def _settle(self, task: _Task, costs: BlockCosts) -> None:
-        cutoff_s = self._best_s * (1 + SLACK)
+        cutoff_s = self._best_s * (1 + (SLACK if task.slice_devices <= SLACK_UP_TO else 0.0))
         if task.bound_s >= cutoff_s:
             self._note(task, Outcome.BOUNDED, task.bound_s)
             return
         problem = self._formulator.problem(
             costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
         )
-        alike = self._settled.setdefault(task.key, [])
-        better_s = self._dominated(task, problem)
+        if self._alike[0] != task.key:
+            self._alike = (task.key, [])
+        alike = self._alike[1]
+        better_s = self._dominated(problem)
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             alike.append((problem, better_s))
@@ -179,11 +184,11 @@ class _Search:
         self._note(task, outcome, solution.bound_s, solution)
         alike.append((problem, solution.bound_s))
 
-    def _dominated(self, task: _Task, problem: StageProblem) -> float | None:
-        """Bound of a settled problem with the same decisions at no more time and memory, if there is one."""
-        for other, bound_s in self._settled[task.key]:
-            leaner = other.schedule == task.schedule or (other.schedule, task.schedule) == ("1f1b", "gpipe")
-            if leaner and (other.zero == task.zero or (other.zero > task.zero and _no_slower(other, problem))):
+    def _dominated(self, problem: StageProblem) -> float | None:
+        """Bound of a problem just settled that has the same decisions at no more time and memory, if there is one."""
+        for other, bound_s in self._alike[1]:
+            leaner = other.schedule == problem.schedule or (other.schedule, problem.schedule) == ("1f1b", "gpipe")
+            if leaner and (other.zero == problem.zero or (other.zero > problem.zero and _no_slower(other, problem))):
                 return bound_s
         return None
 

@@ -2,20 +2,25 @@
 
 Nothing here is shared with the solvers: plain loops over the blocks, devices and links that a decision names.
 
-The closed form of the iteration time, m_i = micro_batches / replicas_i being what one replica of stage i works on:
+The closed form of the iteration time, m_i = micro_batches / r_i being what one of the r_i replicas of stage i works on:
 
     t_i = forward_i + backward_i + receive_i + return_i
-    T   = sum_i t_i  +  max_i (m_i - 1) t_i  +  max_k (e_k - lead_k)_+
+    T   = sum_i t_i  +  max_i (m_i - 1 + late_i) t_i  +  max_k (e_k - lead_k)_+
 
 The first term fills and drains the pipeline, the second is the pace of its slowest stage (synchronous 1F1B and GPipe
-alike: Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021), the third is what the end of the iteration still waits
-for: stage k synchronises and updates for `e_k = exposed_sync_k + update_k`, beginning `lead_k = sum_{j<k} (backward_j
-+ return_j)` before stage 0 ends its last backward. For GPipe it is a lower bound where another stage is slowest
-forward than backward.
+alike: Narayanan et al., SOSP 2019; Fan et al., PPoPP 2021). Where an earlier stage has fewer replicas, no more than
+that many micro-batches arrive at a time, so the last replica of stage i begins late by a part of t_i:
+
+    late_i = 1 - min(1, min_{j<i} r_j / r_i)
+
+The third term is what the end of the iteration still waits for: stage k synchronises and updates for
+`e_k = exposed_sync_k + update_k`, beginning `lead_k = sum_{j<k} (backward_j + return_j)` before stage 0 ends its last
+backward. Exact for equal stages; for GPipe a lower bound where another stage is slowest forward than backward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,14 +64,21 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
     stages = tuple(
         _stage_terms(costs, cluster, job, decision, ranks, index, in_flight[index]) for index in range(len(ranks))
     )
-    steady = [
-        (decision.micro_batches // choice.replicas - 1) * terms.total_s
-        for choice, terms in zip(decision.stages, stages, strict=True)
-    ]
     pace = [terms.total_s / choice.replicas for choice, terms in zip(decision.stages, stages, strict=True)]
-    iteration_s = sum(terms.total_s for terms in stages) + max(steady) + _tail_s(stages)
+    iteration_s = sum(terms.total_s for terms in stages) + _steady_s(decision, stages) + _tail_s(stages)
     violations = (*_options(job, decision), *_memory(costs, stages))
     return Evaluation(iteration_s, stages, violations, pace.index(max(pace)))
+
+
+def _steady_s(decision: Decision, stages: Sequence[StageTerms]) -> float:
+    """Seconds that the slowest stage works on all its micro-batches but one, its last replica beginning late."""
+    steady_s, fewest = 0.0, math.inf
+    for choice, terms in zip(decision.stages, stages, strict=True):
+        late = 1 - min(1.0, fewest / choice.replicas)
+        turns = decision.micro_batches // choice.replicas - 1 + late
+        steady_s = max(steady_s, turns * terms.total_s)
+        fewest = min(fewest, choice.replicas)
+    return steady_s
 
 
 def _tail_s(stages: Sequence[StageTerms]) -> float:

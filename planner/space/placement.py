@@ -83,8 +83,12 @@ def _places(cluster: Cluster, copies: int, width: int, options: np.ndarray) -> t
     found: dict[object, int] = {}
     keys: list[_Key] = []
     starts = np.arange(copies)[:, None] * width
+    period = _period(cluster, copies, width)
     for o, count in enumerate(options.tolist()):
         for a in range(width - count + 1):
+            if a >= period:
+                place[o, a] = place[o, a - period]
+                continue
             ranks = (starts + a + np.arange(count)).ravel()
             types = tuple(np.unique(cluster.device_types[ranks]).tolist())
             key = (count, types, span_of(cluster, ranks))
@@ -93,6 +97,13 @@ def _places(cluster: Cluster, copies: int, width: int, options: np.ndarray) -> t
                 keys.append((count, max(1, width // count), types, tuple(ranks.tolist())))
             place[o, a] = found[key]
     return place, keys
+
+
+def _period(cluster: Cluster, copies: int, width: int) -> int:
+    """Devices after which places repeat: one child of the outermost level, if all copies begin alike in theirs."""
+    child = (1, *cluster.group_sizes())[-2] if cluster.levels else 1
+    repeats = len(cluster.devices) == 1 and (copies == 1 or width % child == 0)
+    return child if repeats else width
 
 
 def _links(cluster: Cluster, copies: int, width: int, options: np.ndarray) -> tuple[np.ndarray, tuple[Terms, ...]]:
