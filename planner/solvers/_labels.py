@@ -214,8 +214,9 @@ class LabelSearch:
             problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, columns["passing"][rows]]
         )
         least = old_work + work + self._tables.transfer_s[o, at, i]
-        least_bound = np.maximum(least + relaxed.delay_s[i, at], columns["reach_s"][rows] + forward + relaxed.path_s[i,
-        at]) slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
+        reach = columns["reach_s"][rows] + forward
+        least_bound = np.maximum(least + relaxed.delay_s[i, at], reach + relaxed.path_s[i, at])
+        slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
         few = np.flatnonzero(least_bound + slowest < self._cutoff_s)
         rows, at, forward, work, end, old_work = (v[few] for v in (rows, at, forward, work, end, old_work))
         if i:
@@ -278,8 +279,8 @@ class LabelSearch:
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
         limited = bool(self._problem.max_stages)
-        keys = (batch.stages, batch.passing, batch.promise, batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s,
-        batch.context) order = np.lexsort(keys)
+        costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
+        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, batch.context))
         left = batch.take(order)
         kept: list[_Batch] = []
         while len(left.context):

@@ -159,8 +159,8 @@ def test_ranks_of_copies_and_idle_devices() -> None:
 
 
 def test_replicas_fed_by_fewer_begin_late() -> None:
-    # t0 = 3 on one device, t1 = 6 on two. The second replica of stage 1 begins half a turn late: 3 + 1/2 more turns of
-    6. costs = chain([1.0, 2.0])
+    # t0 = 3 on one device, t1 = 6 on two. The second replica of stage 1 begins half a turn late.
+    costs = chain([1.0, 2.0])
     decision = Decision((StageChoice(0, 1, 1), StageChoice(1, 2, 2)), 1, 1, 8, "1f1b")
     found = evaluate(costs, cluster((3,), (1.0,)), JOB, decision)
     assert found.iteration_s == pytest.approx(9.0 + 3.5 * 6.0)
