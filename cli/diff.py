@@ -52,6 +52,6 @@ def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, 
     import planner
 
     before, after = planner.read_plan(old), planner.read_plan(new)
-    changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=ignore)
+    changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=[planner.Area(area) for area in ignore])
     show(planner.diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
     return DIFFERENT if changes else 0

@@ -112,8 +112,8 @@ def _print_gantt(console: Console, timeline: Timeline, columns: int) -> None:
 
     picture = draw_gantt(timeline, width=columns)
     if not console.is_terminal:
-        for line in picture.lines():
-            console.print(Text(line))
+        for text in picture.lines():
+            console.print(Text(text))
         return
     for row in picture.rows:
         line = Text(f"{row.label:<{picture.label_width}} ")

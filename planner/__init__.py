@@ -9,7 +9,89 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.api import Pricer as Pricer
+    from planner.api import default_provenance as default_provenance
+    from planner.api import load_graph as load_graph
+    from planner.api import plan as plan
+    from planner.bundled import build_bundled as build_bundled
+    from planner.bundled import bundled_families as bundled_families
+    from planner.bundled import bundled_info as bundled_info
+    from planner.bundled import bundled_names as bundled_names
+    from planner.costs import Profile as Profile
+    from planner.costs import cost_report as cost_report
+    from planner.costs import imported_profile as imported_profile
+    from planner.costs import is_priced as is_priced
+    from planner.costs import measure as measure
+    from planner.costs import profile as profile
+    from planner.errors import HardwareError as HardwareError
+    from planner.errors import InfeasibleError as InfeasibleError
+    from planner.errors import JobError as JobError
+    from planner.errors import ModelError as ModelError
+    from planner.errors import OutputError as OutputError
+    from planner.errors import PlanError as PlanError
+    from planner.errors import ShardplanError as ShardplanError
+    from planner.errors import UsageError as UsageError
+    from planner.files import write_whole as write_whole
+    from planner.graph import DType as DType
+    from planner.graph import Graph as Graph
+    from planner.graph import Node as Node
+    from planner.graph import Parameter as Parameter
+    from planner.graph import Tensor as Tensor
+    from planner.hardware import Cluster as Cluster
+    from planner.hardware import Collective as Collective
+    from planner.hardware import Device as Device
+    from planner.hardware import Level as Level
+    from planner.hardware import cluster_names as cluster_names
+    from planner.hardware import device_names as device_names
+    from planner.hardware import lint as lint
+    from planner.hardware import load_cluster as load_cluster
+    from planner.hardware import load_device as load_device
+    from planner.hardware import profile_json_schema as profile_json_schema
+    from planner.hardware import profile_template as profile_template
+    from planner.hardware import profile_text as profile_text
+    from planner.hardware import profile_yaml as profile_yaml
+    from planner.hardware import resolved_profile as resolved_profile
+    from planner.importers import ImportOptions as ImportOptions
+    from planner.importers import graph_from_proto as graph_from_proto
+    from planner.operators.batching import rebatch as rebatch
+    from planner.plan import Area as Area
+    from planner.plan import Plan as Plan
+    from planner.plan import Provenance as Provenance
+    from planner.plan import diff_plans as diff_plans
+    from planner.plan import dump_plan as dump_plan
+    from planner.plan import explain_plan as explain_plan
+    from planner.plan import explanation_report as explanation_report
+    from planner.plan import load_plan as load_plan
+    from planner.plan import plan_schema as plan_schema
+    from planner.plan import read_plan as read_plan
+    from planner.plan import report_to_markdown as report_to_markdown
+    from planner.plan import report_to_text as report_to_text
+    from planner.plan import validate_plan as validate_plan
+    from planner.plan import write_plan as write_plan
+    from planner.plan.assemble import assemble as assemble
+    from planner.plan.diff_report import diff_report as diff_report
+    from planner.registry import did_you_mean as did_you_mean
+    from planner.simulate import SYMBOLS as SYMBOLS
+    from planner.simulate import Activity as Activity
+    from planner.simulate import Timeline as Timeline
+    from planner.simulate import Transfers as Transfers
+    from planner.simulate import draw_gantt as draw_gantt
+    from planner.simulate import draw_svg as draw_svg
+    from planner.simulate import rank_ranges as rank_ranges
+    from planner.simulate import simulate_decision as simulate_decision
+    from planner.simulate import simulate_plan as simulate_plan
+    from planner.simulate import timeline_document as timeline_document
+    from planner.simulate import trace_json as trace_json
+    from planner.space.types import Job as Job
+    from planner.units import format_bytes as format_bytes
+    from planner.units import format_flop_rate as format_flop_rate
+    from planner.units import format_flops as format_flops
+    from planner.units import format_fraction as format_fraction
+    from planner.units import format_rate as format_rate
+    from planner.units import format_seconds as format_seconds
 
 _EXPORTS = {
     # errors
@@ -86,7 +168,7 @@ _EXPORTS = {
     # plan
     "Plan": "planner.plan",
     "Provenance": "planner.plan",
-    "assemble": "planner.plan",
+    "assemble": "planner.plan.assemble",
     "dump_plan": "planner.plan",
     "load_plan": "planner.plan",
     "read_plan": "planner.plan",
@@ -95,8 +177,9 @@ _EXPORTS = {
     "validate_plan": "planner.plan",
     "explain_plan": "planner.plan",
     "explanation_report": "planner.plan",
+    "Area": "planner.plan",
     "diff_plans": "planner.plan",
-    "diff_report": "planner.plan",
+    "diff_report": "planner.plan.diff_report",
     "report_to_text": "planner.plan",
     "report_to_markdown": "planner.plan",
     # importers
