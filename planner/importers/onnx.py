@@ -11,7 +11,6 @@ from planner.graph import Graph
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.modules import assign_modules
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
-from planner.importers.onnx_graph.resolve import resolve
 from planner.importers.onnx_graph.sharing import note_ties, order_weights, separate_merged
 from planner.importers.onnx_graph.simplify import (
     collapse_aliases,
@@ -26,6 +25,7 @@ from planner.importers.onnx_graph.suspicions import (
     note_possible_tables,
 )
 from planner.importers.onnx_graph.ties import restore_ties
+from planner.importers.onnx_graph.walk import resolve
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
 from planner.importers.types import FORMATS, Format, ImportOptions

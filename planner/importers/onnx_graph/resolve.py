@@ -52,29 +52,36 @@ class Frame:
 
 
 Handler = Callable[["Resolver", "onnx.NodeProto", Frame], None]
-
-
-def resolve(model: onnx.ModelProto, name: str, dims: Mapping[str, int], where: str) -> WorkGraph:
-    """The working graph of a model, every tensor typed.
-
-    Raises:
-        ModelError: an axis without a size, a name nothing defines, shapes that contradict each other, or a shape that
-            cannot be found at an operator whose cost depends on it.
-    """
-    return Resolver(model, name, dims, where).run()
+Caller = Callable[["Resolver", "onnx.NodeProto", "onnx.FunctionProto", Frame], None]
 
 
 class Resolver:
-    """State of one walk; `control_flow` and `sequences` extend it by operator type."""
+    """State of one walk.
 
-    def __init__(self, model: onnx.ModelProto, name: str, dims: Mapping[str, int], where: str) -> None:
-        from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
-        from planner.importers.onnx_graph.control_flow import loop_names
-        from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
+    Args:
+        model: the file's content.
+        name: a name for the graph, "" for the file's own.
+        dims: sizes of symbolic axes and trip counts of loops.
+        where: the file, for messages.
+        loops: names of the loops that `dims` may give a trip count.
+        handlers: what is done with operators that stand for more than one node, by operator type.
+        call: what is done with a call of a model-local function.
+    """
 
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        name: str,
+        dims: Mapping[str, int],
+        where: str,
+        *,
+        loops: list[str],
+        handlers: Mapping[str, Handler],
+        call: Caller,
+    ) -> None:
         self.model, self.dims, self.where = model, dims, where
+        self.handlers, self.call = handlers, call
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-        self.handlers: dict[str, Handler] = {**CONTROL_FLOW, **SEQUENCES}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.hints: dict[str, onnx.TypeProto] = {}
         self.sequences: dict[str, list[str]] = {}
@@ -83,7 +90,7 @@ class Resolver:
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs, where)
-        types = axis_binding.bind(inputs, names, dims, loop_names(graph), where)
+        types = axis_binding.bind(inputs, names, dims, loops, where)
         self.work = WorkGraph(
             name or graph.name or "model", self.versions.get("", 0), [], {}, {}, {}, {}, {}, list(names),
             [value.name for value in graph.output], names,
@@ -213,9 +220,7 @@ class Resolver:
     def _process(self, node: onnx.NodeProto, frame: Frame) -> None:
         key = (node.domain, node.op_type, node.overload)
         if key in self.functions:
-            from planner.importers.onnx_graph.control_flow import call_function
-
-            call_function(self, node, self.functions[key], frame)
+            self.call(self, node, self.functions[key], frame)
         elif plain_domain(node.domain) == "" and node.op_type in self.handlers:
             self.handlers[node.op_type](self, node, frame)
         elif node.op_type == "Constant" and plain_domain(node.domain) == "":
