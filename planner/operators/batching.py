@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, Tensor
-from planner.operators.batch_rules import RULES, Flow, Mark, Marks, leading
+from planner.operators.batch_flow import Flow, Mark, Marks
+from planner.operators.batch_rules import RULES, leading
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from planner.errors import ModelError, UsageError
 from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from planner.importers import load_graph
 from planner.operators import graph_specs
-from planner.operators.batch_rules import Mark, place
+from planner.operators.batch_flow import Mark
+from planner.operators.batch_rules import place
 from planner.operators.batching import batch_flow, rebatch
 from tests.shared_data import shared_path
 
