@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -127,8 +126,5 @@ def test_the_file_is_valid_and_its_shapes_are_those_inferred(name: str) -> None:
     check(models.build(name, batch=2, seq=None if info.seq is None else min(64, info.seq)))
 
 
-def test_a_trillion_parameters_are_built_quickly_into_a_small_file() -> None:
-    start = time.perf_counter()
-    model = models.build("megatron-1t")
-    assert time.perf_counter() - start < 2.0
-    assert model.ByteSize() < 2_000_000
+def test_a_trillion_parameters_are_a_small_file() -> None:
+    assert models.build("megatron-1t").ByteSize() < 2_000_000
