@@ -1,0 +1,80 @@
+"""Stages of a graph as pairs of ideals: a stage is what a larger ideal holds beyond a smaller one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All stages that some pipeline may have. i ideals, r pairs, n nodes.
+
+    Attributes:
+        members: [i, n] 0/1; ideals by size, the empty one first and the whole graph last.
+        lower: [r] ideal before the stage, ascending.
+        upper: [r] ideal after it.
+        complete: whether every ideal of the graph is here.
+    """
+
+    members: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    complete: bool
+
+    def inside(self) -> np.ndarray:
+        """[r, n] which nodes each stage holds."""
+        held: np.ndarray = (self.members[self.upper] - self.members[self.lower]).astype(bool)
+        return held
+
+
+def pairs_of(node_count: int, edges: np.ndarray, most_ideals: int) -> Pairs:
+    """All pairs of ideals; if there are more than `most_ideals`, only those along one topological order."""
+    before = [0] * node_count
+    for u, v in edges.tolist():
+        before[v] |= 1 << u
+    ideals = _enumerate(before, most_ideals)
+    complete = ideals is not None
+    if ideals is None:
+        ideals = _prefixes(before)
+    members = np.zeros((len(ideals), node_count), dtype=np.float32)
+    for row, mask in enumerate(ideals):
+        members[row, [v for v in range(node_count) if mask >> v & 1]] = 1
+    outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
+    np.fill_diagonal(outside, 1)
+    lower, upper = np.nonzero(outside == 0)
+    return Pairs(members, lower, upper, complete)
+
+
+def _enumerate(before: list[int], most: int) -> list[int] | None:
+    """All ideals as bit masks, by size and then by value; None when there are more than `most`."""
+    layer = {0}
+    found = [0]
+    for _ in before:
+        following = set()
+        for mask in layer:
+            for v, needed in enumerate(before):
+                if not mask >> v & 1 and needed & ~mask == 0:
+                    following.add(mask | 1 << v)
+        found += sorted(following)
+        if len(found) > most:
+            return None
+        layer = following
+    return found
+
+
+def _prefixes(before: list[int]) -> list[int]:
+    """The ideals along the topological order that takes the longest-waiting ready node first."""
+    found = [0]
+    ready_since: dict[int, int] = {}
+    mask = 0
+    for step in range(len(before)):
+        for v, needed in enumerate(before):
+            if not mask >> v & 1 and needed & ~mask == 0:
+                ready_since.setdefault(v, step)
+        node = max(ready_since, key=lambda v: (ready_since[v], -v))  # follow a branch to its end before the next
+        del ready_since[node]
+        mask |= 1 << node
+        found.append(mask)
+    return found

@@ -1,0 +1,310 @@
+"""How many samples in flight each stage can bear within a cap on its time, for all stages at once.
+
+For a cap T, stages with tensor degree t and data degree d get the largest in-flight count y for which some choices of
+their nodes take at most T and fit the memory; 0 when none does. Where the nodes differ in a few ways only (repeated
+layers) the counts are exact; else they are upper bounds, from the linear relaxation of the choice of the nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solvers.partition._piper_choices import useful_choices
+from planner.solvers.partition._piper_ideals import Pairs
+from planner.space.partition.piper import MEMORY_SLACK, PiperProblem
+
+UNLIMITED = 1 << 40
+CAP_SLACK = 1e-11
+_MOST_POINTS = 12_000_000
+
+
+@dataclass(frozen=True)
+class Border:
+    """Per stage of one tensor degree: what its time is made of besides the nodes' free choices. r rows, k degrees d.
+
+    Attributes:
+        rows: [r] positions among all pairs.
+        time_s: [r] work of one sample in the base choices.
+        transfer_s: [r] seconds of the transfers, before they are shared by the replicas.
+        exchange_s: [r, k] seconds of the weight exchange times d.
+    """
+
+    rows: np.ndarray
+    time_s: np.ndarray
+    transfer_s: np.ndarray
+    exchange_s: np.ndarray
+
+    def budget(self, cap_s: float, data: np.ndarray) -> np.ndarray:
+        """[r, k] seconds that free choices may add, for one sample on one replica."""
+        fixed = (self.time_s + self.transfer_s)[:, None] + self.exchange_s
+        budget: np.ndarray = cap_s * (1 + CAP_SLACK) * data - fixed
+        return budget
+
+
+@dataclass(frozen=True)
+class ExactTable:
+    """All Pareto points of every stage, by added seconds; `limit` is the most in flight up to that point."""
+
+    border: Border
+    data: np.ndarray
+    added_s: np.ndarray
+    limit: np.ndarray
+
+    def limits(self, cap_s: float) -> np.ndarray:
+        """[r, k] largest in-flight counts under the cap."""
+        at = _search(self.added_s, self.border.budget(cap_s, self.data))
+        found = np.take_along_axis(self.limit, np.maximum(at - 1, 0), axis=1)
+        return np.where(at > 0, found, 0)
+
+
+@dataclass(frozen=True)
+class RelaxedTable:
+    """Best savings first: cumulated seconds and activation bytes saved, taken in fractions at the end."""
+
+    border: Border
+    data: np.ndarray
+    added_s: np.ndarray
+    saved_bytes: np.ndarray
+    activation_bytes: np.ndarray
+    room_bytes: np.ndarray
+
+    def limits(self, cap_s: float) -> np.ndarray:
+        """[r, k] upper bounds on the in-flight counts under the cap."""
+        budget = self.border.budget(cap_s, self.data)
+        at = _search(self.added_s, budget)
+        last, following = np.maximum(at - 1, 0), np.minimum(at, self.added_s.shape[1] - 1)
+        spent = np.take_along_axis(self.added_s, last, axis=1)
+        saved = np.take_along_axis(self.saved_bytes, last, axis=1)
+        step_s = np.take_along_axis(self.added_s, following, axis=1) - spent
+        step = np.take_along_axis(self.saved_bytes, following, axis=1) - saved
+        with np.errstate(invalid="ignore", divide="ignore"):
+            part = np.clip((budget - spent) / step_s, 0.0, 1.0)
+        saved = saved + np.where(step_s > 0, part, 0.0) * step
+        grows = self.activation_bytes[:, None] - saved
+        room = np.broadcast_to(self.room_bytes[:, None], grows.shape)
+        limit = 1 + _quotient(room, grows)
+        return np.where((at > 0) & (room >= 0), limit, 0)
+
+
+Table = ExactTable | RelaxedTable
+
+
+def tables(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> tuple[list[Table], list[np.ndarray]]:
+    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node."""
+    useful = useful_choices(problem, tensor)
+    absent = np.array([len(c) == 0 for c in useful], dtype=np.float32)
+    rows = np.flatnonzero((pairs.members[pairs.upper] - pairs.members[pairs.lower]) @ absent == 0)
+    if not len(rows):
+        return [], useful
+    inside = pairs.inside()[rows]
+    if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
+        return [_exact(problem, pairs, rows, inside, useful, data)], useful
+    same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
+    groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
+    return [_relaxed(problem, pairs, rows, inside, useful, group) for group in groups], useful
+
+
+def _is_regular(problem: PiperProblem, useful: list[np.ndarray]) -> bool:
+    """Whether every node has one or two useful choices, alike in weights and syncs."""
+    for c in useful:
+        if len(c) > 2:
+            return False
+        if len(c) == 2 and not (
+            problem.weight_bytes[c[0]] == problem.weight_bytes[c[1]]
+            and np.array_equal(problem.input_sync_bytes[c[0]], problem.input_sync_bytes[c[1]])
+            and np.array_equal(problem.output_sync_bytes[c[0]], problem.output_sync_bytes[c[1]])
+        ):
+            return False
+    return True
+
+
+def _base(problem: PiperProblem, useful: list[np.ndarray], seconds: np.ndarray) -> np.ndarray:
+    """[n] every node's fastest choice, the smaller one where equal; -1 where it has none."""
+    return np.array(
+        [c[np.lexsort((problem.activation_bytes[c], seconds[c]))[0]] if len(c) else -1 for c in useful], dtype=np.int64
+    )
+
+
+def _alike(problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray) -> dict[tuple[float, float], list[int]]:
+    """Nodes with two choices by what the slower choice does to (a, b), each group by the seconds it costs."""
+    groups: dict[tuple[float, float], list[int]] = {}
+    for node, c in enumerate(useful):
+        if len(c) == 2:
+            other = int(c[0] + c[1] - base[node])
+            change = (
+                float(problem.activation_bytes[other] - problem.activation_bytes[base[node]]),
+                float(problem.fixed_bytes[other] - problem.fixed_bytes[base[node]]),
+            )
+            groups.setdefault(change, []).append(node)
+    return dict(sorted(groups.items()))
+
+
+def _points(problem: PiperProblem, useful: list[np.ndarray]) -> int:
+    """How many combinations of counts, one count a group of alike nodes, there are."""
+    groups = _alike(problem, useful, _base(problem, useful, problem.time_s))
+    points = 1
+    for members in groups.values():
+        points *= len(members) + 1
+    return points
+
+
+def _border(
+    problem: PiperProblem,
+    pairs: Pairs,
+    rows: np.ndarray,
+    inside: np.ndarray,
+    useful: list[np.ndarray],
+    base: np.ndarray,
+    seconds: np.ndarray,
+    data: np.ndarray,
+    *,
+    exchange: bool,
+) -> Border:
+    chosen = np.maximum(base, 0)
+    work = inside @ np.where(base >= 0, seconds[chosen], 0.0)
+    transfer = _transfer_bytes(problem, pairs, useful)[pairs.lower[rows], pairs.upper[rows]]
+    weights = inside @ np.where(base >= 0, problem.weight_bytes[chosen], 0.0) if exchange else np.zeros(len(rows))
+    per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
+    return Border(rows, work, transfer / problem.bandwidth_bytes_per_s, weights[:, None] * per_weight)
+
+
+def _transfer_bytes(problem: PiperProblem, pairs: Pairs, useful: list[np.ndarray]) -> np.ndarray:
+    """[i, i] least bytes that cross the borders of the stage between ideal (row) and ideal (column)."""
+    source, target = problem.edges[:, 0], problem.edges[:, 1]
+    edge = np.arange(len(source))
+    entering = problem.edge_bytes.copy()
+    leaving = problem.edge_bytes.copy()
+    for e, u, v in zip(edge.tolist(), source.tolist(), target.tolist(), strict=True):
+        entering[e] += problem.input_sync_bytes[useful[v], e].min() if len(useful[v]) else 0.0
+        leaving[e] += problem.output_sync_bytes[useful[u], e].min() if len(useful[u]) else 0.0
+    members = pairs.members.astype(np.float64)
+    has_source, has_target = members[:, source], members[:, target]
+    into = (has_source * entering) @ has_target.T - (has_target @ entering)[:, None]
+    open_after = (has_source * leaving) * (1 - has_target)
+    out = open_after.sum(axis=1)[None, :] - (has_source * leaving) @ (1 - has_target).T
+    crossing: np.ndarray = np.maximum(2 * (into + out), 0.0)
+    return crossing
+
+
+def _exact(
+    problem: PiperProblem,
+    pairs: Pairs,
+    rows: np.ndarray,
+    inside: np.ndarray,
+    useful: list[np.ndarray],
+    data: np.ndarray,
+) -> ExactTable:
+    base = _base(problem, useful, problem.time_s)
+    border = _border(problem, pairs, rows, inside, useful, base, problem.time_s, data, exchange=True)
+    added = np.zeros((len(rows), 1))
+    grow, fixed = np.zeros(1), np.zeros(1)
+    for (change_a, change_b), members in _alike(problem, useful, base).items():
+        cost = np.array([float(problem.time_s[useful[v]].max() - problem.time_s[base[v]]) for v in members])
+        order = np.argsort(cost, kind="stable")
+        held = inside[:, np.array(members)[order]]
+        sums, ranks = np.cumsum(held * cost[order], axis=1), np.cumsum(held, axis=1)
+        least = np.full((len(rows), len(members) + 1), np.inf)
+        least[:, 0] = 0.0
+        at_row, at_member = np.nonzero(held)
+        least[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
+        counts = np.arange(len(members) + 1)
+        added = (added[:, :, None] + least[:, None, :]).reshape(len(rows), -1)
+        grow = (grow[:, None] + counts * change_a).ravel()
+        fixed = (fixed[:, None] + counts * change_b).ravel()
+    limit = _limits_at(problem, inside, base, added, grow, fixed)
+    order = np.argsort(added, axis=1, kind="stable")
+    added = np.take_along_axis(added, order, axis=1)
+    limit = np.maximum.accumulate(np.take_along_axis(limit, order, axis=1), axis=1)
+    useful_columns = np.flatnonzero(np.isfinite(added).any(axis=0))
+    return ExactTable(border, data, added[:, useful_columns], limit[:, useful_columns])
+
+
+def _limits_at(
+    problem: PiperProblem,
+    inside: np.ndarray,
+    base: np.ndarray,
+    added: np.ndarray,
+    grow: np.ndarray,
+    fixed: np.ndarray,
+) -> np.ndarray:
+    chosen = np.maximum(base, 0)
+    activation = inside @ np.where(base >= 0, problem.activation_bytes[chosen], 0.0)
+    constant = inside @ np.where(base >= 0, problem.fixed_bytes[chosen], 0.0)
+    room = problem.memory_bytes * (1 + MEMORY_SLACK) - constant[:, None] - fixed
+    limit = np.where(room >= 0, _quotient(room, activation[:, None] + grow), 0)
+    return np.where(np.isfinite(added), limit, 0)
+
+
+def _relaxed(
+    problem: PiperProblem,
+    pairs: Pairs,
+    rows: np.ndarray,
+    inside: np.ndarray,
+    useful: list[np.ndarray],
+    data: np.ndarray,
+) -> RelaxedTable:
+    alone = len(data) == 1
+    per_weight = 4 * (float(data[0]) - 1) / problem.batch / problem.bandwidth_bytes_per_s if alone else 0.0
+    seconds = problem.time_s + per_weight * problem.weight_bytes
+    base = _base(problem, useful, seconds)
+    border = _border(problem, pairs, rows, inside, useful, base, seconds, data, exchange=not alone)
+    node, step_s, step_bytes = _savings(problem, useful, base, seconds)
+    held = inside[:, node]
+    added = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(held * step_s, axis=1)], axis=1)
+    saved = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(held * step_bytes, axis=1)], axis=1)
+    chosen = np.maximum(base, 0)
+    total = problem.activation_bytes + problem.fixed_bytes
+    first = np.array([total[c].min() if len(c) else 0.0 for c in useful])
+    activation = inside @ np.where(base >= 0, problem.activation_bytes[chosen], 0.0)
+    room = problem.memory_bytes * (1 + MEMORY_SLACK) - inside @ first
+    return RelaxedTable(border, data, added, saved, activation, room)
+
+
+def _savings(
+    problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray, seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps along every node's convex front of (seconds, activation bytes saved): node, seconds, bytes; best first."""
+    found: list[tuple[float, int, float, float]] = []
+    for node, choices in enumerate(useful):
+        if len(choices) < 2:
+            continue
+        slower = seconds[choices] - seconds[base[node]]
+        gained = problem.activation_bytes[base[node]] - problem.activation_bytes[choices]
+        points = sorted(zip(slower.tolist(), gained.tolist(), strict=True))
+        hull = [(0.0, 0.0)]
+        for cost, gain in points:
+            while gain > hull[-1][1]:
+                slope = (cost - hull[-1][0]) / (gain - hull[-1][1])
+                if len(hull) > 1 and slope <= (hull[-1][0] - hull[-2][0]) / (hull[-1][1] - hull[-2][1]):
+                    hull.pop()
+                    continue
+                hull.append((cost, gain))
+        for (cost, gain), (next_cost, next_gain) in itertools.pairwise(hull):
+            step = (next_cost - cost, next_gain - gain)
+            found.append((step[0] / step[1], node, *step))
+    found.sort()
+    table = np.array(found, dtype=np.float64).reshape(-1, 4)
+    return table[:, 1].astype(np.int64), table[:, 2], table[:, 3]
+
+
+def _quotient(room: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """How often `size` fits into `room`, `UNLIMITED` where it takes nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        count = np.where(size > 0, np.floor(room / size), UNLIMITED)
+    return np.minimum(count, UNLIMITED).astype(np.int64)
+
+
+def _search(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """For each row, how many of the row's ascending entries are at most each of the row's wanted values."""
+    low = np.zeros(wanted.shape, dtype=np.int64)
+    high = np.full(wanted.shape, table.shape[1], dtype=np.int64)
+    for _ in range(int(table.shape[1]).bit_length()):
+        middle = (low + high) >> 1
+        inside = low < high
+        below = np.take_along_axis(table, np.minimum(middle, table.shape[1] - 1), axis=1) <= wanted
+        low = np.where(inside & below, middle + 1, low)
+        high = np.where(inside & ~below, middle, high)
+    return low

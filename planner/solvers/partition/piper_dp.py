@@ -1,0 +1,292 @@
+"""Piper's problem exactly: bisection on the time per sample over a DP on ideals.
+
+Under a cap T on the stage times, let a state be an ideal and the replicas (sum of d) of the stages after it; its value
+is the fewest devices those stages take. States that another one beats in both replicas and devices are dropped, and a
+stage enters only with the smallest d that bears its samples in flight. The whole graph fits T when the empty ideal can
+be reached within the devices. About ten such passes close the bisection; the last one shows that nothing below the plan
+found exists. Where a stage's limits are only bounds (unlike nodes), the stages of the plan found are solved exactly,
+and a stage that fails is ruled out for that cap and the pass repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._piper_choices import cheapest_choices
+from planner.solvers.partition._piper_ideals import Pairs, pairs_of
+from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
+from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage
+
+_MOST_IDEALS = 700
+_STEP = 1e-10
+"""A plan is proven optimal by showing that nothing is better by this much."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Stages a pass may use, sorted by the ideal before them: at most `most_after` replicas may follow."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    tensor: np.ndarray
+    data: np.ndarray
+    most_after: np.ndarray
+    row: np.ndarray
+
+
+@dataclass
+class _Search:
+    """What all passes share."""
+
+    problem: PiperProblem
+    pairs: Pairs
+    tables: dict[int, list[Table]]
+    useful: dict[int, list[np.ndarray]]
+    least_work_s: np.ndarray
+    """[i] device-seconds that the nodes of an ideal take at the least."""
+    deadline: float
+    ruled_out: dict[tuple[int, int, int], list[tuple[int, float]]] = field(default_factory=dict)
+    """By (row, tensor, data): in-flight counts from which on a stage needs that much time (infinite: never fits)."""
+    passes: int = 0
+    states: int = 0
+
+
+def solve_piper(
+    problem: PiperProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+) -> Result:
+    """The least time per sample (see `planner.solvers.partition.Run`).
+
+    With r pairs of ideals, t tensor and d data degrees, a pass takes O(r t d log n) for the limits and as much again as
+    there are undominated states.
+    """
+    deadline = time.monotonic() + time_limit_s
+    search = _prepare(problem, deadline)
+    best: tuple[float, PiperDecision] | None = None
+    if isinstance(start, PiperDecision):
+        verdict = problem.judge(start)
+        if verdict.feasible:
+            best = verdict.objective, start
+    floor = float(search.least_work_s[-1]) / max(problem.devices, 1)
+    if not np.isfinite(floor):  # some node has no choice at any degree that the devices allow
+        return Result(None, np.inf, np.inf, "piper-dp", _SPACE, _statistics(search))
+    best, bound = _bisect(search, best, floor, progress)
+    if not search.pairs.complete:
+        bound = min(bound, floor)
+    if best is None:
+        infeasible = bound == np.inf and search.pairs.complete
+        return Result(
+            None, np.inf, np.inf if infeasible else min(bound, floor), "piper-dp", _SPACE, _statistics(search)
+        )
+    return Result(best[1], best[0], min(bound, best[0]), "piper-dp", _SPACE, _statistics(search))
+
+
+_SPACE = "all stages between ideals, tensor and data degrees, and choices of the nodes"
+
+
+def _statistics(search: _Search) -> dict[str, int]:
+    return {
+        "ideals": len(search.pairs.members),
+        "pairs": len(search.pairs.lower),
+        "passes": search.passes,
+        "states": search.states,
+        "ruled_out": sum(len(v) for v in search.ruled_out.values()),
+    }
+
+
+def _prepare(problem: PiperProblem, deadline: float) -> _Search:
+    pairs = pairs_of(problem.node_count, problem.edges, _MOST_IDEALS)
+    most = min(problem.devices, problem.batch)
+    divisors = np.array([d for d in range(1, most + 1) if problem.batch % d == 0], dtype=np.int64)
+    found: dict[int, list[Table]] = {}
+    useful: dict[int, list[np.ndarray]] = {}
+    work = np.full(problem.node_count, np.inf)
+    for tensor in problem.tensor_degrees:
+        data = divisors[divisors * tensor <= problem.devices]
+        if len(data):
+            found[tensor], useful[tensor] = tables(problem, pairs, tensor, data)
+            at = problem.choice_tensor == tensor
+            np.minimum.at(work, problem.choice_node[at], tensor * problem.time_s[at])
+    least = np.where(pairs.members > 0, work, 0.0).sum(axis=1)
+    return _Search(problem, pairs, found, useful, least, deadline)
+
+
+def _bisect(
+    search: _Search, best: tuple[float, PiperDecision] | None, bound: float, progress: Progress | None
+) -> tuple[tuple[float, PiperDecision] | None, float]:
+    """Close in on the least cap; gives the best plan and what is proven."""
+    factor, unchecked = 1.02, True
+    start = bound
+    while best is None or bound < best[0] * (1 - RELATIVE_TOLERANCE / 2):
+        if time.monotonic() > search.deadline:
+            break
+        if best is None:
+            cap = max(start, 1e-300) * factor if factor < 10 else np.inf
+            factor = 1 + (factor - 1) * 3
+        elif unchecked and bound > best[0] * 0.98:
+            cap, unchecked = best[0] * (1 - _STEP), False
+        else:
+            cap = (bound + best[0]) / 2
+        stages = _attempt(search, cap)
+        if stages is None:
+            bound = max(bound, cap)
+            if cap == np.inf:
+                break
+        elif stages:
+            decision = PiperDecision(tuple(stages))
+            best, unchecked = _judged(search.problem, decision, cap), True
+        else:
+            break  # out of time
+        if progress:
+            progress("piper-dp", best[0] if best else np.inf, bound)
+    return best, bound
+
+
+def _judged(problem: PiperProblem, decision: PiperDecision, cap: float) -> tuple[float, PiperDecision]:
+    verdict = problem.judge(decision)
+    if not verdict.feasible or verdict.objective > cap * (1 + RELATIVE_TOLERANCE):
+        raise RuntimeError(
+            f"the search and the judge disagree: {verdict.objective} against {cap}, {verdict.violations}"
+        )
+    return verdict.objective, decision
+
+
+def _attempt(search: _Search, cap: float) -> list[PiperStage] | None:
+    """A plan within the cap; None when there is none; empty when time ran out."""
+    options = _options(search, cap)
+    while True:
+        path = _pass(search, options, cap)
+        if path is None:
+            return None
+        stages = [_settle(search, cap, *step) for step in path]
+        if all(stage is not None for stage in stages):
+            return [stage for stage in stages if stage is not None]
+        if time.monotonic() > search.deadline:
+            return []
+        options = _options(search, cap)
+
+
+def _settle(search: _Search, cap: float, row: int, tensor: int, data: int, after: int) -> PiperStage | None:
+    """A stage with its best choices; None (and remembered) when they do not keep the cap after all."""
+    in_flight = 1 + -(-after // data)
+    pairs, useful = search.pairs, search.useful[tensor]
+    inside = (pairs.members[pairs.upper[row]] - pairs.members[pairs.lower[row]]).astype(bool)
+    answer = cheapest_choices(search.problem, useful, inside, data, in_flight)
+    seconds = np.inf if answer is None else answer[0]
+    if answer is None or seconds > cap * (1 + 2 * CAP_SLACK):
+        search.ruled_out.setdefault((row, tensor, data), []).append((in_flight, seconds))
+        return None
+    nodes = np.flatnonzero(inside)
+    picked = tuple(
+        int(c - search.problem.options(v, tensor)[0]) for v, c in zip(nodes.tolist(), answer[1].tolist(), strict=True)
+    )
+    return PiperStage(tuple(nodes.tolist()), tensor, data, picked)
+
+
+def _options(search: _Search, cap: float) -> _Options:
+    """The stages that keep the cap, each degree t with every d that bears more in flight than the smaller ones."""
+    parts: list[tuple[np.ndarray, ...]] = [tuple(np.zeros((4, 0), dtype=np.int64))]
+    for tensor, found in search.tables.items():
+        if not found:
+            continue
+        data = np.concatenate([table.data for table in found])
+        limit = np.concatenate([table.limits(cap) for table in found], axis=1)
+        rows = found[0].border.rows
+        _apply_ruled_out(search, cap, tensor, rows, data, limit)
+        most_after = np.where(limit > 0, np.minimum((limit - 1) * data, search.problem.batch), -1)
+        best_before = np.maximum.accumulate(most_after, axis=1)
+        kept = most_after >= 0
+        kept[:, 1:] &= most_after[:, 1:] > best_before[:, :-1]
+        at_row, at_data = np.nonzero(kept)
+        parts.append((rows[at_row], np.full(len(at_row), tensor), data[at_data], most_after[at_row, at_data]))
+    row, tensor_of, data_of, most = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(row, kind="stable")  # pairs are sorted by their lower ideal
+    row = row[order]
+    ends = search.pairs.lower[row], search.pairs.upper[row]
+    return _Options(*ends, tensor_of[order], data_of[order], most[order], row)
+
+
+def _apply_ruled_out(
+    search: _Search, cap: float, tensor: int, rows: np.ndarray, data: np.ndarray, limit: np.ndarray
+) -> None:
+    """Lower the limits of stages that turned out to take more than the cap."""
+    for (row, t, d), entries in search.ruled_out.items():
+        counts = [y for y, seconds in entries if t == tensor and seconds > cap * (1 + 2 * CAP_SLACK)]
+        if counts:
+            at = int(np.searchsorted(rows, row)), int(np.searchsorted(data, d))
+            limit[at] = min(limit[at], min(counts) - 1)
+
+
+class _States:
+    """Undominated states of one pass, ideal by ideal: replicas, devices, state before, option taken."""
+
+    def __init__(self, ideals: int) -> None:
+        self.begin = np.zeros(ideals, dtype=np.int64)
+        self.count = np.zeros(ideals, dtype=np.int64)
+        self.table = np.zeros((4, 1024), dtype=np.int64)
+        self.table[:, 0] = 0, 0, -1, -1  # the whole graph: nothing comes after it
+        self.count[-1] = 1
+        self.filled = 1
+
+    def add(self, ideal: int, columns: tuple[np.ndarray, ...]) -> None:
+        """Keep those states of an ideal that no other one beats in replicas and devices."""
+        replicas, devices = columns[0], columns[1]
+        order = np.lexsort((devices, replicas))
+        devices = devices[order]
+        kept = np.ones(len(order), dtype=bool)
+        kept[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
+        order = order[kept]
+        end = self.filled + len(order)
+        while end > self.table.shape[1]:
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+        for row, column in enumerate(columns):
+            self.table[row, self.filled : end] = column[order]
+        self.begin[ideal], self.count[ideal] = self.filled, len(order)
+        self.filled = end
+
+
+def _pass(search: _Search, options: _Options, cap: float) -> list[tuple[int, int, int, int]] | None:
+    """Stages (row, tensor, data, replicas after) of a plan within the cap, in order; None when there is none."""
+    search.passes += 1
+    problem = search.problem
+    ideals = len(search.pairs.members)
+    reserve = np.ceil(search.least_work_s / cap * (1 - 1e-9) - 1e-9) if cap > 0 else np.zeros(ideals)
+    most_devices = (problem.devices - np.minimum(reserve, problem.devices + 1)).astype(np.int64)
+    first = np.searchsorted(options.lower, np.arange(ideals + 1))
+    cost = options.data * options.tensor
+    states = _States(ideals)
+    for ideal in range(ideals - 2, -1, -1):
+        upper = options.upper[first[ideal] : first[ideal + 1]]
+        lengths = states.count[upper]
+        total = int(lengths.sum())
+        if not total:
+            continue
+        option = np.repeat(np.arange(first[ideal], first[ideal + 1]), lengths)
+        offset = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        source = np.repeat(states.begin[upper], lengths) + offset
+        after = states.table[0, source]
+        replicas = after + options.data[option]
+        devices = states.table[1, source] + cost[option]
+        fits = (after <= options.most_after[option]) & (replicas <= problem.batch) & (devices <= most_devices[ideal])
+        if fits.any():
+            states.add(ideal, (replicas[fits], devices[fits], source[fits], option[fits]))
+    search.states += states.filled
+    return _path(states, options) if states.count[0] else None
+
+
+def _path(states: _States, options: _Options) -> list[tuple[int, int, int, int]]:
+    """The stages that lead to the empty ideal's state with the fewest devices."""
+    reached = slice(states.begin[0], states.begin[0] + states.count[0])
+    state = int(states.begin[0] + np.argmin(states.table[1, reached]))
+    path = []
+    while states.table[3, state] >= 0:
+        option, state = int(states.table[3, state]), int(states.table[2, state])
+        stage = (int(options.row[option]), int(options.tensor[option]), int(options.data[option]))
+        path.append((*stage, int(states.table[0, state])))
+    return path
+
+
+PARTITION_SOLVERS.register("piper-dp", PartitionSolver((PiperProblem,), exact=True, run=solve_piper))
