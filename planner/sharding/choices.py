@@ -1,0 +1,261 @@
+"""What one mesh axis can do with an operator: cut a dimension of its loop nests, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from planner.operators import Access, DimKind, LoopNest, OpCall, OpSpec
+from planner.sharding.coupled import LINEAR, RING_ATTENTION, STATISTICS, UNCUT_DIMS, WHOLE_READS
+from planner.sharding.layout import PARTIAL, REPLICATED, Part
+
+MOST_BLOCKS = 8
+"""Interleaved cuts of more blocks than this are not considered."""
+
+
+class Means(StrEnum):
+    """How an axis runs an operator."""
+
+    REPEAT = "repeat"
+    """Every rank does the same."""
+    CUT = "cut"
+    """A parallel or reduced dimension is cut."""
+    STATISTICS = "statistics"
+    """A coupled dimension is cut, statistics are reduced over the ranks."""
+    RING = "ring"
+    """Queries and keys of an attention are cut together, keys and values go around."""
+    PARTIAL = "partial"
+    """Partial operands give partial results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which splits count.
+
+    Attributes:
+        padded: uneven cuts, at the cost of their padding.
+        coupled: cuts of coupled dimensions with an exchange of statistics, and ring attention.
+        partial: partial sums may pass through linear operators.
+        replicate: an axis may do the same work on every rank.
+        interleaved: interleaved cuts (a fused projection's thirds).
+        blocks: numbers of blocks in which plain cuts may be interleaved too, since a neighbour wants it so.
+    """
+
+    padded: bool = False
+    coupled: bool = True
+    partial: bool = True
+    replicate: bool = True
+    interleaved: bool = True
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What one rank runs after some axes were cut: nests of local sizes, its share of the work, the means so far."""
+
+    nests: tuple[LoopNest, ...]
+    share: float = 1.0
+    means: tuple[Means, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One axis of a strategy.
+
+    Attributes:
+        means: how.
+        name: the dimension cut, or the means where that says more; "" when every rank does the same.
+        reads: part of each input by position; inputs not listed are whole.
+        writes: part of each output by position.
+        left: what one rank runs then.
+    """
+
+    means: Means
+    name: str
+    reads: Mapping[int, Part]
+    writes: Mapping[int, Part]
+    left: Local
+
+
+def has(nest: LoopNest, name: str) -> bool:
+    """Whether the nest iterates over that dimension."""
+    return any(d.name == name for d in nest.dims)
+
+
+def divides(size: int, ranks: int, padded: bool) -> bool:
+    """Whether a dimension may be cut: evenly, or with padding that leaves no rank empty."""
+    return size % ranks == 0 or (padded and -(-size // ranks) * (ranks - 1) < size)
+
+
+def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options) -> list[Choice]:
+    """Everything an axis of that many ranks can do with what earlier axes left, doing nothing first."""
+    found = []
+    if options.replicate or ranks == 1:
+        found.append(Choice(Means.REPEAT, "", {}, {}, replace(local, means=(*local.means, Means.REPEAT))))
+    if ranks == 1:
+        return found
+    for dim in {d.name: d for nest in local.nests for d in nest.dims}.values():
+        if dim.size < 2 or dim.name in UNCUT_DIMS.get(call.op, ()) or not divides(dim.size, ranks, options.padded):
+            continue
+        means = Means.CUT
+        if dim.kind is DimKind.COUPLED and options.coupled and call.op in STATISTICS:
+            means = Means.STATISTICS
+        elif dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
+            continue
+        if any(not _consistent(call, spec, nest, dim.name, dim.kind, ranks) for nest in local.nests):
+            continue
+        found += _cut_choice(call, local, (dim.name,), dim.kind, means, ranks)
+    if options.coupled and _may_ring(call, local, ranks):
+        found += _cut_choice(call, local, ("s", "u"), DimKind.PARALLEL, Means.RING, ranks)
+    if (
+        options.partial
+        and call.op in LINEAR
+        and all(m in (Means.REPEAT, Means.PARTIAL, Means.CUT) for m in local.means)
+    ):
+        found.append(_pass_partial(local))
+    if not options.interleaved:
+        return [c for c in found if not _interleaves(c)]
+    return found + [v for c in found for n in options.blocks if (v := _interleaved(c, local, n, ranks)) is not None]
+
+
+def _interleaves(choice: Choice) -> bool:
+    return any(part.blocks > 1 for part in (*choice.reads.values(), *choice.writes.values()))
+
+
+def _interleaved(choice: Choice, local: Local, blocks: int, ranks: int) -> Choice | None:
+    """The same cut in an interleaved way: the points of a dimension may be dealt to the ranks in any order."""
+    if choice.means not in (Means.CUT, Means.STATISTICS) or _interleaves(choice):
+        return None
+    size = next(d.size for nest in local.nests for d in nest.dims if d.name == choice.name)
+    plain = all(len(names) == 1 for nest in local.nests for a in (*nest.reads, *nest.writes) for names in a.dims
+                if choice.name in names)  # fmt: skip
+    if size % (blocks * ranks) or not plain:
+        return None
+
+    def dealt(parts: Mapping[int, Part]) -> dict[int, Part]:
+        return {p: Part(part.dim, blocks) if part.cuts else part for p, part in parts.items()}
+
+    return replace(choice, reads=dealt(choice.reads), writes=dealt(choice.writes))
+
+
+def _cut_choice(
+    call: OpCall, local: Local, names: Sequence[str], kind: DimKind, means: Means, ranks: int
+) -> list[Choice]:
+    """The choice that cuts those dimensions together, none when some operand cannot be cut so."""
+    parts = _parts(call, local.nests, names, kind)
+    if parts is None:
+        return []
+    size = next(d.size for nest in local.nests for d in nest.dims if d.name == names[0])
+    share = local.share * _share(local.nests, names, -(-size // ranks) / size)
+    nests = local.nests
+    for name in names:
+        nests = tuple(_shrink(nest, name, ranks) for nest in nests)
+    label = means.value if means is Means.RING else names[0]
+    return [Choice(means, label, *parts, Local(nests, share, (*local.means, means)))]
+
+
+def _parts(
+    call: OpCall, nests: Sequence[LoopNest], names: Sequence[str], kind: DimKind
+) -> tuple[dict[int, Part], dict[int, Part]] | None:
+    """Parts of reads and writes when those dimensions are cut together, each access having at most one of them."""
+    whole = WHOLE_READS.get(call.op, frozenset())
+    reads: dict[int, Part] = {}
+    writes: dict[int, Part] = {}
+    for nest in nests:
+        sizes = {d.name: d.size for d in nest.dims}
+        inside = any(has(nest, name) for name in names)
+        for found, accesses in ((reads, nest.reads), (writes, nest.writes)):
+            for access in accesses:
+                cuts = [_part(access, name, sizes) for name in names]
+                part = next((c for c in cuts if c != REPLICATED), REPLICATED)
+                if found is reads and access.position in whole:
+                    part = REPLICATED
+                elif kind is DimKind.REDUCED and part == REPLICATED and (found is writes or not inside):
+                    part = PARTIAL
+                if part is None or found.setdefault(access.position, part) != part:
+                    return None
+    return reads, writes
+
+
+def _part(access: Access, name: str, sizes: Mapping[str, int]) -> Part | None:
+    """What a cut of the dimension leaves a rank of a tensor; None when that is no layout."""
+    hits = [k for k, names in enumerate(access.dims) if name in names]
+    if not hits:
+        return REPLICATED
+    if len(hits) > 1:
+        return None
+    names = access.dims[hits[0]]
+    blocks = math.prod(sizes[n] for n in names[: names.index(name)])
+    return Part(hits[0], blocks) if blocks <= MOST_BLOCKS else None
+
+
+def _shrink(nest: LoopNest, name: str, ranks: int) -> LoopNest:
+    """The nest that one rank runs: the dimension's size divided, factors of size 1 out of products."""
+    dims = tuple(replace(d, size=-(-d.size // ranks)) if d.name == name else d for d in nest.dims)
+    ones = {d.name for d in dims if d.size == 1 and d.kind is not DimKind.WHOLE}
+
+    def local(access: Access) -> Access:
+        windows = {k for k, _ in access.halo}
+        kept = tuple(
+            names if k in windows or len(names) < 2 else tuple(n for n in names if n not in ones) or names[:1]
+            for k, names in enumerate(access.dims)
+        )
+        return replace(access, dims=kept)
+
+    return replace(nest, dims=dims, reads=tuple(map(local, nest.reads)), writes=tuple(map(local, nest.writes)))
+
+
+def _share(nests: Sequence[LoopNest], names: Sequence[str], fraction: float) -> float:
+    """Part of the work that a rank does: nests without the dimensions run whole on every rank."""
+    work = [nest.matrix_flops + nest.vector_flops for nest in nests]
+    if not sum(work):
+        return fraction
+    inside = [any(has(nest, name) for name in names) for nest in nests]
+    return sum(w * (fraction if cut else 1.0) for w, cut in zip(work, inside, strict=True)) / sum(work)
+
+
+def _consistent(call: OpCall, spec: OpSpec, nest: LoopNest, name: str, kind: DimKind, ranks: int) -> bool:
+    """Whether a nest has the dimension in that role, and its windows are cut where its results are."""
+    if not has(nest, name):
+        return True
+    if nest.dim(name).kind is not kind:
+        return False
+    for access in nest.reads:
+        tensor = call.inputs[access.position]
+        for k, names in enumerate(access.dims):
+            if len(names) < 2 or names[0] != name or tensor is None:
+                continue
+            halo = dict(access.halo).get(k, 0)
+            whole = {d.name: d.size for original in spec.nests for d in original.dims}
+            if (halo or math.prod(whole[n] for n in names) != tensor.shape[k]) and not _window_fits(
+                call, tensor.shape[k], k - 2, whole[name], nest.dim(name).size, halo, ranks
+            ):
+                return False
+    return True
+
+
+def _window_fits(call: OpCall, extent: int, spatial: int, results: int, local: int, halo: int, ranks: int) -> bool:
+    """As many whole strides of input as results, evenly cut, and neighbours that hold the whole border."""
+    strides = call.attributes.get("strides")
+    stride = int(strides[spatial]) if isinstance(strides, tuple) and 0 <= spatial < len(strides) else 1
+    return local % ranks == 0 and extent == results * stride and local // ranks * stride >= halo
+
+
+def _may_ring(call: OpCall, local: Local, ranks: int) -> bool:
+    """Attention over its own steps, without a cache, cut once."""
+    if call.op not in RING_ATTENTION or len(local.nests) != 1 or Means.RING in local.means:
+        return False
+    nest = local.nests[0]
+    names = {n for access in (*nest.reads, *nest.writes) for term in access.dims for n in term}
+    sizes = {d.name: d.size for d in nest.dims}
+    fits = {"s", "u"} <= names and "p" not in names and sizes["s"] == sizes["u"] and sizes["s"] % ranks == 0
+    return fits and all("t" not in term for access in nest.writes for term in access.dims)
+
+
+def _pass_partial(local: Local) -> Choice:
+    """Partial operands, partial results: sums commute with the operator."""
+    reads = {a.position: PARTIAL for nest in local.nests for a in nest.reads}
+    writes = {a.position: PARTIAL for nest in local.nests for a in nest.writes}
+    return Choice(Means.PARTIAL, "partial", reads, writes, replace(local, means=(*local.means, Means.PARTIAL)))

@@ -1,0 +1,167 @@
+"""Where a tensor's elements lie on a mesh: for each axis whole on every rank, cut along a dimension, or partial sums.
+
+A layout is one `Part` for each mesh axis. Where several axes cut one dimension, the outer axis cuts first. A cut may be
+interleaved: `S2~3` cuts each third of dimension 2 and gives every rank its piece of all three, as a fused
+query-key-value projection needs it. Texts read `S0R` (cut along dimension 0 on the first axis, whole on the second),
+`RP` (partial sums on the second).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planner.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """What happens to a tensor along one mesh axis.
+
+    Attributes:
+        dim: the tensor dimension that is cut; -1 whole on every rank, -2 to be summed over the ranks.
+        blocks: equal blocks of the dimension that are each cut by themselves; 1 for a plain cut.
+    """
+
+    dim: int
+    blocks: int = 1
+
+    @property
+    def cuts(self) -> bool:
+        """Whether ranks hold different elements."""
+        return self.dim >= 0
+
+    def __str__(self) -> str:
+        if self.dim < 0:
+            return "R" if self.dim == -1 else "P"
+        return f"S{self.dim}" + (f"~{self.blocks}" if self.blocks > 1 else "")
+
+
+REPLICATED = Part(-1)
+PARTIAL = Part(-2)
+
+TensorLayout = tuple[Part, ...]
+"""One part for each mesh axis, outermost axis first."""
+
+_PART = re.compile(r"R|P|S(\d+)(?:~(\d+))?")
+
+
+def layout_text(layout: TensorLayout) -> str:
+    """The layout as text: `S0R`."""
+    return "".join(map(str, layout))
+
+
+def parse_layout(text: str, axes: int) -> TensorLayout:
+    """The layout that a text like `S0R` means.
+
+    Raises:
+        UsageError: not a layout of that many axes.
+    """
+    parts, at = [], 0
+    for match in _PART.finditer(text):
+        if match.start() != at:
+            break
+        at = match.end()
+        parts.append(
+            Part(int(match[1]), int(match[2] or 1)) if match[1] else REPLICATED if match[0] == "R" else PARTIAL
+        )
+    if at != len(text) or len(parts) != axes:
+        raise UsageError(
+            f"{text!r} is no layout on {axes} mesh axes",
+            hint="write for each axis R (replicated), P (partial sums) or S and the dimension, as in S0R",
+        )
+    return tuple(parts)
+
+
+def replicated(axes: int) -> TensorLayout:
+    """Whole on every rank."""
+    return (REPLICATED,) * axes
+
+
+def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Shape of the largest piece that a rank holds (uneven cuts leave some ranks less, which is padding)."""
+    result = list(shape)
+    for part, size in zip(layout, sizes, strict=True):
+        if part.cuts:
+            result[part.dim] = -(-result[part.dim] // size)
+    return tuple(result)
+
+
+def shard_elements(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> int:
+    """Elements of the largest piece that a rank holds, padding included."""
+    return math.prod(shard_shape(shape, layout, sizes))
+
+
+def padding(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> float:
+    """Elements stored for each element needed, 1.0 where the cuts are even."""
+    cut = math.prod(size for part, size in zip(layout, sizes, strict=True) if part.cuts)
+    whole = math.prod(shape)
+    return shard_elements(shape, layout, sizes) * cut / whole if whole else 1.0
+
+
+def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *, padded: bool = False) -> str:
+    """Why a tensor cannot lie so, "" when it can.
+
+    Args:
+        shape: the whole tensor's.
+        layout: the layout.
+        sizes: ranks along each mesh axis.
+        padded: whether uneven cuts are allowed; every rank must still hold something.
+    """
+    left = list(shape)
+    blocks: dict[int, int] = {}
+    for part, size in zip(layout, sizes, strict=True):
+        if not part.cuts:
+            continue
+        if part.dim >= len(shape):
+            return f"a tensor of {len(shape)} dimensions has no dimension {part.dim}"
+        if blocks.setdefault(part.dim, part.blocks) != part.blocks:
+            return f"dimension {part.dim} is interleaved in two ways"
+        whole = left[part.dim]
+        if whole % part.blocks:
+            return f"dimension {part.dim} of {whole} has no {part.blocks} equal blocks"
+        if whole // part.blocks % size and (not padded or part.blocks > 1):
+            return f"dimension {part.dim} of {whole} does not divide by {size}"
+        left[part.dim] = -(-whole // size)
+        if left[part.dim] * (size - 1) >= whole:
+            return f"dimension {part.dim} of {whole} leaves a rank of {size} empty"
+    return ""
+
+
+def parts_of(rank: int, *, partial: bool = True, interleaved: Iterable[Part] = ()) -> tuple[Part, ...]:
+    """Everything that can happen to a tensor of that many dimensions along one axis, in a fixed order."""
+    cuts = [Part(dim) for dim in range(rank)]
+    return (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
+
+
+def layouts(
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    partial: bool = True,
+    padded: bool = False,
+    interleaved: Iterable[Part] = (),
+) -> tuple[TensorLayout, ...]:
+    """All layouts of a tensor on a mesh, whole ones first; an axis of one rank is always whole.
+
+    Args:
+        shape: the whole tensor's.
+        sizes: ranks along each mesh axis.
+        partial: whether partial sums count.
+        padded: whether uneven cuts count.
+        interleaved: interleaved cuts to consider besides the plain ones.
+
+    Complexity: (dimensions + 2) ** axes.
+    """
+    choices = parts_of(len(shape), partial=partial, interleaved=interleaved)
+    per_axis = [choices if size > 1 else (REPLICATED,) for size in sizes]
+    found = itertools.product(*per_axis)
+    return tuple(layout for layout in found if not refusal(shape, layout, sizes, padded=padded))
+
+
+def is_innermost(layout: TensorLayout, axis: int, dim: int) -> bool:
+    """Whether no axis inside `axis` cuts the dimension, so that its cut on `axis` can be made or undone in place."""
+    return all(part.dim != dim for part in layout[axis + 1 :])

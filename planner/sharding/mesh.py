@@ -1,0 +1,176 @@
+"""A device mesh: named axes laid on consecutive ranks of a cluster, and what a collective along them costs.
+
+The last axis is innermost: its neighbours are consecutive ranks. A mesh without a cluster prices traffic alone (ring
+counts at one second a byte), which is what the published byte counts of tensor-sharding systems mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.errors import UsageError
+from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, send_terms
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a mesh: its name and how many ranks lie along it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Ranks `start .. start + device_count - 1` as a row-major array of the axes' sizes.
+
+    Attributes:
+        axes: outermost first; a mesh without axes is a single device.
+        cluster: where the ranks lie, None for an ideal mesh.
+        start: first rank.
+        s_per_byte: seconds a byte takes on an ideal mesh.
+    """
+
+    axes: tuple[Axis, ...]
+    cluster: Cluster | None = None
+    start: int = 0
+    s_per_byte: float = 1.0
+    _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks along each axis."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def device_count(self) -> int:
+        """Ranks of the mesh."""
+        return math.prod(self.sizes)
+
+    def ranks_along(self, axes: Sequence[int]) -> int:
+        """Ranks of one group along the axes (by index)."""
+        return math.prod(self.axes[a].size for a in axes)
+
+    def groups(self, axes: Sequence[int]) -> np.ndarray:
+        """Rank groups along the axes (by index), int64 [groups, ranks in a group], in order of their first rank."""
+        ranks = np.arange(self.start, self.start + self.device_count).reshape(self.sizes)
+        others = [a for a in range(len(self.axes)) if a not in axes]
+        return ranks.transpose([*others, *sorted(axes)]).reshape(-1, self.ranks_along(axes))
+
+    def terms(self, kind: Collective, axes: Sequence[int]) -> Terms:
+        """Affine cost of a collective that all groups along the axes (by index) run at the same time.
+
+        Of groups that lie differently on the links the slowest counts. `SEND` is a transfer from every rank to its
+        next neighbour in the group at once, the slowest pair counting.
+        """
+        key = (kind, tuple(sorted(axes)))
+        if key not in self._terms:
+            self._terms[key] = self._price(kind, key[1])
+        return self._terms[key]
+
+    def seconds(self, kind: Collective, axes: Sequence[int], payload_bytes: np.ndarray | float) -> np.ndarray:
+        """Seconds of a collective for payloads of any shape (conventions of `planner.hardware.collectives`)."""
+        return self.terms(kind, axes).seconds(payload_bytes)
+
+    def _price(self, kind: Collective, axes: tuple[int, ...]) -> Terms:
+        ranks = self.ranks_along(axes)
+        if ranks == 1:
+            return _constant(0.0)
+        if self.cluster is None:
+            return _constant(self.s_per_byte * sent_fraction(kind, ranks))
+        groups = self.groups(axes)
+        if kind is Collective.SEND:
+            return _slowest(send_terms(self.cluster, groups.ravel(), np.roll(groups, -1, axis=1).ravel(), groups.size))
+        shapes = [collective_terms(self.cluster, kind, group, len(groups)) for group in _distinct(groups, self.cluster)]
+        return _slowest(Terms(np.stack([t.latency_s for t in shapes]), np.stack([t.s_per_byte for t in shapes])))
+
+
+def sent_fraction(kind: Collective, ranks: int) -> float:
+    """Bytes that a rank sends for a byte of payload: 2 (n-1)/n for all-reduce, (n-1)/n else, 1 for a send."""
+    if ranks == 1:
+        return 0.0
+    if kind in (Collective.SEND, Collective.BROADCAST):
+        return 1.0
+    return (2.0 if kind is Collective.ALL_REDUCE else 1.0) * (ranks - 1) / ranks
+
+
+def _constant(s_per_byte: float) -> Terms:
+    latency = np.full(len(ALGORITHMS), math.inf)
+    latency[0] = 0.0
+    slope = np.zeros(len(ALGORITHMS))
+    slope[0] = s_per_byte
+    return Terms(latency, slope)
+
+
+def _distinct(groups: np.ndarray, cluster: Cluster) -> np.ndarray:
+    """One group of each way to lie on the links: groups that cross the same boundaries cost alike."""
+    sizes = np.asarray((1, *cluster.group_sizes()))
+    first = groups[:, :1, None] // sizes * sizes
+    _, keep = np.unique((groups[:, :, None] - first) // sizes, axis=0, return_index=True)
+    return groups[np.sort(keep)]
+
+
+def _slowest(terms: Terms) -> Terms:
+    """Terms of many groups as the one that is slowest for large payloads, its latency the largest of all."""
+    best = np.where(np.isfinite(terms.latency_s), terms.s_per_byte, math.inf).min(axis=1)
+    worst = int(np.argmax(best))
+    latency = np.where(np.isfinite(terms.latency_s[worst]), terms.latency_s.max(axis=0), math.inf)
+    return Terms(latency, terms.s_per_byte[worst])
+
+
+def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:
+    pairs = sizes.items() if isinstance(sizes, Mapping) else ((f"axis{i}", n) for i, n in enumerate(sizes))
+    axes = tuple(Axis(name, int(size)) for name, size in pairs)
+    for axis in axes:
+        if axis.size < 1:
+            raise UsageError(f"mesh axis {axis.name!r} has {axis.size} ranks", hint="write a positive number of ranks")
+    return axes
+
+
+def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: int = 0) -> Mesh:
+    """A mesh on consecutive ranks of a cluster.
+
+    Args:
+        cluster: the machine.
+        sizes: ranks along each axis, outermost first, by name or in order.
+        start: first rank.
+
+    Raises:
+        UsageError: the mesh is larger than what the cluster has from that rank on.
+    """
+    axes = _axes(sizes)
+    count = math.prod(axis.size for axis in axes)
+    if start < 0 or start + count > cluster.device_count:
+        text = " x ".join(str(axis.size) for axis in axes)
+        raise UsageError(
+            f"a mesh of {text} ranks from rank {start} on leaves {cluster.name}, which has {cluster.device_count}",
+            hint="use a smaller mesh or more nodes",
+        )
+    return Mesh(axes, cluster, start)
+
+
+def ideal_mesh(sizes: Mapping[str, int] | Sequence[int], s_per_byte: float = 1.0) -> Mesh:
+    """A mesh that is nowhere: no latency, every rank sends a byte in `s_per_byte`; its seconds count traffic."""
+    return Mesh(_axes(sizes), None, 0, s_per_byte)
+
+
+def factorisations(ranks: int, axes: int) -> tuple[tuple[int, ...], ...]:
+    """All ways to write a number as a product of `axes` factors, order counting, sorted; O(divisors ** (axes - 1)).
+
+    >>> factorisations(8, 2)
+    ((1, 8), (2, 4), (4, 2), (8, 1))
+    """
+    if axes <= 1:
+        return ((ranks,),) if axes == 1 or ranks == 1 else ()
+    return tuple(
+        (n, *rest) for n in range(1, ranks + 1) if ranks % n == 0 for rest in factorisations(ranks // n, axes - 1)
+    )

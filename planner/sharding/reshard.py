@@ -1,0 +1,274 @@
+"""Changes of layout as sequences of collectives, the quickest sequence for each pair of layouts.
+
+One step changes what happens along one axis: gather a cut (all-gather), move a cut to another dimension (all-to-all),
+sum partial results (all-reduce), sum and keep a piece (reduce-scatter), keep a piece of what is whole (free), keep the
+whole on one rank (free). Two kinds of steps join axes: one all-reduce over all of them, and a permutation that moves a
+cut from one axis to another of the same size. Steps are the edges of a graph of layouts; sequences are its shortest
+paths, by seconds. The same tables price the backward pass, where the gradient changes layout the other way.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.errors import UsageError
+from planner.hardware import Collective
+from planner.sharding.layout import (
+    PARTIAL,
+    REPLICATED,
+    Part,
+    TensorLayout,
+    is_innermost,
+    layout_text,
+    layouts,
+    shard_elements,
+)
+from planner.sharding.mesh import Mesh, sent_fraction
+
+
+class Move(StrEnum):
+    """Kinds of steps."""
+
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+    ALL_TO_ALL = "all-to-all"
+    PERMUTE = "permute"
+    SLICE = "slice"
+    """Keep a piece of what is whole: free."""
+    MASK = "mask"
+    """Keep the whole on the first rank and zeros elsewhere: free."""
+
+    @property
+    def collective(self) -> Collective | None:
+        """The collective that the step is, None when it moves nothing."""
+        return _COLLECTIVES.get(self)
+
+
+_COLLECTIVES = {
+    Move.ALL_GATHER: Collective.ALL_GATHER,
+    Move.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
+    Move.ALL_REDUCE: Collective.ALL_REDUCE,
+    Move.ALL_TO_ALL: Collective.ALL_TO_ALL,
+    Move.PERMUTE: Collective.SEND,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a change of layout.
+
+    Attributes:
+        move: what is done.
+        axes: mesh axes, by index, along which it is done.
+        before: layout before it.
+        after: layout after it.
+        payload_bytes: bytes a rank contributes (receives, for a gather), as `planner.hardware.collectives` counts them.
+        sent_bytes: bytes that a rank sends in a ring, or to its peers.
+        volume_bytes: payload times passes over it (an all-reduce is two), the count of papers that drop (n-1)/n.
+        seconds: what it takes.
+    """
+
+    move: Move
+    axes: tuple[int, ...]
+    before: TensorLayout
+    after: TensorLayout
+    payload_bytes: float
+    sent_bytes: float
+    volume_bytes: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.move} {layout_text(self.before)}>{layout_text(self.after)}"
+
+
+def _replace(layout: TensorLayout, axis: int, part: Part) -> TensorLayout:
+    return (*layout[:axis], part, *layout[axis + 1 :])
+
+
+def _axis_moves(layout: TensorLayout, axis: int, choices: Sequence[Part]) -> Iterator[tuple[Move, TensorLayout]]:
+    """Steps along one axis, whatever the shape."""
+    now = layout[axis]
+    if now.cuts and not is_innermost(layout, axis, now.dim):
+        return
+    for part in choices:
+        if part == now or (part.cuts and not is_innermost(layout, axis, part.dim)):
+            continue
+        move = None
+        if now.cuts:
+            move = Move.ALL_GATHER if part == REPLICATED else Move.ALL_TO_ALL if part.cuts else None
+        elif now == PARTIAL:
+            move = Move.ALL_REDUCE if part == REPLICATED else Move.REDUCE_SCATTER
+        else:
+            move = Move.SLICE if part.cuts else Move.MASK
+        if move is not None:
+            yield move, _replace(layout, axis, part)
+
+
+def _joint_moves(layout: TensorLayout, sizes: Sequence[int]) -> Iterator[tuple[Move, tuple[int, ...], TensorLayout]]:
+    """Steps along several axes at once."""
+    partial = [a for a, part in enumerate(layout) if part == PARTIAL]
+    for count in range(2, len(partial) + 1):
+        for axes in itertools.combinations(partial, count):
+            yield Move.ALL_REDUCE, axes, tuple(REPLICATED if a in axes else p for a, p in enumerate(layout))
+    for a, b in itertools.permutations(range(len(layout)), 2):
+        movable = layout[a].cuts and layout[b] == REPLICATED and sizes[a] == sizes[b]
+        if movable and is_innermost(layout, a, layout[a].dim):
+            after = _replace(_replace(layout, a, REPLICATED), b, layout[a])
+            if is_innermost(after, b, layout[a].dim):
+                yield Move.PERMUTE, (min(a, b), max(a, b)), after
+
+
+class ReshardTable:
+    """Quickest changes between all layouts of one shape on one mesh.
+
+    Attributes:
+        mesh: the mesh.
+        shape: the whole tensor's.
+        item_bytes: bytes an element.
+        layouts: all layouts, in a fixed order.
+        index: position of each layout.
+        seconds: float64 [layouts, layouts], from row to column; inf where no sequence leads there.
+        sent_bytes: bytes a rank sends on the way, same shape.
+    """
+
+    def __init__(self, mesh: Mesh, shape: Sequence[int], item_bytes: float, found: Sequence[TensorLayout]) -> None:
+        self.mesh, self.shape, self.item_bytes = mesh, tuple(shape), item_bytes
+        self.layouts = tuple(found)
+        self.index = {layout: i for i, layout in enumerate(self.layouts)}
+        count = len(self.layouts)
+        self._elements = [shard_elements(shape, layout, mesh.sizes) for layout in self.layouts]
+        self._direct: dict[tuple[int, int], tuple[Move, tuple[int, ...]]] = {}
+        self.seconds = np.full((count, count), math.inf)
+        self.sent_bytes = np.zeros((count, count))
+        self._next = np.tile(np.arange(count), (count, 1))
+        np.fill_diagonal(self.seconds, 0.0)
+        self._fill()
+        self._close()
+
+    def position(self, layout: TensorLayout) -> int:
+        """Index of a layout.
+
+        Raises:
+            UsageError: the tensor cannot lie so.
+        """
+        if layout not in self.index:
+            raise UsageError(
+                f"a tensor of shape {list(self.shape)} cannot lie as {layout_text(layout)} on a mesh of "
+                f"{' x '.join(map(str, self.mesh.sizes))}",
+                hint="choose dimensions that the axes divide, or allow padding",
+            )
+        return self.index[layout]
+
+    def steps(self, before: TensorLayout, after: TensorLayout) -> tuple[Step, ...]:
+        """The steps of the quickest change; none when the layouts are equal.
+
+        Raises:
+            UsageError: the tensor cannot lie so, or no sequence leads there.
+        """
+        i, j = self.position(before), self.position(after)
+        if not math.isfinite(self.seconds[i, j]):
+            raise UsageError(
+                f"no change leads from {layout_text(before)} to {layout_text(after)}", hint="replicate first"
+            )
+        result = []
+        while i != j:
+            k = int(self._next[i, j])
+            move, axes = self._direct[i, k]
+            result.append(self._step(move, axes, i, k))
+            i = k
+        return tuple(result)
+
+    def _payload(self, move: Move, i: int, k: int) -> float:
+        return (
+            self.item_bytes
+            * self._elements[k if move is Move.ALL_GATHER else i]
+            * (1.0 if move.collective is not None else 0.0)
+        )
+
+    def _step(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> Step:
+        payload, kind = self._payload(move, i, k), move.collective
+        before, after = self.layouts[i], self.layouts[k]
+        if kind is None:
+            return Step(move, axes, before, after, 0.0, 0.0, 0.0, 0.0)
+        sent = payload * sent_fraction(kind, self.mesh.ranks_along(axes))
+        volume = payload * (2.0 if kind is Collective.ALL_REDUCE else 1.0)
+        seconds = float(self.mesh.seconds(kind, axes, payload))
+        return Step(move, axes, before, after, payload, sent, volume, seconds)
+
+    def _fill(self) -> None:
+        """Direct steps. Payloads of equal kind and axes are priced together."""
+        choices = sorted({part for layout in self.layouts for part in layout})
+        batches: dict[tuple[Move, tuple[int, ...]], list[tuple[int, int]]] = {}
+        for i, layout in enumerate(self.layouts):
+            found = [(m, (a,), after) for a in range(len(layout)) for m, after in _axis_moves(layout, a, choices)]
+            for move, axes, after in [*found, *_joint_moves(layout, self.mesh.sizes)]:
+                k = self.index.get(after)
+                if k is not None:
+                    batches.setdefault((move, axes), []).append((i, k))
+        for (move, axes), pairs in batches.items():
+            kind = move.collective
+            payload = np.asarray([self._payload(move, i, k) for i, k in pairs])
+            seconds = np.zeros(len(pairs)) if kind is None else self.mesh.seconds(kind, axes, payload)
+            fraction = 0.0 if kind is None else sent_fraction(kind, self.mesh.ranks_along(axes))
+            for (i, k), cost, sent in zip(pairs, seconds, payload * fraction, strict=True):
+                if cost < self.seconds[i, k]:
+                    self.seconds[i, k], self.sent_bytes[i, k] = cost, sent
+                    self._direct[i, k] = (move, axes)
+
+    def _close(self) -> None:
+        """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
+        for k in range(len(self.layouts)):
+            through = self.seconds[:, k, None] + self.seconds[None, k, :]
+            better = through < self.seconds - 1e-15 * np.abs(np.where(np.isfinite(through), through, 0.0))
+            if better.any():
+                self.seconds = np.where(better, through, self.seconds)
+                sent = self.sent_bytes[:, k, None] + self.sent_bytes[None, k, :]
+                self.sent_bytes = np.where(better, sent, self.sent_bytes)
+                self._next = np.where(better, self._next[:, k, None], self._next)
+
+
+@functools.lru_cache(maxsize=4096)
+def reshard_table(
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    item_bytes: float,
+    *,
+    padded: bool = False,
+    interleaved: tuple[Part, ...] = (),
+) -> ReshardTable:
+    """The table of a shape, made once.
+
+    Args:
+        mesh: the mesh.
+        shape: the whole tensor's.
+        item_bytes: bytes an element.
+        padded: whether uneven cuts count.
+        interleaved: interleaved cuts to consider besides the plain ones.
+    """
+    found = layouts(shape, mesh.sizes, padded=padded, interleaved=interleaved)
+    return ReshardTable(mesh, shape, item_bytes, found)
+
+
+def reshard(
+    mesh: Mesh, shape: Sequence[int], item_bytes: float, before: TensorLayout, after: TensorLayout
+) -> tuple[Step, ...]:
+    """The collectives that change a tensor's layout, in order.
+
+    >>> from planner.sharding import ideal_mesh, parse_layout, reshard
+    >>> mesh = ideal_mesh({"data": 2, "model": 4})
+    >>> [str(step) for step in reshard(mesh, (8, 8), 2.0, parse_layout("S0P", 2), parse_layout("S0S1", 2))]
+    ['reduce-scatter S0P>S0S1']
+
+    Raises:
+        UsageError: the tensor cannot lie so.
+    """
+    tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
+    return reshard_table(mesh, tuple(shape), item_bytes, interleaved=tags).steps(before, after)

@@ -1,0 +1,1 @@
+"""Searches over layouts, one file each."""

@@ -1,0 +1,252 @@
+"""Every legal way to run an operator on a mesh, with the layouts, work and exchanges of forward and backward.
+
+One axis: a dimension of the loop nests is cut, or nothing is (every rank does the same work). A read that the cut
+dimension indexes is cut, any other is whole; a result is cut or, under a cut of a reduced dimension, partial. The
+gradients follow by transposition: a whole read gets partial gradients (that is the all-reduce of data parallelism and
+of Megatron's first product), a partial result needs its whole gradient, a cut stays a cut. Several axes: the nests
+left after the first axis are split again, so heads beyond the key-value groups, or a batch over two axes, need no case.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.hardware import Collective
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec
+from planner.sharding.choices import Choice, Local, Means, Options, choices, has
+from planner.sharding.coupled import STATISTIC_BYTES, STATISTICS
+from planner.sharding.equal_parts import named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, layout_text, refusal, shard_shape
+from planner.sharding.mesh import Mesh, sent_fraction
+
+
+class Reason(StrEnum):
+    """Why ranks exchange data inside an operator."""
+
+    HALO = "halo"
+    STATISTICS = "statistics"
+    RING = "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Data that ranks exchange inside an operator.
+
+    Attributes:
+        reason: why.
+        collective: how.
+        axis: along which mesh axis, by index.
+        payload_bytes: bytes a rank contributes to one of them.
+        times: how many follow each other.
+        backward: whether it belongs to the backward pass.
+    """
+
+    reason: Reason
+    collective: Collective
+    axis: int
+    payload_bytes: float
+    times: int = 1
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run an operator on a mesh.
+
+    Attributes:
+        splits: for each axis the dimension cut, `""` where every rank does the same.
+        reads: by input position, the layout that the input must have.
+        writes: by output position, the layout that the output gets.
+        read_gradients: by input position, the layout in which the input's gradient comes out.
+        write_gradients: by output position, the layout in which the output's gradient is needed.
+        share: part of the operator's work that one rank does, padding included.
+        exchanges: what ranks exchange inside.
+    """
+
+    splits: tuple[str, ...]
+    reads: tuple[tuple[int, TensorLayout], ...]
+    writes: tuple[tuple[int, TensorLayout], ...]
+    read_gradients: tuple[tuple[int, TensorLayout], ...]
+    write_gradients: tuple[tuple[int, TensorLayout], ...]
+    share: float
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __str__(self) -> str:
+        reads = ", ".join(layout_text(layout) for _, layout in self.reads)
+        writes = ", ".join(layout_text(layout) for _, layout in self.writes)
+        return f"[{' '.join(s or '-' for s in self.splits)}] {reads} -> {writes}"
+
+
+def read_gradient(part: Part, means: Means) -> Part:
+    """What the gradient of an operand is on an axis, from what the operand is there."""
+    if part == PARTIAL:
+        return REPLICATED
+    return PARTIAL if part == REPLICATED and means not in (Means.REPEAT, Means.PARTIAL) else part
+
+
+def write_gradient(part: Part) -> Part:
+    """What the gradient of a result must be on an axis, from what the result is there."""
+    return REPLICATED if part == PARTIAL else part
+
+
+def _halos(
+    nests: Sequence[LoopNest], shapes: Mapping[int, tuple[int, ...]], name: str, axis: int, item_bytes: float
+) -> Iterator[Exchange]:
+    """Borders that neighbours supply, and the borders' gradients that go back: both sides at once, full duplex."""
+    for nest in nests:
+        for access in nest.reads:
+            for k, width in access.halo:
+                if access.dims[k][0] == name and width:
+                    shape = shapes[access.position]
+                    payload = item_bytes * width * math.prod(shape) / shape[k]
+                    for backward in (False, True):
+                        yield Exchange(Reason.HALO, Collective.SEND, axis, payload, 1, backward)
+
+
+def _statistics(call: OpCall, nests: Sequence[LoopNest], name: str, axis: int) -> Iterator[Exchange]:
+    """Reductions of a few numbers for each row that a rank holds."""
+    nest = next(n for n in nests if has(n, name))
+    rows = math.prod(d.size for d in nest.dims if d.kind not in (DimKind.COUPLED, DimKind.WHOLE))
+    known = STATISTICS[call.op]
+    for backward, numbers in ((False, known.forward), (True, known.backward)):
+        for n in numbers:
+            payload = rows * n * STATISTIC_BYTES
+            yield Exchange(Reason.STATISTICS, Collective.ALL_REDUCE, axis, payload, 1, backward)
+
+
+def _ring(
+    nest: LoopNest, shapes: Mapping[int, tuple[int, ...]], axis: int, ranks: int, item_bytes: float
+) -> Iterator[Exchange]:
+    """Keys and values go to the next rank, all but once around; backward their gradients travel with them."""
+    keys = [a.position for a in nest.reads if any("u" in names for names in a.dims)]
+    payload = item_bytes * sum(math.prod(shapes[p]) for p in keys)
+    yield Exchange(Reason.RING, Collective.SEND, axis, payload, ranks - 1)
+    yield Exchange(Reason.RING, Collective.SEND, axis, 2 * payload, ranks - 1, True)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of one enumeration; calls of equal signature are split alike."""
+
+    call: OpCall
+    spec: OpSpec
+    sizes: tuple[int, ...]
+    item_bytes: float
+    options: Options
+
+    @functools.cached_property
+    def _identity(self) -> tuple[object, ...]:
+        return self.call.signature(), self.spec.nests, self.sizes, self.item_bytes, self.options
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Request) and self._identity == other._identity
+
+
+def _exchanges(request: _Request, chosen: Sequence[Choice], reads: Mapping[int, TensorLayout]) -> tuple[Exchange, ...]:
+    """What the axes exchange inside the operator, at the sizes left when all of them are cut."""
+    nests = chosen[-1].left.nests if chosen else ()
+    shapes = {
+        p: shard_shape(tensor.shape, layout, request.sizes)
+        for p, layout in reads.items()
+        if (tensor := request.call.inputs[p]) is not None
+    }
+    found: list[Exchange] = []
+    for axis, choice in enumerate(chosen):
+        if choice.means is Means.CUT:
+            found += _halos(nests, shapes, choice.name, axis, request.item_bytes)
+        elif choice.means is Means.STATISTICS:
+            found += _statistics(request.call, nests, choice.name, axis)
+        elif choice.means is Means.RING:
+            found += _ring(nests[0], shapes, axis, request.sizes[axis], request.item_bytes)
+    return tuple(found)
+
+
+def _assemble(request: _Request, chosen: Sequence[Choice]) -> Strategy:
+    nests = request.spec.nests
+    reads = sorted({a.position for nest in nests for a in nest.reads})
+    writes = sorted({a.position for nest in nests for a in nest.writes})
+    read_parts = {p: tuple(c.reads.get(p, REPLICATED) for c in chosen) for p in reads}
+    write_parts = {p: tuple(c.writes.get(p, REPLICATED) for c in chosen) for p in writes}
+    means = [c.means for c in chosen]
+    return Strategy(
+        tuple(c.name for c in chosen),
+        tuple(read_parts.items()),
+        tuple(write_parts.items()),
+        tuple((p, tuple(map(read_gradient, parts, means))) for p, parts in read_parts.items()),
+        tuple((p, tuple(map(write_gradient, parts))) for p, parts in write_parts.items()),
+        chosen[-1].left.share if chosen else 1.0,
+        _exchanges(request, chosen, read_parts),
+    )
+
+
+def _legal(request: _Request, strategy: Strategy) -> bool:
+    outputs = request.call.outputs
+    pairs = [(request.call.inputs[p], layout) for p, layout in strategy.reads]
+    pairs += [(outputs[p] if p < len(outputs) else None, layout) for p, layout in strategy.writes]
+    padded = request.options.padded
+    return all(t is None or not refusal(t.shape, layout, request.sizes, padded=padded) for t, layout in pairs)
+
+
+def strategies(
+    call: OpCall, spec: OpSpec, mesh: Mesh, item_bytes: float, options: Options | None = None
+) -> tuple[Strategy, ...]:
+    """All legal ways to run an operator on a mesh, repeated work first; of equal layouts the least work.
+
+    An operator without nests (a fallback) runs whole on every rank.
+
+    Args:
+        call: the operator and its tensors.
+        spec: its description.
+        mesh: the mesh.
+        item_bytes: bytes an element of its operands takes, for the exchanges inside.
+        options: which splits count; by default all even ones.
+
+    Complexity: (iteration dimensions + 1) ** axes.
+    """
+    return _strategies(_Request(call, spec, mesh.sizes, item_bytes, options or Options()))
+
+
+@functools.lru_cache(maxsize=8192)
+def _strategies(request: _Request) -> tuple[Strategy, ...]:
+    partial: list[tuple[Local, tuple[Choice, ...]]] = [(Local(named_nests(request.call, request.spec)), ())]
+    for ranks in request.sizes:
+        partial = [
+            (choice.left, (*done, choice))
+            for local, done in partial
+            for choice in choices(request.call, request.spec, local, ranks, request.options)
+        ]
+    found: dict[tuple[object, ...], Strategy] = {}
+    for _, chosen in partial:
+        strategy = _assemble(request, chosen)
+        if not _legal(request, strategy):
+            continue
+        mark = (strategy.reads, strategy.writes, strategy.read_gradients, strategy.exchanges)
+        if mark not in found or strategy.share < found[mark].share:
+            found[mark] = strategy
+    return tuple(found.values())
+
+
+def exchange_s(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:
+    """Seconds of the exchanges inside an operator in one pass."""
+    return sum(
+        e.times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes))
+        for e in strategy.exchanges
+        if e.backward is backward
+    )
+
+
+def exchange_bytes(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:
+    """Bytes that a rank sends in the exchanges inside an operator in one pass; a halo goes to both neighbours."""
+    total = 0.0
+    for e in strategy.exchanges:
+        if e.backward is backward:
+            sides = 2 if e.reason is Reason.HALO else 1
+            total += sides * e.times * e.payload_bytes * sent_fraction(e.collective, mesh.axes[e.axis].size)
+    return total
