@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,22 +30,51 @@ class Pairs:
         return held
 
 
-def pairs_of(node_count: int, edges: np.ndarray, most_ideals: int) -> Pairs:
-    """All pairs of ideals; if there are more than `most_ideals`, only those along one topological order."""
+def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, most_ideals: int) -> Pairs:
+    """All pairs of ideals; if there are more than `most_ideals`, of those with the cheapest borders.
+
+    Args:
+        node_count: n.
+        edges: [m, 2] source and target.
+        edge_bytes: [m] what an edge moves when it crosses a border.
+        most_ideals: how many ideals may be kept.
+    """
     before = [0] * node_count
     for u, v in edges.tolist():
         before[v] |= 1 << u
-    ideals = _enumerate(before, most_ideals)
-    complete = ideals is not None
-    if ideals is None:
-        ideals = _prefixes(before)
-    members = np.zeros((len(ideals), node_count), dtype=np.float32)
-    for row, mask in enumerate(ideals):
-        members[row, [v for v in range(node_count) if mask >> v & 1]] = 1
+    ideals = _enumerate(before, 40 * most_ideals)
+    complete = ideals is not None and len(ideals) <= most_ideals
+    if not complete:
+        chain = _prefixes(before)
+        ideals = _cheapest(ideals or chain, chain, edges, edge_bytes, most_ideals)
+    members = _members(ideals or [], node_count)
     outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
     np.fill_diagonal(outside, 1)
     lower, upper = np.nonzero(outside == 0)
     return Pairs(members, lower, upper, complete)
+
+
+def _members(ideals: list[int], node_count: int) -> np.ndarray:
+    members = np.zeros((len(ideals), node_count), dtype=np.float32)
+    for row, mask in enumerate(ideals):
+        members[row, [v for v in range(node_count) if mask >> v & 1]] = 1
+    return members
+
+
+def _cheapest(ideals: list[int], chain: list[int], edges: np.ndarray, edge_bytes: np.ndarray, most: int) -> list[int]:
+    """The ideals along one topological order, and as many others of each size as there is room for."""
+    node_count = len(chain) - 1
+    members = _members(ideals, node_count)
+    crossing = ((members[:, edges[:, 0]] - members[:, edges[:, 1]]) @ edge_bytes).tolist()
+    room = max((most - len(chain)) // node_count, 0)
+    kept = set(chain)
+    for _, group in itertools.groupby(sorted(zip(ideals, crossing, strict=True), key=_size), key=_size):
+        kept.update(mask for mask, _ in sorted(group, key=lambda entry: (entry[1], entry[0]))[:room])
+    return sorted(kept, key=lambda mask: (mask.bit_count(), mask))
+
+
+def _size(entry: tuple[int, float]) -> int:
+    return entry[0].bit_count()
 
 
 def _enumerate(before: list[int], most: int) -> list[int] | None:

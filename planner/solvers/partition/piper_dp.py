@@ -46,8 +46,10 @@ class _Search:
     pairs: Pairs
     tables: dict[int, list[Table]]
     useful: dict[int, list[np.ndarray]]
-    least_work_s: np.ndarray
-    """[i] device-seconds that the nodes of an ideal take at the least."""
+    alone_s: np.ndarray
+    """[c, k] time of a stage that holds nothing but a node with choice c at the k-th data degree, transfers left out."""
+    share_s: np.ndarray
+    """[c, k] the same in device-seconds: what the node adds to any stage's time, times the stage's devices."""
     deadline: float
     ruled_out: dict[tuple[int, int, int], list[tuple[int, float]]] = field(default_factory=dict)
     """By (row, tensor, data): in-flight counts from which on a stage needs that much time (infinite: never fits)."""
@@ -70,9 +72,9 @@ def solve_piper(
         verdict = problem.judge(start)
         if verdict.feasible:
             best = verdict.objective, start
-    floor = float(search.least_work_s[-1]) / max(problem.devices, 1)
-    if not np.isfinite(floor):  # some node has no choice at any degree that the devices allow
+    if not np.isfinite(_least_shares(search, np.inf)).all():  # no choice at any degree that the devices allow
         return Result(None, np.inf, np.inf, "piper-dp", _SPACE, _statistics(search))
+    floor = _floor(search)
     best, bound = _bisect(search, best, floor, progress)
     if not search.pairs.complete:
         bound = min(bound, floor)
@@ -98,20 +100,45 @@ def _statistics(search: _Search) -> dict[str, int]:
 
 
 def _prepare(problem: PiperProblem, deadline: float) -> _Search:
-    pairs = pairs_of(problem.node_count, problem.edges, _MOST_IDEALS)
+    pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes, _MOST_IDEALS)
     most = min(problem.devices, problem.batch)
     divisors = np.array([d for d in range(1, most + 1) if problem.batch % d == 0], dtype=np.int64)
     found: dict[int, list[Table]] = {}
     useful: dict[int, list[np.ndarray]] = {}
-    work = np.full(problem.node_count, np.inf)
     for tensor in problem.tensor_degrees:
         data = divisors[divisors * tensor <= problem.devices]
         if len(data):
             found[tensor], useful[tensor] = tables(problem, pairs, tensor, data)
-            at = problem.choice_tensor == tensor
-            np.minimum.at(work, problem.choice_node[at], tensor * problem.time_s[at])
-    least = np.where(pairs.members > 0, work, 0.0).sum(axis=1)
-    return _Search(problem, pairs, found, useful, least, deadline)
+    exchange = 4 * (divisors - 1) / problem.batch / problem.bandwidth_bytes_per_s * problem.weight_bytes[:, None]
+    alone = (problem.time_s[:, None] + exchange) / divisors
+    devices = problem.choice_tensor[:, None] * divisors
+    alone[devices > problem.devices] = np.inf
+    return _Search(problem, pairs, found, useful, alone, alone * devices, deadline)
+
+
+def _least_shares(search: _Search, cap: float) -> np.ndarray:
+    """[n] device-seconds that every node takes at the least in a stage within the cap; infinite when none is."""
+    within = search.alone_s <= cap * (1 + CAP_SLACK)
+    share = np.where(within & np.isfinite(search.alone_s), search.share_s, np.inf).min(axis=1)
+    least = np.full(search.problem.node_count, np.inf)
+    np.minimum.at(least, search.problem.choice_node, share)
+    return least
+
+
+def _floor(search: _Search) -> float:
+    """A time per sample that no plan is below: under it, the nodes alone take more than all devices give."""
+    devices = search.problem.devices
+    low, high = 0.0, max(float(_least_shares(search, np.inf).sum()), float(search.alone_s.min(axis=1).max()))
+    high = max(high, 1e-300)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _least_shares(search, middle).sum() <= devices * middle * (1 + CAP_SLACK):
+            high = middle
+        else:
+            low = middle
+        if high - low <= 1e-12 * high:
+            break
+    return low
 
 
 def _bisect(
@@ -253,7 +280,10 @@ def _pass(search: _Search, options: _Options, cap: float) -> list[tuple[int, int
     search.passes += 1
     problem = search.problem
     ideals = len(search.pairs.members)
-    reserve = np.ceil(search.least_work_s / cap * (1 - 1e-9) - 1e-9) if cap > 0 else np.zeros(ideals)
+    least = _least_shares(search, cap)
+    if not np.isfinite(least).all():
+        return None
+    reserve = np.ceil(search.pairs.members @ least / cap * (1 - 1e-6)) if cap > 0 else np.zeros(ideals)
     most_devices = (problem.devices - np.minimum(reserve, problem.devices + 1)).astype(np.int64)
     first = np.searchsorted(options.lower, np.arange(ideals + 1))
     cost = options.data * options.tensor
