@@ -231,6 +231,7 @@ def _device_figures(device: Device) -> list[tuple[str, str]]:
         ("memory_efficiency", _curve([format_bytes(size) for size in memory.sizes], memory.fractions)),
         ("launch", format_seconds(device.launch_s, 4)),
     ]
+    rows += [("handover", format_seconds(device.handover_s, 4))] if device.handover_s else []
     return rows + ([("price", f"{device.price_per_hour:.4g} $/h")] if device.price_per_hour else [])
 
 

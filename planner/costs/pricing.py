@@ -33,6 +33,7 @@ def profile(
     dropout: bool = True,
     assume_dropout: bool = False,
     unfold_batchnorm: bool = True,
+    loss: bool = True,
     strict_ops: bool = False,
 ) -> Profile:
     """Price every node of a graph on a device by the roofline.
@@ -48,6 +49,7 @@ def profile(
         dropout: dropout nodes draw and keep masks.
         assume_dropout: put dropout masks where transformers have them when the graph has no dropout nodes.
         unfold_batchnorm: convolutions with a folded batch normalisation keep what training would keep.
+        loss: a graph that ends at logits is followed by a cross-entropy loss; its time and what it keeps are added.
         strict_ops: refuse operators that no rule describes.
 
     Returns:
@@ -71,11 +73,20 @@ def profile(
         dropout=dropout,
         assume_dropout=assume_dropout,
         unfold_batchnorm=unfold_batchnorm,
+        loss=loss,
     )
     own = float_type(sized)
     sizes = element_bytes(sized, chosen.compute.bits / 8)
     types = training_types(own, chosen)
-    work = node_work(sized, specs, sizes, types, fused=fused_attention, unfold_batchnorm=unfold_batchnorm)
+    work = node_work(
+        sized,
+        specs,
+        sizes,
+        types,
+        fused=fused_attention,
+        unfold_batchnorm=unfold_batchnorm,
+        loss_bytes=options.loss_bytes if loss else 0.0,
+    )
     times = price(sized, work, device, chosen)
     outputs, workspace = tensor_bytes(sized, sizes)
     return Profile(
@@ -98,7 +109,13 @@ def profile(
 
 
 def saved_options(
-    precision: Precision, *, fused_attention: bool, dropout: bool, assume_dropout: bool, unfold_batchnorm: bool
+    precision: Precision,
+    *,
+    fused_attention: bool,
+    dropout: bool,
+    assume_dropout: bool,
+    unfold_batchnorm: bool,
+    loss: bool = True,
 ) -> SavedOptions:
     """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
     pure = precision.master_bytes == 0
@@ -106,6 +123,7 @@ def saved_options(
         fused_attention=fused_attention,
         dropout=dropout,
         assume_dropout=assume_dropout,
+        loss=loss,
         loss_bytes=precision.compute.bits / 8 if pure else 4.0,
         unfold_batchnorm=unfold_batchnorm,
     )

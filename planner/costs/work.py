@@ -5,6 +5,9 @@ out by an exporter are one kernel; so is attention where `fused` is set: no traf
 product once more in backward. A NaN guard that an exporter puts around softmax costs nothing. Products with expert
 weights that were gathered for each token are grouped products over the stored weights. Transposing and slicing make
 views; a copy is made where a reshape or a batched product cannot read one.
+
+Work that the file does not show, but training does, stands beside the node's own: an unfolded batch normalisation, and,
+where the graph ends at logits, the cross-entropy loss over them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from planner.operators.regions import (
     find_attention,
     find_expert_products,
 )
-from planner.operators.saved import folded_batchnorms
+from planner.operators.saved import folded_batchnorms, logits_of
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
 
@@ -33,6 +36,17 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_FUSED_ATTENTION_SHARE = 0.75
+"""What a fused attention kernel reaches of a plain product's rate: 55 to 63% of an A100's peak at head widths of 64 and
+128 (Dao 2023, FlashAttention-2, figures 4 to 6), against 80%."""
+_NORM_PASSES = 3
+"""Statistics, then read and write."""
+_NORM_BACK_PASSES = 5
+"""Both reductions read the input and the gradient; then input and gradient in, gradient out."""
+_LOSS_PASSES = 3
+"""Log-softmax: its reductions read the logits, then read and write."""
+_LOSS_BACK_PASSES = 6
+"""Its gradient is filled with zeros; the reduction reads gradient and result; then both in, gradient out."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,10 @@ class Work:
         back_vector: backward element-wise flops.
         back_bytes: backward traffic.
         back_kernels: backward kernels.
-        norms: bytes of the tensor that a folded batch normalisation runs over, in kernels of its own.
+        beside: forward traffic of memory-bound kernels that run beside the node's own (batch normalisation, loss).
+        back_beside: their backward traffic.
         types: the type that the matrix units multiply, by node.
+        matrix_share: what the node's kernel reaches of a plain matrix product's rate.
     """
 
     matrix: np.ndarray
@@ -62,8 +78,10 @@ class Work:
     back_vector: np.ndarray
     back_bytes: np.ndarray
     back_kernels: np.ndarray
-    norms: np.ndarray
+    beside: np.ndarray
+    back_beside: np.ndarray
     types: tuple[DType, ...]
+    matrix_share: np.ndarray
 
 
 def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
@@ -79,6 +97,7 @@ def node_work(
     *,
     fused: bool,
     unfold_batchnorm: bool,
+    loss_bytes: float = 0.0,
 ) -> Work:
     """Work of each node in the training precision, groups that run as one kernel put on their last node.
 
@@ -89,6 +108,7 @@ def node_work(
         types: type it is computed in, by file type.
         fused: attention runs as one kernel.
         unfold_batchnorm: convolutions with a folded batch normalisation run it after themselves.
+        loss_bytes: bytes an element takes in the loss that follows a graph that ends at logits; 0 for no loss.
     """
     dtypes = [_float_type_of(graph, i) for i in range(len(graph.nodes))]
     rows = np.zeros((len(graph.nodes), len(_COLUMNS)))
@@ -111,12 +131,24 @@ def node_work(
     for expert in find_expert_products(graph):
         _group_experts(graph, rows, expert, sizes)
     columns = dict(zip(_COLUMNS, rows.T, strict=True))
-    norms = np.zeros(len(graph.nodes))
+    beside = np.zeros((2, len(graph.nodes)))
     if unfold_batchnorm:
         for i in folded_batchnorms(graph):
             result = graph.tensors[graph.nodes[i].outputs[0]]
-            norms[i] = result.elements * sizes[result.dtype]
-    return Work(**columns, norms=norms, types=tuple(types[d] for d in dtypes))
+            passes = np.array([_NORM_PASSES, _NORM_BACK_PASSES])
+            beside[:, i] = passes * result.elements * sizes[result.dtype]
+    if loss_bytes:
+        _add_loss(graph, columns, beside, sizes, loss_bytes)
+    share = np.ones(len(graph.nodes))
+    if fused:
+        share[[region.nodes[-1] for region in regions]] = _FUSED_ATTENTION_SHARE
+    return Work(
+        **columns,
+        beside=beside[0],
+        back_beside=beside[1],
+        types=tuple(types[d] for d in dtypes),
+        matrix_share=share,
+    )
 
 
 def _row(spec: OpSpec, width: float) -> tuple[float, ...]:
@@ -225,6 +257,21 @@ def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes:
     rows[expert.product, 2] = carried + stored
     rows[expert.product, 4:6] = back / 2
     rows[expert.product, 7] = 2 * (carried + stored) if back else 0.0
+
+
+def _add_loss(
+    graph: Graph, columns: Mapping[str, np.ndarray], beside: np.ndarray, sizes: Mapping[DType, float], loss_bytes: float
+) -> None:
+    """A cross-entropy over the logits where the graph ends at them: cast to the loss's type, log-softmax, and back."""
+    name = logits_of(graph)
+    if not name:
+        return
+    logits, at = graph.tensors[name], graph.producer[name]
+    width = sizes[logits.dtype]
+    cast = width + loss_bytes if loss_bytes != width else 0.0
+    beside[:, at] += logits.elements * (np.array([_LOSS_PASSES, _LOSS_BACK_PASSES]) * loss_bytes + cast)
+    columns["kernels"][at] += 2 + (cast > 0)
+    columns["back_kernels"][at] += 2 + (cast > 0)
 
 
 def _free_views(

@@ -110,7 +110,9 @@ def strided_terms(
 
 
 def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | int, concurrent: int = 1) -> Terms:
-    """Cost of sending a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
+    """Cost of handing a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
+
+    Beside the transfer, the hosts hand over (`Device.handover_s`, the slowest device type's).
 
     Args:
         cluster: the machine.
@@ -122,7 +124,9 @@ def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | 
     sizes = np.asarray((1, *cluster.group_sizes()))
     # The number of group sizes that tell the two ranks apart is one more than the level that joins them.
     depth = (first[..., None] // sizes != second[..., None] // sizes).sum(axis=-1)
-    table = [_FREE] + [_direct(cluster.levels, top, concurrent) for top in range(len(cluster.levels))]
+    handover_s = max(device.handover_s for device in cluster.devices)
+    direct = [_direct(cluster.levels, top, concurrent) for top in range(len(cluster.levels))]
+    table = [_FREE] + [(latency_s + handover_s, s_per_byte) for latency_s, s_per_byte in direct]
     latency, slope = np.full((2, len(table), len(ALGORITHMS)), math.inf)
     slope[:] = 0.0
     latency[:, 0], slope[:, 0] = np.asarray(table).T

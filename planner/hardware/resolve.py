@@ -29,8 +29,8 @@ from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level
 from planner.hardware.validate import arrange
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
-_MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.55, 16e9: 0.82, 128e9: 0.87}
-_MEMORY_SHAPE = {0.1e6: 0.30, 1e6: 0.60, 10e6: 0.75, 100e6: 0.90}
+_MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.45, 16e9: 0.65, 128e9: 0.75, 10e12: 0.80}
+_MEMORY_SHAPE = {0.1e6: 0.20, 1e6: 0.40, 10e6: 0.55, 100e6: 0.62}
 
 
 def with_defaults(body: DeviceBody) -> DeviceBody:
@@ -52,7 +52,7 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
             points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
             **_assumed("shape of an A100"),
         ),
-        "launch": TimeFigure.model_construct(value=5e-6, **_assumed("one kernel launch of a GPU runtime")),
+        "launch": TimeFigure.model_construct(value=65e-6, **_assumed("one operation of an eager framework")),
     }
     return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
 
@@ -79,6 +79,7 @@ def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], pr
         "matrix_efficiency": full.matrix_efficiency,
         "memory_efficiency": full.memory_efficiency,
         "launch": full.launch,
+        "handover": full.handover,
         "price": full.price,
     }
     return Device(
@@ -91,6 +92,7 @@ def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], pr
         memory_byte_per_s=full.memory_bandwidth.value,
         memory_efficiency=_curve(full.memory_efficiency.points),
         launch_s=full.launch.value,
+        handover_s=full.handover.value if full.handover else 0.0,
         price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
         sources={key: cite(item, own_sources) for key, item in cited.items() if item is not None},
         about=full.about,

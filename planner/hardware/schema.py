@@ -178,7 +178,7 @@ class Port(PeerLink):
 
 
 class FlopCurve(Cited):
-    """Achievable fraction by FLOPs of one operation, as `{1 GFLOP: 55%, 128 GFLOP: 87%}`."""
+    """Achievable fraction by FLOPs of one operation, as `{1 GFLOP: 45%, 128 GFLOP: 75%}`."""
 
     dimension: ClassVar[Dimension] = Dimension.FLOPS
     points: dict[Flops, Fraction] = Field(min_length=1)
@@ -216,7 +216,12 @@ class DeviceBody(Strict):
     vector: ComputeFigure = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
     matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
     memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
-    launch: TimeFigure | None = Field(None, description="host time to launch one kernel; 5 us when absent")
+    launch: TimeFigure | None = Field(
+        None, description="host time of one forward operation, kernel launch included; 65 us when absent"
+    )
+    handover: TimeFigure | None = Field(
+        None, description="host time of passing a micro-batch to another stage; none when absent"
+    )
     price: PriceFigure | None = Field(None, description="a device and hour, such as `4.10 $/h`")
 
     @field_validator("reserve")

@@ -50,10 +50,11 @@ class Device:
         vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
         memory_byte_per_s: nominal bandwidth of device memory.
         memory_efficiency: achievable fraction of that bandwidth by bytes of one operation.
-        launch_s: host-side cost of launching one kernel.
+        launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
         price_per_hour: US dollars a device and hour, 0 when unknown.
         sources: where each figure comes from, by its key in the profile, with notes and "not verified" where so.
         about: one line on what it is.
+        handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Device:
     price_per_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
+    handover_s: float = 0.0
 
     @property
     def usable_bytes(self) -> int:

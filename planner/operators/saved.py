@@ -159,7 +159,7 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
             "grouped products over the stored weights, without the copies"
         )
         notes.append(Note(NoteLevel.INFO, "experts-grouped", message, graph.nodes[experts[0].product].key))
-    logits = _logits(graph)
+    logits = logits_of(graph)
     if chosen.loss and logits:
         message = (
             "the graph ends at logits; the log-softmax that a cross-entropy loss keeps is counted with the last node"
@@ -341,7 +341,7 @@ class _Collector:
             self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
 
     def _keep_loss(self) -> None:
-        logits = _logits(self.graph)
+        logits = logits_of(self.graph)
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
@@ -361,7 +361,7 @@ def _is_folded(graph: Graph, node: Node) -> bool:
     return bool(_FOLDED_NAME.search(node.module) or "batch_norm" in node.name)
 
 
-def _logits(graph: Graph) -> str:
+def logits_of(graph: Graph) -> str:
     """The result that a loss would be computed from: the output of the last linear layer; "" without one."""
     if any(node.op in _LOSSES for node in graph.nodes):
         return ""

@@ -35,7 +35,7 @@ def node(op: str, inputs: str, outputs: str, module: str = "", **attributes: int
 
 
 def of(made: Graph, device: Device = DEVICE, **options: object) -> Profile:
-    return profile(made, device, **{"precision": "fp32", **options})  # type: ignore[arg-type]
+    return profile(made, device, **{"precision": "fp32", "loss": False, **options})  # type: ignore[arg-type]
 
 
 def product(rows: int, inner: int, columns: int) -> Graph:

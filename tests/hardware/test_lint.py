@@ -190,9 +190,10 @@ def test_a_device_of_few_words_gets_defaults(tmp_path: Path) -> None:
     path.write_text(DEVICE)
     device = load_device(path)
     assert device.reserve_bytes == 2_000_000_000
-    assert device.launch_s == 5e-6
+    assert device.launch_s == 65e-6
+    assert device.handover_s == 0.0
     # the sizes of an A100's curve, moved by 70/312 and 600/2039
-    assert device.matrix_efficiency.sizes == (22e6, 220e6, 3.6e9, 29e9)
+    assert device.matrix_efficiency.sizes == (22e6, 220e6, 3.6e9, 29e9, 2.2e12)
     assert device.memory_efficiency.sizes == (29e3, 290e3, 2.9e6, 29e6)
     assert device.sources["launch"].startswith("default of the program; not verified")
     assert device.sources["memory"] == "no source given"

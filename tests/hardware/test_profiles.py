@@ -93,8 +93,9 @@ def test_device_figures_agree_with_the_published_ones(name: str, key: str) -> No
     for figure, fact in (("memory", "mem_gb"), ("memory_bandwidth", "mem_bw")):
         assert ("not verified" in device.sources[figure]) == (not facts[fact]["verified"])
     if "best_matmul_bf16" in facts:
-        best = device.matrix_efficiency.fractions[-1] * device.matrix_flop_per_s["bf16"]
-        assert best == pytest.approx(facts["best_matmul_bf16"]["v"] * 1e12, rel=0.01)
+        # what a training run sustains stays below the best matmul ever measured alone
+        sustained = device.matrix_efficiency.fractions[-1] * device.matrix_flop_per_s["bf16"]
+        assert 0.8 < sustained / (facts["best_matmul_bf16"]["v"] * 1e12) < 1.01
 
 
 def test_a_dgx_a100() -> None:
