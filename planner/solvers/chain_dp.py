@@ -22,7 +22,7 @@ from planner.space.types import Decision, Evaluation
 CUTOFFS = (1.15, 1.5, 2.5, 6.0, math.inf)
 """Cutoffs of the relaxation, as multiples of what compute alone takes."""
 
-CEILINGS = (1.002, 1.02, 1.1, 1.5, 3.0, math.inf)
+CEILINGS = (1.02, 1.04, 1.08, 1.16, 1.4, 2.0, 4.0, math.inf)
 """Ceilings of the label search, as multiples of the relaxation's bound."""
 
 LABEL_LIMIT = 500_000

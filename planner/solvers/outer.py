@@ -68,9 +68,10 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A problem to be settled and what compute alone takes in it."""
+    """A problem to be settled, what its compute takes at the least, and the least of that among problems alike."""
 
     bound_s: float
+    alike_s: float
     slice_devices: int
     micro_batch: int
     copies: int
@@ -79,8 +80,8 @@ class _Task:
     zero: int
 
     def order(self) -> tuple[float, int, int, int, int]:
-        """Best bound first; narrow slices, which are solved fastest, before wide ones."""
-        return self.bound_s, self.slice_devices, self.micro_batch, self.copies, self.rank
+        """Best bound first; narrow slices, which are solved fastest, before wide ones; alike problems together."""
+        return self.alike_s, self.slice_devices, self.micro_batch, self.copies, self.rank
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -106,15 +107,12 @@ class _Search:
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
-        tasks = sorted(
-            (t for costs in priced for t in self._tasks(costs)),
-            key=lambda t: (t.bound_s, t.slice_devices, t.micro_batch, t.copies, t.rank),
-        )
+        tasks = sorted((task for costs in priced for task in self._tasks(costs)), key=_Task.order)
         costs_of = {costs.micro_batch: costs for costs in priced}
         for done, task in enumerate(tasks, 1):
             self._settle(task, costs_of[task.micro_batch])
             if self._progress is not None:
-                ahead = tasks[done].bound_s if done < len(tasks) else math.inf
+                ahead = tasks[done].alike_s if done < len(tasks) else math.inf
                 self._progress(done, len(tasks), self._best_s, min(self._best_s, ahead, self._bound()))
         if not self._known:
             raise infeasible(priced, self._cluster, self._job, self._costs_for)
@@ -139,7 +137,6 @@ class _Search:
     def _tasks(self, costs: BlockCosts) -> list[_Task]:
         job = self._job
         batches = job.global_batch // costs.micro_batch
-        compute_s = _compute_s(costs)
         order = sorted(job.schedules, key=lambda name: name != "1f1b")
         kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
         slices = {
@@ -148,12 +145,29 @@ class _Search:
             for copies in range(1, used + 1)
             if batches % copies == 0
         }
+        outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
+        compute_s = _compute_s(costs)
         tasks = []
         for copies, width in sorted(slices):
-            bound_s = max(batches // copies * compute_s / width, compute_s)
+            bounds = {z: max(batches // copies * compute_s / width + s, compute_s) for z, s in outside_s.items()}
             for rank, (schedule, zero) in enumerate(kinds):
-                tasks.append(_Task(bound_s, width, costs.micro_batch, copies, rank, schedule, zero))
+                which = (width, costs.micro_batch, copies, rank, schedule, zero)
+                tasks.append(_Task(bounds[zero], min(bounds.values()), *which))
         return tasks
+
+    def _outside_s(self, costs: BlockCosts, zero: int) -> float:
+        """Compute of one micro-batch that no single stage can hold; infinite when some block fits nowhere.
+
+        A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
+        beside it the work of all other stages on one micro-batch.
+        """
+        room = max(d.usable_bytes for d in self._cluster.devices) * (1 + SAME)
+        fits = np.triu(self._formulator.least_bytes(costs, zero) <= room)
+        if not fits.diagonal().all():
+            return math.inf
+        prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
+        held = np.where(fits, prefix[None, 1:] - prefix[:-1, None], 0.0)
+        return float(max(0.0, prefix[-1] - held.max()))
 
     def _device_counts(self) -> list[int]:
         """How many devices to deal to the copies: all, or as many as come before a change of device type."""
@@ -164,15 +178,20 @@ class _Search:
     def _settle(self, task: _Task, costs: BlockCosts) -> None:
         cutoff_s = self._best_s * (1 + (SLACK if task.slice_devices <= SLACK_UP_TO else 0.0))
         if task.bound_s >= cutoff_s:
-            self._note(task, Outcome.BOUNDED, task.bound_s)
+            outcome = Outcome.INFEASIBLE if math.isinf(task.bound_s) else Outcome.BOUNDED
+            self._note(task, outcome, task.bound_s)
             return
-        problem = self._formulator.problem(
-            costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
-        )
         if self._alike[0] != task.key:
             self._alike = (task.key, [])
         alike = self._alike[1]
-        better_s = self._dominated(problem)
+        for other, bound_s in alike:
+            if (other.schedule, task.schedule, other.zero) == ("1f1b", "gpipe", task.zero):
+                self._note(task, Outcome.DOMINATED, bound_s)
+                return
+        problem = self._formulator.problem(
+            costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
+        )
+        better_s = next((bound_s for other, bound_s in alike if _covers(other, problem)), None)
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             alike.append((problem, better_s))
@@ -183,14 +202,6 @@ class _Search:
         outcome = Outcome.INFEASIBLE if math.isinf(solution.bound_s) else Outcome.SOLVED
         self._note(task, outcome, solution.bound_s, solution)
         alike.append((problem, solution.bound_s))
-
-    def _dominated(self, problem: StageProblem) -> float | None:
-        """Bound of a problem just settled that has the same decisions at no more time and memory, if there is one."""
-        for other, bound_s in self._alike[1]:
-            leaner = other.schedule == problem.schedule or (other.schedule, problem.schedule) == ("1f1b", "gpipe")
-            if leaner and (other.zero == problem.zero or (other.zero > problem.zero and _no_slower(other, problem))):
-                return bound_s
-        return None
 
     def _judge(self, costs: BlockCosts) -> Judge:
         return lambda decision: evaluate(costs, self._cluster, self._job, decision)
@@ -313,7 +324,9 @@ def _compute_s(costs: BlockCosts) -> float:
     return float((costs.forward_s + costs.backward_s).min(axis=0).sum())
 
 
-def _no_slower(sharded: StageProblem, plain: StageProblem) -> bool:
+def _covers(sharded: StageProblem, plain: StageProblem) -> bool:
     """Whether sharding the optimizer state costs no time at any place, whatever is hidden (it never costs memory)."""
+    if sharded.schedule != plain.schedule or sharded.zero <= plain.zero:
+        return False
     end_s, other_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
     return bool((end_s <= other_s * (1 + SAME)).all())

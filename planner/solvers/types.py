@@ -54,7 +54,7 @@ class Outcome(StrEnum):
     """Its best decision is known, or that none is better than the best known when its turn came."""
 
     BOUNDED = "bounded"
-    """Compute alone takes longer than the best known decision."""
+    """Its compute alone, in as few stages as memory allows, takes longer than the best known decision."""
 
     DOMINATED = "dominated"
     """Another problem has every decision of this one at no more time and memory."""

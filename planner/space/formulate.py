@@ -18,6 +18,8 @@ from planner.space.types import BlockCosts, Job
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
 
+_CACHED_BYTES = 2**27
+
 
 def formulate(
     costs: BlockCosts,
@@ -136,6 +138,15 @@ class Formulator:
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
         )
 
+    def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
+        """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""
+        job, ranges = self._job, self._range_tables(costs)
+        shards = self.devices if zero else 1
+        held = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
+        kept = {"never": costs.saved_bytes, "always": costs.checkpoint_bytes + ranges.working_bytes}
+        activations = kept.get(job.recompute, np.minimum(*kept.values()))
+        return np.asarray(held * ranges.elements + ranges.workspace_bytes + activations)
+
     def _placement(self, copies: int, width: int, options: tuple[int, ...]) -> Placement:
         key = (copies, width, options)
         if key not in self._placements:
@@ -152,6 +163,8 @@ class Formulator:
         key = (id(placement), zero, elements.tobytes())
         if key not in self._syncs:
             tables = [_sync_s(placement, p, elements, zero, self._precision) for p in range(len(placement.all_reduce))]
+            while self._syncs and sum(t.nbytes for t in self._syncs.values()) > _CACHED_BYTES:
+                del self._syncs[next(iter(self._syncs))]
             self._syncs[key] = np.stack(tables)
         return self._syncs[key]
 
