@@ -1,0 +1,51 @@
+"""Every command that the README shows runs, in its order, and prints lines of the kind it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.plan_files import run
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+SHOWN = re.findall(r"^\$ shardplan (.+)$", README, re.M)
+MAY_DIFFER = {"diff": 1}
+
+
+def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(SHOWN) >= 5
+    for line in SHOWN:
+        arguments = shlex.split(line)
+        assert run(*arguments) == MAY_DIFFER.get(arguments[0], 0), line
+        printed = capsys.readouterr().out
+        assert ("-q" in arguments) == (printed == ""), line
+
+
+def test_every_option_named_in_the_readme_exists() -> None:
+    from click.testing import CliRunner
+
+    from cli.main import COMMANDS, app
+
+    helps = "".join(CliRunner().invoke(app, [name, "--help"]).output for name in COMMANDS)
+    helps += CliRunner().invoke(app, ["--help"]).output
+    helps += "".join(
+        CliRunner().invoke(app, ["hardware", sub, "--help"]).output for sub in ("init", "list", "show", "lint")
+    )
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--nodes"}
+    assert {option for option in named if option not in helps} == set()
+
+
+def test_every_place_of_the_code_map_exists() -> None:
+    table = README.partition("## Code map")[2].partition("## Dependencies")[0]
+    root = Path(__file__).resolve().parents[1]
+    places = [place for row in re.findall(r"^\| (`.+?) \|", table, re.M) for place in re.findall(r"`([^`]+)`", row)]
+    assert len(places) > 12
+    folder = ""
+    for place in places:
+        path = root / place if "/" in place else root / folder / place
+        folder = str(Path(place).parent) if "/" in place and "." in Path(place).name else folder
+        assert path.exists(), place
