@@ -47,7 +47,7 @@ class _Search:
     tables: dict[int, list[Table]]
     useful: dict[int, list[np.ndarray]]
     alone_s: np.ndarray
-    """[c, k] time of a stage that holds nothing but a node with choice c at the k-th data degree, transfers left out."""
+    """[c, k] time of a stage of one node with choice c at the k-th data degree, transfers left out."""
     share_s: np.ndarray
     """[c, k] the same in device-seconds: what the node adds to any stage's time, times the stage's devices."""
     deadline: float
