@@ -170,7 +170,7 @@ def _parts(
             for access in accesses:
                 cuts = [_part(access, name, sizes) for name in names]
                 part = next((c for c in cuts if c != REPLICATED), REPLICATED)
-                if found is reads and access.position in whole:
+                if found is reads and any((access.position, name) in whole for name in names):
                     part = REPLICATED
                 elif kind is DimKind.REDUCED and part == REPLICATED and (found is writes or not inside):
                     part = PARTIAL
@@ -237,10 +237,11 @@ def _consistent(call: OpCall, spec: OpSpec, nest: LoopNest, name: str, kind: Dim
 
 
 def _window_fits(call: OpCall, extent: int, spatial: int, results: int, local: int, halo: int, ranks: int) -> bool:
-    """As many whole strides of input as results, evenly cut, and neighbours that hold the whole border."""
+    """As many whole strides of input as results, evenly cut once, and neighbours that hold the whole border."""
     strides = call.attributes.get("strides")
     stride = int(strides[spatial]) if isinstance(strides, tuple) and 0 <= spatial < len(strides) else 1
-    return local % ranks == 0 and extent == results * stride and local // ranks * stride >= halo
+    once = halo == 0 or local == results
+    return once and local % ranks == 0 and extent == results * stride and local // ranks * stride >= halo
 
 
 def _may_ring(call: OpCall, local: Local, ranks: int) -> bool:

@@ -70,8 +70,8 @@ LINEAR = (
 UNCUT_DIMS: Mapping[str, frozenset[str]] = dict.fromkeys(RING_ATTENTION, frozenset({"e"}))
 """Dimensions that a nest lets one cut but that would repeat most of the work on every rank (the scores)."""
 
-WHOLE_READS: Mapping[str, frozenset[int]] = {
-    "com.microsoft.MoE": frozenset({1}),
-    "com.microsoft.QMoE": frozenset({1}),
+WHOLE_READS: Mapping[str, frozenset[tuple[int, str]]] = {
+    "com.microsoft.MoE": frozenset({(1, "e")}),
+    "com.microsoft.QMoE": frozenset({(1, "e")}),
 }
-"""Inputs that every rank needs whole whatever is split: a mixture picks its experts among all scores of a row."""
+"""Inputs that a cut of that dimension leaves whole: a mixture picks its experts among all scores of a row."""

@@ -94,14 +94,24 @@ def write_gradient(part: Part) -> Part:
 
 
 def _halos(
-    nests: Sequence[LoopNest], shapes: Mapping[int, tuple[int, ...]], name: str, axis: int, item_bytes: float
+    nests: Sequence[LoopNest],
+    shapes: Mapping[int, tuple[int, ...]],
+    name: str,
+    before: Sequence[str],
+    axis: int,
+    item_bytes: float,
 ) -> Iterator[Exchange]:
-    """Borders that neighbours supply, and the borders' gradients that go back: both sides at once, full duplex."""
+    """Borders that neighbours supply, and the borders' gradients that go back: both sides at once, full duplex.
+
+    Borders along several dimensions are exchanged one after the other, each with the corners of those before it.
+    """
     for nest in nests:
         for access in nest.reads:
+            shape = list(shapes[access.position])
+            for k, width in access.halo:
+                shape[k] += 2 * width if access.dims[k][0] in before else 0
             for k, width in access.halo:
                 if access.dims[k][0] == name and width:
-                    shape = shapes[access.position]
                     payload = item_bytes * width * math.prod(shape) / shape[k]
                     for backward in (False, True):
                         yield Exchange(Reason.HALO, Collective.SEND, axis, payload, 1, backward)
@@ -160,7 +170,8 @@ def _exchanges(request: _Request, chosen: Sequence[Choice], reads: Mapping[int, 
     found: list[Exchange] = []
     for axis, choice in enumerate(chosen):
         if choice.means is Means.CUT:
-            found += _halos(nests, shapes, choice.name, axis, request.item_bytes)
+            before = [c.name for c in chosen[:axis]]
+            found += _halos(nests, shapes, choice.name, before, axis, request.item_bytes)
         elif choice.means is Means.STATISTICS:
             found += _statistics(request.call, nests, choice.name, axis)
         elif choice.means is Means.RING:

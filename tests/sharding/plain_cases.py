@@ -1,0 +1,408 @@
+"""Operators that run on each rank by themselves, one entry a rule, on small random tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.operators.calls import call
+from tests.sharding.coupled_cases import numbers
+from tests.sharding.execution import Case
+from tests.sharding.mesh_sim import Context
+
+Maker = Callable[[], Case]
+
+
+def _one(function: Callable[..., np.ndarray]) -> Callable[..., tuple[np.ndarray, ...]]:
+    return lambda *arrays: (function(*arrays),)
+
+
+def _simple(op: str, inputs: list[str], output: str, function: Callable[..., np.ndarray], wanted: tuple[int, ...],
+            **attributes: Any) -> Case:  # fmt: skip
+    arrays = [np.abs(numbers(*map(int, text.split()[1:]))) + 0.5 for text in inputs]
+    return Case(call(op, inputs, [output], **attributes), arrays, _one(function), wanted)
+
+
+def _quantised(op: str, inputs: list[str | None], output: str, a: int, b: int) -> Case:
+    """An inference product; scales are ones and zero points zeros."""
+    values: list[np.ndarray | None] = []
+    for p, text in enumerate(inputs):
+        shape = [] if text is None else [int(n) for n in text.split()[1:]]
+        values.append(None if text is None else np.arange(np.prod(shape), dtype=float).reshape(shape) if p in (a, b)
+                      else np.ones(shape))  # fmt: skip
+    return Case(call(op, inputs, [output]), values, lambda *arrays: (arrays[a] @ arrays[b],), ())
+
+
+def _reshape(before: str, after: str) -> Case:
+    target = tuple(map(int, after.split()))
+    x = numbers(*map(int, before.split()))
+
+    def local(context: Context, x: np.ndarray, shape: Any) -> tuple[np.ndarray, ...]:
+        return (x.reshape(context.result_shape(0, target)),)
+
+    what = call("Reshape", [f"x {before}", f"c:int64 {len(target)}"], [f"x {after}"])
+    return Case(what, [x, None], lambda x, shape: (x.reshape(target),), local=local)
+
+
+def _expand() -> Case:
+    def local(context: Context, x: np.ndarray, shape: Any) -> tuple[np.ndarray, ...]:
+        return (np.broadcast_to(x, context.result_shape(0, (2, 4, 2))),)
+
+    what = call("Expand", ["x 2 1 2", "c:int64 3"], ["x 2 4 2"])
+    return Case(what, [numbers(2, 1, 2), None], lambda x, s: (np.broadcast_to(x, (2, 4, 2)),), local=local)
+
+
+def _mean(op: str, shape: str, out: str, axes: tuple[int, ...], **attributes: Any) -> Case:
+    """A mean divides by the whole's number of elements, on every rank."""
+    count = np.prod([int(shape.split()[a]) for a in axes])
+    x = numbers(*map(int, shape.split()))
+    function = _one(lambda x, *rest: x.sum(axes, keepdims=True) / count)
+    inputs = [f"x {shape}"] if op == "GlobalAveragePool" else [f"x {shape}", f"c:int64 {len(axes)}"]
+    what = call(op, inputs, [f"x {out}"], constants={1: axes}, **attributes)
+    return Case(what, [x, *[None] * (len(inputs) - 1)], function)
+
+
+def _gather() -> Case:
+    ids = np.array([[0, 3], [1, 1]])
+
+    def local(context: Context, table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = list(context.held(0, 0))
+        place = np.array([[rows.index(i) if i in rows else -1 for i in line] for line in ids.tolist()])
+        return (np.where(place[..., None] >= 0, table[np.maximum(place, 0)], 0.0),)
+
+    what = call("Gather", ["w 4 2", "i:int64 2 2"], ["x 2 2 2"])
+    return Case(what, [numbers(4, 2), ids], lambda t, i: (t[i],), local=local)
+
+
+def _gather_elements() -> Case:
+    ids = np.array([[0, 3], [2, 2], [1, 0], [3, 1]])
+
+    def local(context: Context, table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        columns = list(context.held(0, 1))
+        place = np.array([[columns.index(i) if i in columns else -1 for i in line] for line in ids.tolist()])
+        return (np.where(place >= 0, np.take_along_axis(table, np.maximum(place, 0), 1), 0.0),)
+
+    what = call("GatherElements", ["x 4 4", "i:int64 4 2"], ["x 4 2"], axis=1)
+    return Case(what, [numbers(4, 4), ids], lambda t, i: (np.take_along_axis(t, i, 1),), local=local)
+
+
+def _gather_nd() -> Case:
+    ids = np.array([[0, 1], [1, 3], [1, 0], [0, 1]])
+
+    def local(context: Context, table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows, columns = list(context.held(0, 0)), list(context.held(0, 1))
+        zero = np.zeros(table.shape[2:])
+        picked = [table[rows.index(i), columns.index(j)] if i in rows and j in columns else zero for i, j in ids.tolist()]
+        return (np.stack(picked),)
+
+    what = call("GatherND", ["x 2 4 2", "i:int64 4 2"], ["x 4 2"])
+    return Case(what, [numbers(2, 4, 2), ids], lambda t, i: (t[i[:, 0], i[:, 1]],), local=local)
+
+
+def _scatter_nd() -> Case:
+    ids = np.array([[1], [3]])
+
+    def whole(data: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> tuple[np.ndarray, ...]:
+        result = np.array(data)
+        result[ids[:, 0]] = updates
+        return (result,)
+
+    def local(context: Context, data: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> tuple[np.ndarray, ...]:
+        result, rows = np.array(data), list(context.held(0, 0))
+        for i, update in zip(ids[:, 0].tolist(), updates, strict=True):
+            if i in rows:
+                result[rows.index(i)] = update
+        return (result,)
+
+    what = call("ScatterND", ["x 4 2", "i:int64 2 1", "x 2 2"], ["x 4 2"])
+    return Case(what, [numbers(4, 2), ids, numbers(2, 2)], whole, (0, 2), local=local)
+
+
+def _scatter_elements() -> Case:
+    ids = np.array([[1, 3], [0, 2]])
+
+    def put(data: np.ndarray, columns: list[int], ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        result = np.array(data)
+        for i, j in np.ndindex(*ids.shape):
+            if ids[i, j] in columns:
+                result[i, columns.index(ids[i, j])] = updates[i, j]
+        return result
+
+    what = call("ScatterElements", ["x 2 4", "i:int64 2 2", "x 2 2"], ["x 2 4"], axis=1)
+    return Case(
+        what, [numbers(2, 4), ids, numbers(2, 2)], lambda d, i, u: (put(d, list(range(4)), i, u),), (0, 2),
+        local=lambda c, d, i, u: (put(d, list(c.held(0, 1)), i, u),),
+    )  # fmt: skip
+
+
+def _one_hot() -> Case:
+    def local(context: Context, ids: np.ndarray, depth: Any, values: Any) -> tuple[np.ndarray, ...]:
+        return ((ids[:, None] == context.held_result(0, 1, 4)[None]).astype(float),)
+
+    ids = np.array([0, 3, 1, 1])
+    what = call("OneHot", ["i:int64 4", "c:int64", "c 2"], ["x 4 4"])
+    return Case(what, [ids, None, None], lambda i, d, v: (np.eye(4)[i],), (), local=local)
+
+
+def _top_k() -> Case:
+    def function(x: np.ndarray, k: Any) -> tuple[np.ndarray, ...]:
+        order = np.argsort(-x, axis=1)[:, :2]
+        return np.take_along_axis(x, order, 1), order.astype(float)
+
+    what = call("TopK", ["x 4 4", "c:int64 1"], ["x 4 2", "x:int64 4 2"], axis=1)
+    return Case(what, [numbers(4, 4), None], function, (), outputs=(0, 1))
+
+
+def _experts() -> Case:
+    def run(x: np.ndarray, router: np.ndarray, first: np.ndarray, second: np.ndarray, mine: np.ndarray) -> np.ndarray:
+        scores = np.exp(router) / np.exp(router).sum(-1, keepdims=True)
+        chosen = np.argsort(-scores, axis=1)[:, :2]
+        y, flat = np.zeros(x.shape), x.reshape(-1, x.shape[-1])
+        rows = y.reshape(-1, x.shape[-1])
+        for row, experts in enumerate(chosen.tolist()):
+            for e in experts:
+                if e in mine:
+                    at = list(mine).index(e)
+                    rows[row] += scores[row, e] * (second[at] @ np.maximum(first[at] @ flat[row], 0))
+        return y
+
+    def whole(x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray) -> tuple:
+        return (run(x, router, first, second, np.arange(4)),)
+
+    def local(context: Context, x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray
+              ) -> tuple:  # fmt: skip
+        return (run(x, router, first, second, context.held(2, 0)),)
+
+    what = call("com.microsoft.MoE", ["x 2 2 2", "x 4 4", "w 4 3 2", None, "w 4 2 3"], ["x 2 2 2"], k=2)
+    arrays = [numbers(2, 2, 2), numbers(4, 4), numbers(4, 3, 2), None, numbers(4, 2, 3)]
+    return Case(what, arrays, whole, (0, 1, 2, 4), local=local)
+
+
+def _lstm() -> Case:
+    def function(x: np.ndarray, w: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, ...]:
+        hidden, results = r.shape[2], []
+        for d in range(w.shape[0]):
+            h = c = np.zeros((x.shape[1], hidden))
+            steps = []
+            for t in range(x.shape[0]):
+                gates = (x[t] @ w[d].T + h @ r[d].T).reshape(-1, 4, hidden)
+                i, o, f = (1 / (1 + np.exp(-gates[:, k])) for k in range(3))
+                c = f * c + i * np.tanh(gates[:, 3])
+                h = o * np.tanh(c)
+                steps.append(h)
+            results.append(np.stack(steps))
+        return (np.stack(results, axis=1),)
+
+    what = call("LSTM", ["x 2 2 2", "w 2 8 2", "w 2 8 2"], ["x 2 2 2 2"], hidden_size=2, direction="bidirectional")
+    return Case(what, [numbers(2, 2, 2), numbers(2, 8, 2), numbers(2, 8, 2)], function, (0, 1, 2))
+
+
+def _likelihood() -> Case:
+    ids = np.array([0, 3, 1, 2])
+
+    def run(x: np.ndarray, ids: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (np.asarray(-np.where(ids[:, None] == classes[None], x, 0).sum() / 4),)
+
+    what = call("NegativeLogLikelihoodLoss", ["x 4 4", "i:int64 4"], ["x"])
+    return Case(what, [numbers(4, 4), ids], lambda x, i: run(x, i, np.arange(4)),
+                local=lambda c, x, i: run(x, i, c.held(0, 1)))  # fmt: skip
+
+
+def _rotary() -> Case:
+    def function(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, ...]:
+        half = x.shape[-1] // 2
+        a, b, c, s = x[..., :half], x[..., half:], cos[:, None], sin[:, None]
+        return (np.concatenate([a * c - b * s, b * c + a * s], axis=-1),)
+
+    what = call("RotaryEmbedding", ["x 2 2 4 4", "c 2 4 2", "c 2 4 2"], ["x 2 2 4 4"])
+    return Case(what, [numbers(2, 2, 4, 4), numbers(2, 4, 2), numbers(2, 4, 2)], function)
+
+
+def _multi_head(op: str) -> Case:
+    """Query, key and value of rank 3, two heads a group where heads are grouped."""
+    groups = {"com.microsoft.MultiHeadAttention": 4}.get(op, 2)
+
+    def function(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) -> np.ndarray:
+        split = lambda x: x.reshape(*x.shape[:2], -1, 1).transpose(0, 2, 1, 3)  # noqa: E731
+        q, k, v = split(q), split(k), split(v)
+        return q, k, v
+
+    def run(context: Context | None, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+        heads = np.arange(4) if context is None else context.held(0, 2)
+        owned = list(np.arange(groups) if context is None else context.held(1, 2))
+        of = [owned.index(h // (4 // groups)) for h in heads]
+        q, k, v = function(q, k, v)
+        scores = q @ k[:, of].transpose(0, 1, 3, 2)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        y = (p / p.sum(-1, keepdims=True)) @ v[:, of]
+        return (y.transpose(0, 2, 1, 3).reshape(y.shape[0], y.shape[2], -1),)
+
+    attributes = {"num_heads": 4} if op.startswith("com") else {"q_num_heads": 4, "kv_num_heads": groups}
+    if op.endswith("GroupQueryAttention"):
+        attributes["kv_num_heads"] = groups
+    what = call(op, ["x 2 3 4", f"x 2 3 {groups}", f"x 2 3 {groups}"], ["x 2 3 4"], **attributes)
+    arrays = [numbers(2, 3, 4), numbers(2, 3, groups), numbers(2, 3, groups)]
+    return Case(what, arrays, lambda *a: run(None, *a), (0, 1, 2), local=run)
+
+
+def _conv_transpose() -> Case:
+    def function(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
+        y = np.zeros((x.shape[0], w.shape[1], x.shape[2] + w.shape[2] - 1))
+        for r in range(w.shape[2]):
+            y[:, :, r : r + x.shape[2]] += np.einsum("nct,ck->nkt", x, w[:, :, r])
+        return (y,)
+
+    what = call("ConvTranspose", ["x 2 2 3", "w 2 2 2"], ["x 2 2 4"])
+    return Case(what, [numbers(2, 2, 3), numbers(2, 2, 2)], function, (0, 1))
+
+
+def _window_free(op: str, before: str, after: str, function: Callable[..., np.ndarray], **attributes: Any) -> Case:
+    return _simple(op, [f"x {before}"], f"x {after}", function, (0,), **attributes)
+
+
+def _split(parts: int = 2) -> Case:
+    x = numbers(2, 8)
+    what = call("Split", ["x 2 8"], ["x 2 4", "x 2 4"], axis=1)
+    return Case(what, [x], lambda x: tuple(np.split(x, parts, axis=1)), outputs=(0, 1))
+
+
+def _causal_conv() -> Case:
+    def function(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
+        wide = np.pad(x, ((0, 0), (0, 0), (1, 0)))
+        return (wide[:, :, :-1] * w[None, :, 0, :1] + wide[:, :, 1:] * w[None, :, 0, 1:],)
+
+    what = call("CausalConvWithState", ["x 2 2 3", "w 2 1 2"], ["x 2 2 3"])
+    return Case(what, [numbers(2, 2, 3), numbers(2, 1, 2)], function, (0, 1))
+
+
+def _embed_norm() -> Case:
+    """Tables by position are no operands of the nest: they are whole everywhere."""
+    table = numbers(4, 2)
+
+    def function(ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (table[ids],)
+
+    ids = np.array([[0, 3], [1, 2]])
+    call_ = call("com.microsoft.EmbedLayerNormalization", ["i:int32 2 2"], ["x 2 2 2"])
+    return Case(call_, [ids], function, ())
+
+
+def _binary(op: str, function: Callable[..., np.ndarray], inputs: tuple[str, str] = ("x 2 4", "w 4")) -> Case:
+    return _simple(op, list(inputs), "x 2 4", function, (0, 1))
+
+
+def _where() -> Case:
+    mask = np.array([[True, False, True, True], [False, True, False, True]])
+    what = call("Where", ["i:bool 2 4", "x 2 4", "x 4"], ["x 2 4"])
+    return Case(what, [mask, numbers(2, 4), numbers(4)], lambda m, a, b: (np.where(m, a, b),), (1, 2))
+
+
+def _einsum_sum() -> Case:
+    return _simple("Einsum", ["x 2 4", "x 4"], "x 2 4", np.multiply, (0, 1), equation="ij,j->ij")
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+
+
+CASES: dict[str, Maker] = {
+    "MatMul": lambda: _simple("MatMul", ["x 2 4 2", "w 2 4"], "x 2 4 4", np.matmul, (0, 1)),
+    "batched MatMul": lambda: _simple("MatMul", ["x 2 2 4", "x 2 4 2"], "x 2 2 2", np.matmul, (0, 1)),
+    "FusedMatMul": lambda: _simple(
+        "com.microsoft.FusedMatMul", ["x 2 4", "x 2 4"], "x 2 2", lambda a, b: a @ b.T, (0, 1), transB=1
+    ),
+    "Gemm": lambda: _simple("Gemm", ["x 4 2", "w 2 4", "w 4"], "x 4 4", lambda a, b, c: a @ b + c, (0, 1, 2)),
+    "GemmFastGelu": lambda: _simple(
+        "com.microsoft.FusedGemm", ["x 4 2", "w 2 4", "w 4"], "x 4 4", lambda a, b, c: a @ b + c, (0, 1, 2)
+    ),
+    "Einsum": lambda: _simple(
+        "Einsum", ["x 2 2 2 2", "x 2 4 2 2"], "x 2 2 2 4", lambda a, b: np.einsum("bshd,bthd->bhst", a, b), (0, 1),
+        equation="bshd,bthd->bhst",
+    ),  # fmt: skip
+    "Einsum without sum": _einsum_sum,
+    "MatMulInteger": lambda: _quantised("MatMulInteger", ["x:int8 2 4", "w:int8 4 2"], "x:int32 2 2", 0, 1),
+    "QLinearMatMul": lambda: _quantised(
+        "QLinearMatMul", ["x:uint8 2 4", "c", "c:uint8", "w:int8 4 2", "c", "c:int8", "c", "c:uint8"], "x:uint8 2 2", 0, 3
+    ),
+    "MatMulIntegerToFloat": lambda: _quantised(
+        "com.microsoft.MatMulIntegerToFloat", ["x:int8 2 4", "w:int8 4 2", "c", "c"], "x 2 2", 0, 1
+    ),
+    "ConvTranspose": _conv_transpose,
+    "CausalConvWithState": _causal_conv,
+    "Gelu": lambda: _window_free("Gelu", "2 4", "2 4", _gelu),
+    "Sign": lambda: Case(call("Sign", ["x 2 4"], ["x 2 4"]), [numbers(2, 4)], _one(np.sign), ()),
+    "Greater": lambda: Case(
+        call("Greater", ["x 2 4", "x 4"], ["x:bool 2 4"]), [numbers(2, 4), numbers(4)],
+        _one(lambda a, b: (a > b).astype(float)), (),
+    ),  # fmt: skip
+    "Add": lambda: _binary("Add", np.add),
+    "Sub": lambda: _binary("Sub", np.subtract),
+    "Mul": lambda: _binary("Mul", np.multiply),
+    "Div": lambda: _binary("Div", np.divide),
+    "Pow": lambda: _binary("Pow", np.power),
+    "Mod": lambda: _binary("Mod", np.fmod, ("x 2 4", "x 2 4")),
+    "Max": lambda: _binary("Max", np.maximum),
+    "PRelu": lambda: _binary("PRelu", lambda x, s: np.where(x > 0.9, x, s * (x - 0.9))),
+    "BiasGelu": lambda: _binary("com.microsoft.BiasGelu", lambda x, b: _gelu(x + b)),
+    "SwiGLU": lambda: _simple(
+        "SwiGLU", ["x 2 4", "x 2 4"], "x 2 4", lambda a, b: a / (1 + np.exp(-a)) * b, (0, 1)
+    ),
+    "Where": _where,
+    "Dropout that keeps all": lambda: Case(
+        call("Dropout", ["x 2 4", "c"], ["x 2 4"], constants={1: (0.0,)}), [numbers(2, 4), None], lambda x, r: (x,)
+    ),
+    "BiasDropout that keeps all": lambda: _binary("com.microsoft.BiasDropout", lambda x, b: x + b),
+    "ReduceSum": lambda: _mean("ReduceMean", "4 2 2", "4 1 1", (1, 2), opset=18),
+    "GlobalAveragePool": lambda: _mean("GlobalAveragePool", "2 2 2 4", "2 2 1 1", (2, 3)),
+    "ArgMax": lambda: Case(
+        call("ArgMax", ["x 4 2"], ["x:int64 4 1"], axis=1), [numbers(4, 2)],
+        _one(lambda x: x.argmax(1)[:, None].astype(float)), (),
+    ),  # fmt: skip
+    "CumSum": lambda: Case(
+        call("CumSum", ["x 4 4", "c:int64"], ["x 4 4"], constants={1: (1,)}), [numbers(4, 4), None],
+        lambda x, a: (np.cumsum(x, 1),),
+    ),  # fmt: skip
+    "Det": lambda: _window_free("Det", "4 2 2", "4", lambda x: np.linalg.det(x)),
+    "NegativeLogLikelihoodLoss": _likelihood,
+    "Hardmax": lambda: Case(
+        call("Hardmax", ["x 4 4"], ["x 4 4"]), [numbers(4, 4)],
+        _one(lambda x: (x == x.max(-1, keepdims=True)).astype(float)), (),
+    ),  # fmt: skip
+    "LRN": lambda: _window_free(
+        "LRN", "2 3 4", "2 3 4", lambda x: x / (1 + (x**2).sum(1, keepdims=True)), size=5
+    ),
+    "EmbedLayerNormalization": _embed_norm,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "ScatterND": _scatter_nd,
+    "ScatterElements": _scatter_elements,
+    "OneHot": _one_hot,
+    "TopK": _top_k,
+    "Reshape, merged": lambda: _reshape("2 4 2", "8 2"),
+    "Reshape, split": lambda: _reshape("4 8", "4 2 4"),
+    "Identity": lambda: _window_free("Identity", "2 4", "2 4", lambda x: x),
+    "Transpose": lambda: _window_free("Transpose", "2 4 2", "4 2 2", lambda x: x.transpose(1, 2, 0), perm=(1, 2, 0)),
+    "Concat": lambda: _simple("Concat", ["x 2 4", "x 2 4"], "x 2 8", lambda a, b: np.concatenate([a, b], 1), (0, 1),
+                              axis=1),  # fmt: skip
+    "uneven Concat": lambda: _simple("Concat", ["x 4 1", "x 4 2"], "x 4 3", lambda a, b: np.concatenate([a, b], 1),
+                                     (0, 1), axis=1),  # fmt: skip
+    "Split": _split,
+    "Slice": lambda: _window_free("Slice", "4 4", "4 2", lambda x: x[:, 1:3]),
+    "Expand": _expand,
+    "Tile": lambda: _window_free("Tile", "4 2", "4 4", lambda x: np.tile(x, (1, 2))),
+    "Pad": lambda: _window_free("Pad", "4 2", "4 4", lambda x: np.pad(x, ((0, 0), (1, 1)))),
+    "SpaceToDepth": lambda: _window_free(
+        "SpaceToDepth", "2 1 2 2", "2 4 1 1", lambda x: x.reshape(len(x), 4, 1, 1), blocksize=2
+    ),
+    "Resize": lambda: _window_free("Resize", "2 2 3", "2 2 6", lambda x: np.repeat(x, 2, axis=2), mode="nearest"),
+    "Cast": lambda: Case(call("Cast", ["x 2 4"], ["x:float16 2 4"]), [numbers(2, 4)], lambda x: (x,)),
+    "MoE": _experts,
+    "LSTM": _lstm,
+    "RotaryEmbedding": _rotary,
+    "Attention of rank 3": lambda: _multi_head("Attention"),
+    "MultiHeadAttention": lambda: _multi_head("com.microsoft.MultiHeadAttention"),
+    "GroupQueryAttention": lambda: _multi_head("com.microsoft.GroupQueryAttention"),
+}
