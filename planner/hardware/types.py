@@ -25,8 +25,9 @@ class Collective(StrEnum):
 class Curve:
     """An achievable fraction of a peak that grows with the size of the work.
 
-    `fractions[i]` holds from `sizes[i]` on; between two points the fraction is interpolated linearly in log(size);
-    below the first point it is `fractions[0]`, beyond the last `fractions[-1]`. Sizes are FLOPs or bytes, ascending.
+    Below the first point the fraction is `fractions[0]`, beyond the last `fractions[-1]`; between two points
+    log(fraction) is linear in log(size), so that more work takes longer as long as no fraction grows faster than its
+    size. Sizes are FLOPs or bytes, ascending.
     """
 
     sizes: tuple[float, ...]
@@ -34,7 +35,7 @@ class Curve:
 
     def at(self, size: np.ndarray | float) -> np.ndarray:
         """Fractions (0..1] for an array of sizes of any shape."""
-        return np.asarray(np.interp(np.log(np.maximum(size, 1.0)), np.log(self.sizes), self.fractions))
+        return np.exp(np.interp(np.log(np.maximum(size, 1.0)), np.log(self.sizes), np.log(self.fractions)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Checks of the planner against the outside world; each module is a command (`python -m benchmarks.published`)."""

@@ -1,0 +1,257 @@
+"""Measured iterations against predictions of exactly the same configurations: `python -m benchmarks.published FOLDER`.
+
+FOLDER holds `single_node_runs.json` and `published_runs.json`. Each run is built as a graph at its sizes, cut as it was
+cut, and given to the judge and the simulator; nothing is searched. Beside each prediction stands the trivial model
+"hardware FLOPs at a constant half of the peak", which a cost model has to beat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import models
+from benchmarks.runs import SINGLE_NODE, Run, read_runs
+from models.gpt import GPTSize
+from planner.costs import profile
+from planner.costs.precision import precision
+from planner.graph import Chain, Graph, build_chain
+from planner.graph.blocks import layer_of
+from planner.hardware import Cluster, load_cluster
+from planner.importers import graph_from_proto
+from planner.operators import needs_gradient
+from planner.simulate import simulate_decision
+from planner.space.blocks import block_costs
+from planner.space.evaluate import evaluate
+from planner.space.types import BlockCosts, Decision, Job, StageChoice
+
+BASELINE_SHARE = 0.5
+SHARDED = "ZeRO-2/3 or FSDP"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner says of a run.
+
+    Attributes:
+        run: the run.
+        seconds: simulated iteration.
+        closed_form_s: the judge's closed form.
+        baseline_s: hardware FLOPs at half of the peak.
+        memory_bytes: of the fullest device, measured as the run's figure was (an allocator does not see the reserve).
+    """
+
+    run: Run
+    seconds: float
+    closed_form_s: float
+    baseline_s: float
+    memory_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.seconds / self.run.seconds
+
+
+def predict(run: Run) -> Prediction:
+    """Price a run as it ran, stage by stage."""
+    if run.machine is None:
+        raise ValueError(f"{run.key} has no machine")
+    cluster = load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices))
+    chain, costs = _costs(run, cluster)
+    job = Job(
+        global_batch=run.global_batch,
+        precision=run.precision,
+        fused_attention=run.fused_attention,
+        overlap=1.0 if run.sharded else 0.0,
+    )
+    decision = _decision(run, chain)
+    verdict = evaluate(costs, cluster, job, decision)
+    memory = [t.memory.total - (t.memory.reserve if run.memory_by == "allocator" else 0.0) for t in verdict.stages]
+    return Prediction(
+        run=run,
+        seconds=simulate_decision(decision, verdict).makespan_s,
+        closed_form_s=verdict.iteration_s,
+        baseline_s=_hardware_flops(run) / run.devices / (BASELINE_SHARE * _peak(run, cluster)),
+        memory_bytes=max(memory),
+    )
+
+
+def _costs(run: Run, cluster: Cluster) -> tuple[Chain, BlockCosts]:
+    size = GPTSize(run.layers, run.hidden, run.heads, run.vocab, run.seq, ffn=run.ffn)
+    chain = _chain(size, run.micro_batch, run.seq)
+    priced = profile(
+        chain.graph,
+        cluster.devices[0],
+        precision=run.precision,
+        fused_attention=run.fused_attention,
+        assume_dropout=run.dropout,
+    )
+    gradients = frozenset(needs_gradient(chain.graph))
+    number = precision(run.precision)
+    return chain, block_costs(chain, chain.graph, [priced], cluster.devices, number, "adam", gradients)
+
+
+@functools.lru_cache(maxsize=64)
+def _chain(size: GPTSize, batch: int, seq: int) -> Chain:
+    graph: Graph = graph_from_proto(models.build_custom(size, batch=batch, seq=seq), name="run")
+    return build_chain(graph)
+
+
+def _decision(run: Run, chain: Chain) -> Decision:
+    """Stages of equal numbers of layers; where that does not come out, the first and the last have one layer fewer."""
+    short = run.layers % run.stages != 0
+    per_stage = (run.layers + 2 * short) // run.stages
+    heads = {layer_of(chain.graph.nodes[b.nodes[0]].module): i for i, b in reversed([*enumerate(chain.blocks)])}
+    starts = [heads[f"transformer.h.{stage * per_stage - short}"] for stage in range(1, run.stages)]
+    bounds = itertools.pairwise([0, *starts, len(chain.blocks)])
+    return Decision(
+        stages=tuple(StageChoice(a, b, run.replicas, run.recompute) for a, b in bounds),
+        copies=1,
+        micro_batch=run.micro_batch,
+        micro_batches=run.global_batch // run.micro_batch,
+        schedule=run.schedule,
+        zero=run.zero if run.replicas > 1 else 0,
+    )
+
+
+def _hardware_flops(run: Run) -> float:
+    """Matrix work of an iteration, recomputation of the layers included (Narayanan et al. 2021, equation 3)."""
+    tokens = run.global_batch * run.seq
+    layer = 2 * (4 * run.hidden**2 + 2 * run.hidden * run.ffn) + 4 * run.seq * run.hidden
+    return tokens * (run.layers * layer * (4 if run.recompute else 3) + 3 * 2 * run.hidden * run.vocab)
+
+
+def _peak(run: Run, cluster: Cluster) -> float:
+    peaks = cluster.devices[0].matrix_flop_per_s
+    return peaks.get(run.precision, peaks.get("fp16", 0.0))
+
+
+def mape(ratios: Sequence[float]) -> float:
+    """Mean absolute error, relative to the measurement."""
+    return float(np.mean(np.abs(np.asarray(ratios) - 1)))
+
+
+def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
+    """Kendall's tau: (pairs in the same order - pairs in opposite order) / pairs."""
+    x, y = np.sign(np.subtract.outer(a, a)), np.sign(np.subtract.outer(b, b))
+    pairs = len(x) * (len(x) - 1)
+    return float((x * y).sum() / pairs) if pairs else float("nan")
+
+
+def regrets(predictions: Iterable[Prediction]) -> list[float]:
+    """How much slower the plan predicted fastest really is than the fastest, for each job that ran in several ways."""
+    jobs: dict[tuple[object, ...], list[Prediction]] = {}
+    for p in predictions:
+        r = p.run
+        job = (r.source, r.hidden, r.layers, r.seq, r.global_batch, r.devices, r.machine)
+        jobs.setdefault(job, []).append(p)
+    several = [tried for tried in jobs.values() if len(tried) > 1]
+    return [min(t, key=lambda p: p.seconds).run.seconds / min(p.run.seconds for p in t) - 1 for t in several]
+
+
+def _summary(title: str, chosen: Sequence[Prediction]) -> list[str]:
+    ratios = [p.ratio for p in chosen]
+    base = [p.baseline_s / p.run.seconds for p in chosen]
+    measured = [p.run.seconds for p in chosen]
+    taus = [kendall_tau(said, measured) for said in ([p.seconds for p in chosen], [p.baseline_s for p in chosen])]
+    return [
+        title,
+        str(len(chosen)),
+        f"{mape(ratios):.1%}",
+        f"{np.median(ratios):.2f}",
+        f"{max(abs(r - 1) for r in ratios):.0%}",
+        f"{taus[0]:.2f}" if len(chosen) > 1 else "-",
+        f"{mape(base):.0%}",
+        f"{np.median(base):.2f}",
+        f"{taus[1]:.2f}" if len(chosen) > 1 else "-",
+    ]
+
+
+def report(runs: Sequence[Run], *, every_row: bool) -> str:
+    """The tables in Markdown: by source, memory, what could not be priced, and on request each row."""
+    exact = [predict(r) for r in runs if not r.obstacle]
+    sharded = [predict(r) for r in runs if r.obstacle == SHARDED and r.precision]
+    campaign = [p for p in exact if p.run.key.startswith("single")]
+    head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
+    by_source = [
+        ("single node, fitted half", campaign[::2]),
+        ("single node, held-out half", campaign[1::2]),
+        *_grouped([p for p in exact if p not in campaign], lambda p: p.run.source),
+    ]
+    stand_in = _grouped(sharded, lambda p: f"{p.run.source} on {p.run.machine.profile if p.run.machine else ''}")
+    parts = [
+        "Priced exactly as they ran:",
+        _table(head, [_summary(title, group) for title, group in [*by_source, ("all", exact)]]),
+        "Sharded (ZeRO-2/3, FSDP), priced as ZeRO-1 with all communication hidden, a check of the device curves:",
+        _table(head, [_summary(title, group) for title, group in stand_in]),
+    ]
+    found = regrets(exact)
+    parts.append(
+        f"Regret over {len(found)} jobs that ran in several ways: mean {np.mean(found):.1%}, worst {max(found):.0%}."
+    )
+    parts += ["Memory of the fullest device:", _memory_table(exact)]
+    parts += ["Not priced:", _table(["reason", "rows"], _obstacles(runs))]
+    if every_row:
+        parts += ["Every row:", _table(*_rows([*exact, *sharded]))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _grouped(
+    predictions: Sequence[Prediction], name: Callable[[Prediction], str]
+) -> list[tuple[str, list[Prediction]]]:
+    groups: dict[str, list[Prediction]] = {}
+    for p in predictions:
+        groups.setdefault(name(p), []).append(p)
+    return list(groups.items())
+
+
+def _memory_table(predictions: Sequence[Prediction]) -> str:
+    rows = [
+        [p.run.key, p.run.source, p.run.shape, p.run.memory_by, f"{p.run.memory_bytes / 1e9:.0f} GB",
+         f"{p.memory_bytes / 1e9:.1f} GB", f"{p.memory_bytes / p.run.memory_bytes:.2f}"]
+        for p in predictions
+        if p.run.memory_bytes
+    ]  # fmt: skip
+    return _table(["row", "source", "run", "measured by", "measured", "predicted", "ratio"], rows)
+
+
+def _obstacles(runs: Sequence[Run]) -> list[list[str]]:
+    counts = Counter(r.obstacle for r in runs if r.obstacle)
+    return [[reason, str(count)] for reason, count in counts.most_common()]
+
+
+def _rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [p.run.key, p.run.source, p.run.shape, f"{p.run.seconds:.3f} s", f"{p.seconds:.3f} s", f"{p.ratio:.2f}",
+         f"{p.baseline_s / p.run.seconds:.2f}"]
+        for p in predictions
+    ]  # fmt: skip
+    return ["row", "source", "run", "measured", "predicted", "ratio", "50% of peak"], rows
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the runs, price them and print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("folder", type=Path, help=f"folder of {SINGLE_NODE} and published_runs.json")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    given = parser.parse_args(arguments)
+    sys.stdout.write(report(read_runs(given.folder), every_row=given.rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
