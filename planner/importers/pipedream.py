@@ -6,8 +6,8 @@ A line for each node, then one for each edge, all ASCII:
     <TAB>node4 -- node5
 
 Times are milliseconds for one minibatch, sizes are fp32 bytes; a size may be a list `[a; b]`, one for each result. The
-measured figures travel with the graph as attributes of its nodes (`forward_s`, `backward_s`), so that
-`planner.costs.imported_profile` prices exactly this graph.
+measured figures travel with the graph as attributes of its nodes (`forward_s`, `backward_s`, and `recorded_bytes`, the
+results' size as the file says it), so that `planner.costs.imported_profile` prices exactly this graph.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Builder:
         self.notes: list[Note] = []
         read = {source for sources in file.reads.values() for source in sources}
         order = sorted(file.nodes)
-        self.sources = {n for n in order if n not in file.reads}
+        self.sources = {n for n in order if n not in file.reads and file.nodes[n].op.startswith("Input")}
         self.dead = {n for n in order if n not in read and file.nodes[n].op == "__getitem__"}
 
     def build(self, path: Path, fingerprint: str, batch_given: bool) -> Graph:
@@ -189,7 +189,7 @@ class _Builder:
 
     def _node(self, line: _Line) -> Node:
         name = f"node{line.number}"
-        reads = [self._result_of(source, line) for source in self.file.reads[line.number]]
+        reads = [self._result_of(source, line) for source in self.file.reads.get(line.number, ())]
         sizes = self._sizes(line, reads)
         outputs = [name if i == 0 else f"{name}:{i}" for i in range(len(sizes))]
         for output, size in zip(outputs, sizes, strict=True):
@@ -204,6 +204,7 @@ class _Builder:
                 "text": line.text,
                 "forward_s": line.forward_ms / 1e3,
                 "backward_s": line.backward_ms / 1e3,
+                "recorded_bytes": sum(line.result_bytes),
                 "view": int(line.op in ("__getitem__", "View", "Size") or "inplace" in line.text),
             },
             module=name,

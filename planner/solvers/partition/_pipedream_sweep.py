@@ -1,0 +1,269 @@
+"""The fastest way to lay stages on devices in line: a label sweep over (place, cut), pruned by a limit on the answer.
+
+Whatever is faster than `limit` keeps every stage below it, and a stage on R devices takes at least its
+compute time / R. So with u of E devices used the compute time before a cut lies between total - limit (E - u) and
+limit u: near the optimum few cuts remain at each place, and a graph with hundreds of thousands of cuts is solved
+exactly. Nothing faster than the limit is lost: when nothing is found, the limit is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solvers.partition._pipedream_cuts import Cuts
+from planner.space.partition.pipedream_terms import Memory, StashRule
+
+_BLOCK = 200_000
+_SLACK = 1 + 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A stage put on some devices: from one site to the next.
+
+    Attributes:
+        target: site after it.
+        replicas: its devices.
+        used: devices used after it.
+        exchange_s_per_byte: seconds to exchange a byte of its weights.
+        level: of the slowest links between its place's left end and its last device.
+        tail_level: of the slowest links between its first device and the next site.
+        place: (first device, width, copies, stride).
+    """
+
+    target: int
+    replicas: int
+    used: int
+    exchange_s_per_byte: float
+    level: int
+    tail_level: int
+    place: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where stages may go when exactly `devices` devices are used: moves by site, first to last."""
+
+    devices: int
+    moves: tuple[tuple[Move, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How stages and cuts are charged.
+
+    Attributes:
+        paper: maximum instead of sum, and transfers not shared among replicas.
+        transfers: whether cuts cost anything.
+        receiver: whether sending by the first stage is free.
+        bandwidth_byte_per_s: by level.
+        memory: limit of a device.
+        idle_behind_first: devices that the first stage has behind it besides those used.
+    """
+
+    paper: bool
+    transfers: bool
+    receiver: bool
+    bandwidth_byte_per_s: tuple[float, ...]
+    memory: Memory
+    idle_behind_first: int = 0
+
+    def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
+        """Seconds for a byte at the cut between a stage that ended as `tail` and one on `replicas` devices."""
+        if not self.transfers or tail.replicas == 0:
+            return 0.0
+        sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
+        return 2.0 / (self.bandwidth_byte_per_s[max(tail.level, level)] * (1 if self.paper else sharing))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Tail:
+    """What the next cut must know of the last stage: reach to the left, replicas (0: there is none), whether first."""
+
+    level: int
+    replicas: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of an answer: cut before, cut behind, where."""
+
+    start: int
+    stop: int
+    place: tuple[int, int, int, int]
+
+
+Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
+
+
+class Sweep:
+    """One search. Labels of a site: for each tail, rows of cuts (ascending) with the slowest time so far.
+
+    Args:
+        cuts: where the graph may be cut.
+        layout: where stages may go.
+        pricing: what they cost.
+        limit: only plans faster than that are looked for.
+        check: called often; raises to stop.
+    """
+
+    def __init__(self, cuts: Cuts, layout: Layout, pricing: Pricing, limit: float, check: Callable[[], None]) -> None:
+        self.cuts = cuts
+        self.layout = layout
+        self.pricing = pricing
+        self.limit = limit
+        self.check = check
+        self.labels: list[Labels] = [{} for _ in range(len(layout.moves) + 1)]
+        self.pairs = 0
+
+    def run(self) -> tuple[float, tuple[Step, ...]] | None:
+        """The fastest plan, None when there is none below the limit."""
+        self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
+        for site, moves in enumerate(self.layout.moves):
+            merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+            for move in moves if self.labels[site] else ():
+                key = (move.level, move.replicas)
+                if key not in merged:
+                    merged[key] = self._merge(site, move)
+                self._extend(site, move, *merged[key])
+        found = [(float(times[0]), tail) for tail, (_, times) in self.labels[-1].items() if len(times)]
+        if not found:
+            return None
+        best, tail = min(found)
+        return best, self._trace(tail, best)
+
+    def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
+        """Best time up to each cut at a site, the transfer into a stage like `move` included."""
+        labels = self.labels[site]
+        low = min(int(rows[0]) for rows, _ in labels.values())
+        best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
+        for tail, (rows, times) in labels.items():
+            price = self.pricing.cut_s_per_byte(tail, move.level, move.replicas)
+            at = rows - low
+            best[at] = np.minimum(best[at], np.maximum(times, price * self.cuts.cut_bytes[rows]))
+        rows = np.flatnonzero(best < self.limit)
+        return rows + low, best[rows]
+
+    def _goals(self, move: Move, tail: Tail) -> np.ndarray:
+        """Cuts that can follow a move, by their compute time and by what crosses them at the very least."""
+        cuts, last = self.cuts, self.cuts.count - 1
+        ahead = self.layout.devices - move.used
+        if ahead == 0:
+            return np.array([last])
+        low, high = 1, last
+        if math.isfinite(self.limit):
+            total = float(cuts.compute_s[-1])
+            low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
+            high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
+        rows = np.arange(low, max(low, high))
+        replicas = 1 if self.pricing.paper else ahead
+        levels = range(move.tail_level, len(self.pricing.bandwidth_byte_per_s))
+        least = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
+        return rows[least * cuts.cut_bytes[rows] < self.limit] if least else rows
+
+    def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
+        tail = Tail(move.tail_level, move.replicas, site == 0)
+        goals = self._goals(move, tail)
+        if not len(rows) or not len(goals):
+            return
+        best = np.full(len(goals), self.limit)
+        at = 0
+        while at < len(goals):
+            self.check()
+            first, top = goals[at], int(np.searchsorted(rows, goals[-1], "left"))
+            low = self._earliest(rows, int(first), move.replicas)
+            step = max(16, min(512, _BLOCK // max(1, top - low)))
+            block = goals[at : at + step]
+            top = int(np.searchsorted(rows, block[-1], "left"))
+            if low < top:
+                reached = self._block(site, move, rows[low:top], times[low:top], block).min(axis=0)
+                best[at : at + step] = np.minimum(reached, self.limit)
+            at += step
+        keep = best < self.limit
+        if keep.any():
+            self._store(move.target, tail, goals[keep], best[keep])
+
+    def _earliest(self, rows: np.ndarray, goal: int, replicas: int) -> int:
+        """First of the rows from which one stage can reach a goal below the limit."""
+        if math.isinf(self.limit):
+            return 0
+        start = self.cuts.compute_s[goal] - self.limit * replicas * _SLACK
+        return int(np.searchsorted(self.cuts.compute_s[rows], start, "left"))
+
+    def _block(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
+        """Slowest time of plans up to each goal, by the cut before: [rows, goals], infinite where impossible."""
+        self.pairs += len(rows) * len(goals)
+        stage = self._stage_s(site, move, rows, goals)
+        np.maximum(stage, times[:, None], out=stage)
+        stage[rows[:, None] >= goals[None, :]] = np.inf
+        if not self.cuts.nested:
+            near, far = np.nonzero(stage < self.limit)
+            outside = np.zeros(len(near), dtype=bool)
+            for word in range(self.cuts.bits.shape[1]):
+                column = self.cuts.bits[:, word]
+                outside |= (column[rows[near]] & ~column[goals[far]]) != 0
+            stage[near[outside], far[outside]] = np.inf
+        return stage
+
+    def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
+        """Seconds a minibatch of a stage from each row to each goal, infinite where memory does not do."""
+        cuts, memory = self.cuts, self.pricing.memory
+        compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
+        weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
+        exchange = weights * move.exchange_s_per_byte
+        stage = np.maximum(compute, exchange) if self.pricing.paper else compute + exchange
+        stage /= move.replicas
+        if math.isfinite(memory.device_bytes):
+            behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
+            kept = weights + cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
+            if memory.rule is StashRule.RELEASED:
+                needed = -(-behind // move.replicas) * kept
+            else:
+                versions = -(-(behind + move.replicas) // move.replicas)
+                needed = versions * (kept + cuts.cut_bytes[rows][:, None]) + memory.optimizer_per_weight * weights
+            stage[needed > memory.device_bytes * _SLACK] = np.inf
+        return np.asarray(stage)
+
+    def _store(self, site: int, tail: Tail, rows: np.ndarray, times: np.ndarray) -> None:
+        """Add labels; where some are known, the better of the two stays."""
+        known = self.labels[site].get(tail)
+        if known is not None:
+            both = np.union1d(known[0], rows)
+            best = np.full(len(both), np.inf)
+            best[np.searchsorted(both, known[0])] = known[1]
+            at = np.searchsorted(both, rows)
+            best[at] = np.minimum(best[at], times)
+            rows, times = both, best
+        self.labels[site][tail] = (rows, times)
+
+    def _trace(self, tail: Tail, best: float) -> tuple[Step, ...]:
+        """The stages of the plan that ends with a label of the last site."""
+        steps: list[Step] = []
+        site, row, time = len(self.labels) - 1, self.cuts.count - 1, best
+        while row:
+            site, tail, step, time = self._step_before(site, tail, row, time)
+            steps.append(step)
+            row = step.start
+        return tuple(reversed(steps))
+
+    def _step_before(self, target: int, tail: Tail, row: int, time: float) -> tuple[int, Tail, Step, float]:
+        """The last stage of a label: site, tail and time before it."""
+        goal = np.array([row])
+        for site, moves in enumerate(self.layout.moves[:target]):
+            for move in moves:
+                made = Tail(move.tail_level, move.replicas, site == 0)
+                if move.target != target or made != tail:
+                    continue
+                for before, (rows, times) in sorted(self.labels[site].items()):
+                    price = self.pricing.cut_s_per_byte(before, move.level, move.replicas)
+                    slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
+                    reached = self._block(site, move, rows, slowest, goal)[:, 0]
+                    at = int(np.argmin(reached))
+                    if reached[at] <= time * _SLACK:
+                        return site, before, Step(int(rows[at]), row, move.place), float(times[at])
+        raise RuntimeError("a label of the sweep has no stage before it")

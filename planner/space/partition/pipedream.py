@@ -1,0 +1,228 @@
+"""PipeDream's problem: cut a layer graph into stages, replicate each, level by level of a cluster; the slowest counts.
+
+Level 1 is the innermost (devices of a server), level l has `machines[l]` units of the level below, joined by links of
+`bandwidth_byte_per_s[l]`. On each level a run of layers is cut into stages, and a stage is replicated over r units of
+the level below, all of which split their part in the same way. With c, w the compute time and weights of a stage, A the
+time of what a unit of the level below makes of it (c at level 1) and O the bytes alive at a cut:
+
+    paper      T = max(A, 2 (r-1) w / B) / r            transfers 2 O / B
+    released   T = (A + 4 (r-1) w / (B r) / g) / r      transfers 2 O / (B r), r being the replicas of the charged stage
+
+where g = 1, but for the first stage of a level above the first, g = units of the level below. A stage that is not the
+first of its run is charged the transfers at both its ends (the end of the network costs nothing), the first is charged
+none. The objective is the largest of all times: seconds a minibatch in steady state.
+
+Sources: Narayanan et al., "PipeDream" (SOSP 2019), section 3.1; the optimiser released with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.errors import UsageError
+from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition.pipedream_terms import (
+    NO_LIMIT,
+    BoundaryBytes,
+    CutJudge,
+    Frontiers,
+    Memory,
+    StageCost,
+    StashRule,
+)
+from planner.space.partition.types import Verdict
+from planner.space.types import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedStage:
+    """Layers that are replicated over units of a level; all units split them alike, as `inner` says.
+
+    Attributes:
+        layers: their numbers, ascending.
+        replicas: units of the level below that share the minibatches.
+        inner: stages inside one unit; empty on the first level, where a unit is a device.
+    """
+
+    layers: tuple[int, ...]
+    replicas: int
+    inner: tuple[ReplicatedStage, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PipeDreamProblem:
+    """Hierarchical replicated stages, priced as the paper says or as the released optimiser does.
+
+    Attributes:
+        layers: the network.
+        machines: units of the level below, by level, innermost first.
+        bandwidth_byte_per_s: of the links between them, by level.
+        cost: how computation and weight exchange add up.
+        transfers: whether stage boundaries cost anything (the released code's default is no).
+        boundary: what crosses a cut.
+        frontiers: where the graph may be cut.
+        memory: limit of a device.
+        replicate: whether stages may have replicas.
+        use_fewer: whether units may stay idle.
+    """
+
+    layers: Layers
+    machines: tuple[int, ...]
+    bandwidth_byte_per_s: tuple[float, ...]
+    cost: StageCost = StageCost.RELEASED
+    transfers: bool = True
+    boundary: BoundaryBytes = BoundaryBytes.LIVE
+    frontiers: Frontiers = Frontiers.ALL
+    memory: Memory = NO_LIMIT
+    replicate: bool = True
+    use_fewer: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
+            raise UsageError("each level needs a number of machines and a bandwidth", where="machines")
+        if min(self.machines) < 1 or not min(self.bandwidth_byte_per_s) > 0:
+            raise UsageError("machines and bandwidths are positive", where="machines")
+        if not self.layers.count:
+            raise UsageError("there is no layer to place", where="layers")
+
+    @property
+    def unit(self) -> str:
+        """Seconds a minibatch."""
+        return "s"
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole cluster."""
+        return math.prod(self.machines)
+
+    def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
+        """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
+        judge = PlanJudge(self)
+        stages = tuple(decision)
+        if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
+            return Verdict(math.inf, tuple(judge.violations))
+        times = judge.run(len(self.machines) - 1, stages, frozenset())
+        judge.memory(stages)
+        return Verdict(max(times), tuple(judge.violations), tuple(times))
+
+    def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
+        """One device (needs `use_fewer`), and data parallelism over all devices."""
+        whole = tuple(range(self.layers.count))
+        one: tuple[ReplicatedStage, ...] = ()
+        spread: tuple[ReplicatedStage, ...] = ()
+        for machines in self.machines:
+            one = (ReplicatedStage(whole, 1, one),)
+            spread = (ReplicatedStage(whole, machines, spread),)
+        return (("one-device", one), ("data-parallel", spread))
+
+
+class PlanJudge:
+    """Prices one plan with plain loops."""
+
+    def __init__(self, problem: PipeDreamProblem) -> None:
+        self.problem = problem
+        self.violations: list[Violation] = []
+        self.cuts = CutJudge(problem.layers, problem.boundary)
+
+    def shape(self, level: int, stages: tuple[ReplicatedStage, ...], members: tuple[int, ...]) -> bool:
+        """Whether a run of stages is well formed: covers its layers, cuts forward, has the right depth and replicas."""
+        problem = self.problem
+        if sorted(i for stage in stages for i in stage.layers) != sorted(members) or any(not s.layers for s in stages):
+            return self._fault("coverage", -1, "the stages do not hold each layer of their part exactly once")
+        place = {i: number for number, stage in enumerate(stages) for i in stage.layers}
+        for a, b in problem.layers.edges.tolist():
+            if place.get(a, -1) > place.get(b, math.inf):
+                return self._fault("coverage", place[b], f"layer {b} reads layer {a} of a later stage")
+        for number, stage in enumerate(stages):
+            if (level == 0) == bool(stage.inner) or stage.replicas < 1:
+                return self._fault("coverage", number, "a stage has not the depth of the cluster")
+            if level and not self.shape(level - 1, stage.inner, stage.layers):
+                return False
+            if stage.replicas > 1 and not problem.replicate:
+                self._fault("option", number, "replicas are not allowed")
+        used, have = sum(stage.replicas for stage in stages), problem.machines[level]
+        if used > have or (used < have and not problem.use_fewer):
+            self._fault("devices", -1, f"{used} of {have} units of level {level + 1} are used", used, have)
+        return True
+
+    def run(self, level: int, stages: tuple[ReplicatedStage, ...], before: frozenset[int]) -> list[float]:
+        """Time of each stage of a run, `before` being all layers of the stages before the run."""
+        times = []
+        for number, stage in enumerate(stages):
+            time = self._stage(level, stage, before, first=number == 0)
+            after = before | set(stage.layers)
+            whole = len(after) == self.problem.layers.count
+            bound = self.problem.frontiers is Frontiers.FIRST_SOURCE and not whole
+            if bound and not self.cuts.from_first_source(after):
+                self._fault("option", number, "a cut lies behind a layer that does not depend on the first source")
+            if self.problem.transfers and number:
+                time = max(time, self._transfer(level, before, stage.replicas))
+                if not whole:
+                    time = max(time, self._transfer(level, after, stage.replicas))
+            times.append(time)
+            before = after
+        return times
+
+    def _stage(self, level: int, stage: ReplicatedStage, before: frozenset[int], *, first: bool) -> float:
+        problem, members, replicas = self.problem, list(stage.layers), stage.replicas
+        inner = math.fsum(problem.layers.compute_s[members])
+        if level:
+            inner = max(self.run(level - 1, stage.inner, before))
+        weights, speed = math.fsum(problem.layers.weight_bytes[members]), problem.bandwidth_byte_per_s[level]
+        if problem.cost is StageCost.PAPER:
+            return max(inner, 2 * (replicas - 1) * weights / speed) / replicas
+        exchange = 4 * (replicas - 1) * weights / (speed * replicas)
+        if first and level:
+            exchange /= problem.machines[level - 1]
+        return (inner + exchange) / replicas
+
+    def _transfer(self, level: int, before: frozenset[int], replicas: int) -> float:
+        sharing = 1 if self.problem.cost is StageCost.PAPER else replicas
+        return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
+
+    def memory(self, stages: tuple[ReplicatedStage, ...]) -> None:
+        """Check the memory of each device, as the rule has it."""
+        if math.isinf(self.problem.memory.device_bytes):
+            return
+        if self.problem.memory.rule is StashRule.RELEASED:
+            self._released_memory(len(self.problem.machines) - 1, stages)
+            return
+        flat = list(_devices(stages, 1))
+        behind, before = sum(replicas for _, replicas in flat), frozenset[int]()
+        for number, (layers, replicas) in enumerate(flat):
+            behind -= replicas
+            self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before))
+            before = before | set(layers)
+
+    def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
+        """Idle units count as lying behind the first stage."""
+        behind = self.problem.machines[level]
+        for number, stage in enumerate(stages):
+            behind = behind - stage.replicas if number == 0 else sum(s.replicas for s in stages[number + 1 :])
+            self._check_memory(number, stage.layers, behind, stage.replicas, 0.0)
+            if level:
+                self._released_memory(level - 1, stage.inner)
+
+    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> None:
+        problem, members = self.problem, list(layers)
+        weights = math.fsum(problem.layers.weight_bytes[members])
+        saved = math.fsum(problem.layers.saved_bytes[members])
+        in_flight, have = problem.memory.in_flight(behind, replicas), problem.memory.device_bytes
+        needed = problem.memory.needed(weights, saved, received, in_flight)
+        if needed > have:
+            self._fault("memory", number, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes", needed, have)
+
+    def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
+        self.violations.append(Violation(kind, stage, message, needed, available))
+        return False
+
+
+def _devices(stages: tuple[ReplicatedStage, ...], copies: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Stages of the first level in order, with the devices of all their copies."""
+    for stage in stages:
+        if stage.inner:
+            yield from _devices(stage.inner, copies * stage.replicas)
+        else:
+            yield stage.layers, copies * stage.replicas
