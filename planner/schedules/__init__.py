@@ -9,6 +9,8 @@ True
 
 from __future__ import annotations
 
+from typing import cast
+
 from planner.registry import Registry
 from planner.schedules.types import (
     Action,
@@ -17,6 +19,7 @@ from planner.schedules.types import (
     Pipeline,
     Schedule,
     WeightPolicy,
+    Work,
     suffix_replicas,
 )
 
@@ -25,12 +28,18 @@ SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
 
 
 def get(name: str) -> Schedule:
-    """The schedule of that name.
+    """The schedule of that name, with options after a colon: `chimera:pairs=2,over=double`.
 
     Raises:
-        UsageError: no schedule has that name; the hint names the closest ones.
+        UsageError: no schedule has that name, or an option is wrong; the hint names the closest ones.
     """
-    return SCHEDULES.get(name)
+    key, _, options = name.partition(":")
+    found = SCHEDULES.get(key)
+    if not options:
+        return found
+    from planner.schedules._defaults import Defaults, with_options
+
+    return cast(Schedule, with_options(cast(Defaults, found), options))
 
 
 def names() -> tuple[str, ...]:
@@ -46,6 +55,7 @@ __all__ = [
     "Pipeline",
     "Schedule",
     "WeightPolicy",
+    "Work",
     "get",
     "names",
     "suffix_replicas",

@@ -21,25 +21,32 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.schedules import SCHEDULES
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy
+from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._lines import one_forward_one_backward, paced_warm_up
+from planner.schedules.types import Action, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class OneFOneB:
+class OneFOneB(Defaults):
     """One forward, one backward; one weight version; flush at the end of the iteration."""
 
-    name: str = "1f1b"
-    weight_policy: WeightPolicy = WeightPolicy.SYNC
-    activation_unit: ActivationUnit = ActivationUnit.MICRO_BATCH
+    key = "1f1b"
+    facts = Facts(
+        decides="one forward, one backward; flush",
+        bubble="(p-1)/(m+p-1)",
+        memory="p-i micro-batches at stage i",
+        staleness="0",
+        source="Narayanan et al., SOSP 2019 and ICML 2021",
+    )
 
-    def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """One version of the weights at every stage."""
-        return (1,) * pipeline.stages
+    def supports(self, pipeline: Pipeline) -> str:
+        """Any replication."""
+        return ""
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """The warm-up of each stage, at most M / r."""
@@ -48,11 +55,19 @@ class OneFOneB:
             for count, forwards in zip(pipeline.replicas, warm_up(pipeline.replicas), strict=True)
         )
 
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The same by worker."""
+        kept = self.in_flight(pipeline)
+        return tuple(kept[stage] for stage, _ in pipeline.workers())
+
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC, UPDATE, for each worker; O(actions)."""
         forwards = self.in_flight(pipeline)
         return tuple(
-            tuple(_worker(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]))
+            (
+                *one_forward_one_backward(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]),
+                *finish((stage,)),
+            )
             for stage, replica in pipeline.workers()
         )
 
@@ -88,29 +103,8 @@ class OneFOneB:
 
 
 def warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Forwards that a replica of each stage runs before its first backward, when there are micro-batches enough.
-
-    The recurrence (see the module) runs from the last stage to the first, so a search that adds stages in front can
-    carry `replicas * warm_up` of the stage added last.
-    """
-    forwards: list[int] = []
-    passing = 0
-    for count in reversed(replicas):
-        forwards.append(1 + -(-passing // count))
-        passing = count * forwards[-1]
-    return tuple(reversed(forwards))
-
-
-def _worker(stage: int, micro_batches: range, forwards: int) -> Iterator[Action]:
-    for m in micro_batches[:forwards]:
-        yield Action(ActionKind.FORWARD, stage, m)
-    for done, coming in zip(micro_batches, micro_batches[forwards:], strict=False):
-        yield Action(ActionKind.BACKWARD, stage, done)
-        yield Action(ActionKind.FORWARD, stage, coming)
-    for m in micro_batches[len(micro_batches) - forwards :]:
-        yield Action(ActionKind.BACKWARD, stage, m)
-    yield Action(ActionKind.SYNC, stage)
-    yield Action(ActionKind.UPDATE, stage)
+    """Forwards that a replica of each stage runs before its first backward, when there are micro-batches enough."""
+    return paced_warm_up(replicas)
 
 
 SCHEDULES.register("1f1b", OneFOneB())

@@ -14,7 +14,9 @@ class ActionKind(StrEnum):
     """What a worker does in one step; the value is the token used in plan files.
 
     BACKWARD is the whole backward; a schedule that splits it uses INPUT_GRAD (what the stage before waits for) and
-    WEIGHT_GRAD (which nobody waits for) instead.
+    WEIGHT_GRAD (which nobody waits for) instead. Transfers between stages need no actions; an order that says when they
+    happen uses SEND and RECEIVE. SYNC waits for a stage's gradients to be exchanged, LAUNCH_SYNC begins that without
+    waiting. EVICT moves the activations of a micro-batch to another worker, LOAD brings them back; neither waits.
     """
 
     FORWARD = "F"
@@ -23,6 +25,14 @@ class ActionKind(StrEnum):
     WEIGHT_GRAD = "W"
     SYNC = "S"
     UPDATE = "U"
+    RECOMPUTE = "R"
+    SEND_ACTIVATION = "SA"
+    RECEIVE_ACTIVATION = "RA"
+    SEND_GRADIENT = "SG"
+    RECEIVE_GRADIENT = "RG"
+    EVICT = "E"
+    LOAD = "L"
+    LAUNCH_SYNC = "G"
 
 
 class WeightPolicy(StrEnum):
@@ -37,6 +47,17 @@ class WeightPolicy(StrEnum):
     DOUBLE_BUFFER = "2bw"
     """Two versions, swapped once per iteration."""
 
+    VERTICAL = "vertical"
+    """Each micro-batch uses at every stage the version that the first stage had when it entered."""
+
+    NEWEST = "newest"
+    """One version; forward and backward read what is newest, so they may differ."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether training means the same as without a pipeline."""
+        return self is WeightPolicy.SYNC
+
 
 class ActivationUnit(StrEnum):
     """What one unit of `Schedule.in_flight` is; counts of different units compare only through their bytes."""
@@ -48,14 +69,63 @@ class ActivationUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a worker: `F` of stage 2 for micro-batch 5; `micro_batch` is -1 for SYNC and UPDATE."""
+    """One step of a worker: `F2.5` is the forward of stage 2 for micro-batch 5.
+
+    Attributes:
+        kind: what is done.
+        stage: piece of the model.
+        micro_batch: its number; for SYNC, LAUNCH_SYNC and UPDATE the number of the exchange, -1 when there is one only.
+        part: sub-sequence of the micro-batch (`F2.5/0`), -1 when it is whole.
+        version: version of the stage's weights that is read (`F2.5@3`: after three updates), -1 for the newest.
+        peer: worker that keeps what EVICT takes away (`E2.5>1`), -1 for the host.
+        paired: runs together with the action before it, as one (`+B2.5`).
+    """
 
     kind: ActionKind
     stage: int
     micro_batch: int = -1
+    part: int = -1
+    version: int = -1
+    peer: int = -1
+    paired: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.stage}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "")
+        text = f"{self.kind.value}{self.stage}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "")
+        text += f"/{self.part}" if self.part >= 0 else ""
+        text += f"@{self.version}" if self.version >= 0 else ""
+        text += f">{self.peer}" if self.peer >= 0 else ""
+        return f"+{text}" if self.paired else text
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The orders of all workers, with what cannot be read off the actions.
+
+    Attributes:
+        lanes: the actions of each lane, in order; a worker that does two things at a time has two lanes.
+        workers: the worker of each lane; empty when lane i is worker i.
+        parts: sub-sequences of a micro-batch.
+        causal: a sub-sequence needs those before it in the forward and those after it in the backward.
+        shared: the lanes of a worker share its units: an action takes as long as the forward and backward together.
+        streaming: a stage passes its result on while it works, as does the loss; only with `shared`.
+        versions: by stage, versions of the weights that a worker can hold; empty when as many as are read.
+        limits: by stage, micro-batches that a worker may keep, for which a forward on a lane of its own waits; empty
+            when the orders themselves see to that.
+    """
+
+    lanes: tuple[tuple[Action, ...], ...]
+    workers: tuple[int, ...] = ()
+    parts: int = 1
+    causal: bool = False
+    shared: bool = False
+    streaming: bool = False
+    versions: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
+
+    @property
+    def lane_workers(self) -> tuple[int, ...]:
+        """The worker of each lane."""
+        return self.workers or tuple(range(len(self.lanes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +174,9 @@ class Pipeline:
 class Schedule(Protocol):
     """One way to order the work of a pipeline: an object registered in `planner.schedules.SCHEDULES`.
 
-    A schedule that places several stages on one worker (interleaved, bidirectional) gives that worker actions of
-    several stages; everything that reads orders takes the stage from the action, never from the worker's number.
+    `Pipeline.stages` counts pieces of the model. A schedule that places several of them on one worker (interleaved, V,
+    wave) or one on several workers (bidirectional) says so in its orders: everything that reads orders takes the stage
+    from the action, never from the worker's number.
     """
 
     @property
@@ -131,8 +202,24 @@ class Schedule(Protocol):
         """For each stage, the most activation units (micro-batches, mostly) that one replica keeps at the same time."""
         ...
 
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each worker, the most units of all its stages together that it keeps at the same time."""
+        ...
+
+    def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each stage, updates between reading the weights in a forward and applying the gradient, at the most."""
+        ...
+
+    def supports(self, pipeline: Pipeline) -> str:
+        """Why the schedule cannot serve the pipeline, empty when it can."""
+        ...
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The orders of some iterations; an asynchronous schedule runs on from one to the next without draining."""
+        ...
+
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The actions of each worker, in order, for one iteration, ending with SYNC and UPDATE."""
+        """The actions of each lane, in order, for one iteration."""
         ...
 
     def critical_s(

@@ -1,4 +1,4 @@
-"""Event simulation: each worker runs its actions in order, as soon as what they need has arrived.
+"""Event simulation: each lane runs its actions in order, as soon as what they need has arrived.
 
 Orders are fixed, so no event queue is needed: one pass over the actions in a runnable sequence gives every time;
 O(actions).
@@ -9,145 +9,55 @@ Two models of a transfer over the boundary before stage s, which takes `receive_
   (their gradients go out). This is what the search charges: t_s = forward + backward + receive + return.
 - OVERLAPPED: no worker is busy; the transfer takes the link from one worker to the other, one transfer at a time for
   each pair and direction, in the order in which the sender produced them.
+
+Explicit SENDs and RECEIVEs move these moments: the transfer begins at the SEND, and the worker waits at the RECEIVE.
+Evicted activations take a worker's copy engine, one at a time; the worker goes on meanwhile, but what takes memory next
+waits until they are gone. A launched synchronisation runs beside the work, one at a time on a worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.errors import PlanError
 from planner.schedules.program import (
     BACKWARD,
+    EVICT,
     FORWARD,
     INPUT_GRAD,
+    LAUNCH_SYNC,
+    LOAD,
+    RECEIVE_ACTIVATION,
+    RECOMPUTE,
     SYNC,
     UPDATE,
     WEIGHT_GRAD,
     Program,
     compile_orders,
 )
-from planner.schedules.types import Action
+from planner.schedules.types import Action, Work
+from planner.simulate.times import Conditions, StageTimes, Transfers
+from planner.simulate.trace import Trace
+
+__all__ = ["Conditions", "StageTimes", "Trace", "Transfers", "run"]
 
 
-class Transfers(StrEnum):
-    """What a transfer between stages occupies."""
-
-    BLOCKING = "blocking"
-    OVERLAPPED = "overlapped"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StageTimes:
-    """Seconds of each stage's actions, float64 [stages] each, for one micro-batch on one replica unless said otherwise.
-
-    Attributes:
-        forward_s: forward computation.
-        backward_s: whole backward computation, recomputation included.
-        receive_s: transfer of the activations over the boundary before the stage; 0 for the first stage.
-        return_s: transfer of their gradients back over that boundary.
-        sync_s: gradient synchronisation, once per iteration.
-        update_s: optimizer step, once per iteration.
-        weight_grad_s: the part of `backward_s` that WEIGHT_GRAD takes where a schedule splits the backward.
-    """
-
-    forward_s: np.ndarray
-    backward_s: np.ndarray
-    receive_s: np.ndarray
-    return_s: np.ndarray
-    sync_s: np.ndarray
-    update_s: np.ndarray
-    weight_grad_s: np.ndarray
-
-    @staticmethod
-    def of(
-        forward_s: Sequence[float] | np.ndarray,
-        backward_s: Sequence[float] | np.ndarray,
-        receive_s: Sequence[float] | np.ndarray | float = 0.0,
-        sync_s: Sequence[float] | np.ndarray | float = 0.0,
-        update_s: Sequence[float] | np.ndarray | float = 0.0,
-        weight_grad_s: Sequence[float] | np.ndarray | None = None,
-        return_s: Sequence[float] | np.ndarray | float | None = None,
-    ) -> StageTimes:
-        """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
-
-        When not given, `weight_grad_s` is half of the backward and `return_s` equals `receive_s`.
-
-        Raises:
-            PlanError: lengths differ, or a time is negative or not finite.
-        """
-        stages = len(forward_s)
-        returned = receive_s if return_s is None else return_s
-        half = np.asarray(backward_s, float) / 2 if weight_grad_s is None else weight_grad_s
-        given = (forward_s, backward_s, receive_s, returned, sync_s, update_s, half)
-        columns = [np.asarray(c, float) for c in given]
-        columns = [np.full(stages, float(c)) if c.ndim == 0 else c for c in columns]
-        for at in (2, 3):
-            if np.ndim(given[at]) == 0:
-                columns[at][:1] = 0.0
-        if any(c.shape != (stages,) for c in columns):
-            raise PlanError("stage times differ in length", hint="give one number for each stage")
-        if any(not np.isfinite(c).all() or (c < 0).any() for c in columns):
-            raise PlanError("a stage time is negative or not finite", hint="times are seconds, 0 or more")
-        return StageTimes(*columns)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trace:
-    """When everything happened. Arrays are [actions], aligned with `program`.
-
-    A worker is occupied by an action from `start_s` to `end_s`; in between it computes from `compute_start_s` to
-    `compute_end_s` and communicates the rest. For SYNC the worker is occupied only by the part that is not hidden.
-
-    Attributes:
-        program: the actions and what they wait for.
-        start_s, compute_start_s, compute_end_s, end_s: seconds from the start of the iteration.
-        transfer_start_s, transfer_end_s: [actions] the transfer that brought the action its tensor over a link
-            (OVERLAPPED only; equal where there was none).
-    """
-
-    program: Program
-    start_s: np.ndarray
-    compute_start_s: np.ndarray
-    compute_end_s: np.ndarray
-    end_s: np.ndarray
-    transfer_start_s: np.ndarray
-    transfer_end_s: np.ndarray
-
-    @property
-    def makespan_s(self) -> float:
-        """Seconds until the last worker is done."""
-        return float(self.end_s.max())
-
-    def compute_s(self) -> np.ndarray:
-        """[workers] seconds of computation (SYNC and blocking transfers excluded)."""
-        seconds = np.where(self.program.kind == SYNC, 0.0, self.compute_end_s - self.compute_start_s)
-        return np.asarray(np.bincount(self.program.worker, seconds, self.program.workers))
-
-    def communication_s(self) -> np.ndarray:
-        """[workers] seconds in which the worker does nothing but communicate."""
-        occupied = np.bincount(self.program.worker, self.end_s - self.start_s, self.program.workers)
-        return np.asarray(np.maximum(occupied - self.compute_s(), 0.0))
-
-    def idle_s(self) -> np.ndarray:
-        """[workers] seconds of waiting, up to the end of the iteration."""
-        return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
-
-    def span_s(self) -> float:
-        """Longest time from a worker's first start to its last end: the cost when iterations follow on each other."""
-        first, last = self.program.offsets[:-1], self.program.offsets[1:] - 1
-        return float((self.end_s[last] - self.start_s[first]).max())
+_EXCHANGED = (SYNC, LAUNCH_SYNC)
+_MOVED = (EVICT, LOAD)
 
 
 def run(
-    orders: Sequence[Sequence[Action]] | Program,
+    orders: Sequence[Sequence[Action]] | Work | Program,
     times: StageTimes,
     *,
     transfers: Transfers = Transfers.BLOCKING,
     sync_overlap: float = 0.0,
+    pair_overlap: float = 0.0,
+    part_share: Sequence[float] = (),
+    slowdown: Sequence[float] = (),
 ) -> Trace:
     """Play the orders out.
 
@@ -156,6 +66,9 @@ def run(
         times: seconds by stage.
         transfers: what a transfer between stages occupies.
         sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
+        pair_overlap: fraction of the shorter of two paired actions that costs nothing (0 to 1).
+        part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
+        slowdown: by worker, factor on all its computation; empty: 1.
 
     Raises:
         PlanError: the orders deadlock or are incomplete, or the times are for fewer stages.
@@ -168,116 +81,243 @@ def run(
             f"the schedule has {program.stages} stages, but times are given for {len(times.forward_s)}",
             hint="give one time for each stage",
         )
+    conditions = Conditions(transfers, sync_overlap, pair_overlap, tuple(part_share), tuple(slowdown))
+    return _Play(program, times, conditions).trace()
+
+
+def _durations(program: Program, times: StageTimes, conditions: Conditions) -> np.ndarray:
     kind, stage = program.kind, program.stage
     duration = np.zeros(len(kind))
+    both = times.forward_s + times.backward_s
     for code, seconds in (
-        (FORWARD, times.forward_s),
-        (BACKWARD, times.backward_s),
+        (FORWARD, both if program.work.shared else times.forward_s),
+        (BACKWARD, both if program.work.shared else times.backward_s),
         (INPUT_GRAD, times.backward_s - times.weight_grad_s),
         (WEIGHT_GRAD, times.weight_grad_s),
-        (SYNC, times.sync_s),
+        (RECOMPUTE, times.recompute_s),
         (UPDATE, times.update_s),
     ):
-        duration[kind == code] = seconds[stage[kind == code]]
-    hidden = sync_overlap * times.backward_s
-    if transfers is Transfers.BLOCKING:
-        return _play_blocking(program, duration, times, hidden)
-    return _play_overlapped(program, duration, times, hidden)
+        chosen = kind == code
+        duration[chosen] = seconds[stage[chosen]]
+    if program.work.parts > 1:
+        duration *= _shares(program, conditions.part_share)
+    if conditions.slowdown:
+        duration *= np.asarray(conditions.slowdown, float)[program.worker]
+    return duration
 
 
-def _boundary_s(program: Program, times: StageTimes) -> tuple[np.ndarray, np.ndarray]:
+def _shares(program: Program, given: tuple[float, ...]) -> np.ndarray:
+    """[actions] the share of a micro-batch that an action works on."""
+    parts = program.work.parts
+    if given and len(given) != parts:
+        raise PlanError(f"{len(given)} shares for {parts} parts of a micro-batch", hint="give one share for each part")
+    shares = np.asarray(given, float) if given else np.full(parts, 1.0 / parts)
+    return np.where(program.part >= 0, shares[np.maximum(program.part, 0)], 1.0)
+
+
+def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> tuple[np.ndarray, np.ndarray]:
     """For each action, the transfers of its input and of its output back; 0 where the worker is the same."""
     source = program.source
     crossing = (source >= 0) & (program.worker[source] != program.worker)
-    forward = crossing & (program.kind == FORWARD)
-    gradient = crossing & (program.kind != FORWARD)
+    activations = program.of(FORWARD, RECEIVE_ACTIVATION)
+    forward = crossing & activations
+    gradient = crossing & ~activations
     incoming = np.where(forward, times.receive_s[program.stage], 0.0)
     incoming[gradient] = times.return_s[program.stage[gradient] + 1]
+    if program.work.parts > 1:
+        incoming *= _shares(program, conditions.part_share)
     outgoing = np.zeros(len(source))
     outgoing[source[gradient]] = incoming[gradient]
     return incoming, outgoing
 
 
-def _play_blocking(program: Program, duration: np.ndarray, times: StageTimes, hidden: np.ndarray) -> Trace:
-    incoming, outgoing = _boundary_s(program, times)
-    before = np.where(program.kind == FORWARD, incoming, 0.0)
-    before_s, work_s, after_s = before.tolist(), duration.tolist(), outgoing.tolist()
-    source, worker, kind = program.source.tolist(), program.worker.tolist(), program.kind.tolist()
-    forward, sync = FORWARD, SYNC
-    starts = [0.0] * len(source)
-    ends, arrival = starts.copy(), starts.copy()
-    free = [0.0] * program.workers
-    syncs = _Syncs(program, times.sync_s, hidden)
-    for action in program.sequence.tolist():
-        w = worker[action]
-        start = free[w]
-        if kind[action] == sync:
-            starts[action], ends[action] = syncs.play(action, start, free)
-            free[w] = ends[action]
-            continue
-        needed = source[action]
-        if needed >= 0 and arrival[needed] > start:
-            start = arrival[needed]
-        starts[action] = start
-        done = start + before_s[action] + work_s[action]
-        ends[action] = free[w] = done + after_s[action]
-        arrival[action] = done if kind[action] == forward else free[w]
-    start_s, end_s = np.array(starts), np.array(ends)
-    none = np.zeros(len(source))
-    return Trace(program, start_s, start_s + before, end_s - outgoing, end_s, none, none)
+class _Play:
+    """One pass over the actions in a runnable sequence."""
+
+    def __init__(self, program: Program, times: StageTimes, conditions: Conditions) -> None:
+        self._program, self._times = program, times
+        self._duration = _durations(program, times, conditions)
+        count = len(program.kind)
+        incoming, outgoing = _boundary_s(program, times, conditions)
+        self._link, self._lag, self._links = np.full(count, -1, np.int64), np.zeros(count), 0
+        self._fed = np.flatnonzero((program.source >= 0) & (incoming > 0))
+        if conditions.transfers is Transfers.BLOCKING:
+            self._before = np.where(program.of(FORWARD, RECEIVE_ACTIVATION), incoming, 0.0)
+            self._after = outgoing
+            self._fed = self._fed[:0]
+        else:
+            self._before, self._after = np.zeros(count), np.zeros(count)
+            producers = program.source[self._fed]
+            pairs = program.worker[producers] * program.workers + program.worker[self._fed]
+            names, self._link[producers] = np.unique(pairs, return_inverse=True)
+            self._lag[producers], self._links = incoming[self._fed], len(names)
+        self._exchanges = _Exchanges(program, times, conditions.sync_overlap)
+        self._pair_overlap = conditions.pair_overlap
+        self._early, self._own_early = self._streamed()
+        self._copy_free, self._link_free = [0.0] * program.workers, [0.0] * self._links
+
+    def trace(self) -> Trace:
+        """The times of all actions; O(actions)."""
+        program = self._program
+        starts, ends, sent, arrival = self._pass()
+        start_s, end_s = np.array(starts), np.array(ends)
+        transfer_start, transfer_end = np.zeros(len(start_s)), np.zeros(len(start_s))
+        producers = program.source[self._fed]
+        transfer_start[self._fed], transfer_end[self._fed] = np.array(sent)[producers], np.array(arrival)[producers]
+        moved = program.of(EVICT, LOAD)
+        transfer_start[moved], transfer_end[moved] = np.array(sent)[moved], np.array(arrival)[moved]
+        begin, finish = self._exchanges.windows()
+        before, after = self._before, self._after
+        middle = (start_s + before, np.maximum(end_s - after, start_s + before))
+        return Trace(program, start_s, *middle, end_s, transfer_start, transfer_end, begin, finish)
+
+    def _streamed(self) -> tuple[np.ndarray, np.ndarray]:
+        """How long before its end an action's tensor can be used by a neighbour, and by its own backward."""
+        program, times, nothing = self._program, self._times, np.zeros(len(self._duration))
+        if not program.work.streaming:
+            return nothing, nothing
+        own = np.where(program.kind == FORWARD, times.forward_s[program.stage], times.backward_s[program.stage])
+        last = (program.kind == FORWARD) & (program.stage == program.stages - 1)
+        return self._duration - own, np.where(last, self._duration, 0.0)
+
+    def _pass(self) -> tuple[list[float], list[float], list[float], list[float]]:
+        """Start, end, begin of the transfer and arrival of what each action makes; the loop that takes the time."""
+        program = self._program
+        source, needs, lanes = program.source.tolist(), program.after.tolist(), program.lane.tolist()
+        span_s, link, lag = (self._before + self._duration + self._after).tolist(), self._link.tolist(), self._lag
+        unusual, lag_s = self._unusual(), lag.tolist()
+        starts = [0.0] * len(source)
+        ends, sent, arrival, own = starts.copy(), starts.copy(), starts.copy(), starts.copy()
+        free, link_free = [0.0] * program.lanes, self._link_free
+        board = _Board(starts, ends, sent, arrival, own, free)
+        for action in program.sequence.tolist():
+            if unusual[action]:
+                self._play_unusual(action, board)
+                continue
+            lane = lanes[action]
+            start = free[lane]
+            needed = source[action]
+            if needed >= 0 and arrival[needed] > start:
+                start = arrival[needed]
+            needed = needs[action]
+            if needed >= 0 and own[needed] > start:
+                start = own[needed]
+            starts[action] = start
+            done = start + span_s[action]
+            ends[action] = free[lane] = own[action] = done
+            route = link[action]
+            if route < 0:
+                arrival[action] = done
+            else:
+                sent[action] = begin = done if done > link_free[route] else link_free[route]
+                arrival[action] = link_free[route] = begin + lag_s[action]
+        return starts, ends, sent, arrival
+
+    def _unusual(self) -> list[bool]:
+        """Which actions need more than a start, a duration and a link."""
+        program = self._program
+        unusual = program.of(SYNC, LAUNCH_SYNC, EVICT, LOAD) | program.paired
+        unusual[:-1] |= program.paired[1:]
+        if program.work.streaming:
+            unusual[:] = True
+        return [bool(x) for x in unusual.tolist()]
+
+    def _play_unusual(self, action: int, board: _Board) -> None:
+        program = self._program
+        kind, lane = program.kind[action], int(program.lane[action])
+        if kind in _EXCHANGED:
+            board.starts[action], board.ends[action] = self._exchanges.play(action, board.free[lane], board.ends)
+            board.free[lane] = board.ends[action]
+        elif not program.paired[action]:
+            self._play_group(action, board)
+        if kind in _MOVED:
+            worker = int(program.worker[action])
+            board.sent[action] = begin = max(board.starts[action], self._copy_free[worker])
+            finish = begin + float(self._times.evict_s[program.stage[action]])
+            board.own[action] = board.arrival[action] = self._copy_free[worker] = finish
+
+    def _play_group(self, first: int, board: _Board) -> None:
+        """An action and those that are paired with it, as one."""
+        program, last = self._program, first + 1
+        while last < len(program.kind) and program.paired[last]:
+            last += 1
+        lane, members = int(program.lane[first]), range(first, last)
+        start = board.free[lane]
+        for m in members:
+            if program.source[m] >= 0:
+                start = max(start, board.arrival[program.source[m]])
+            if program.after[m] >= 0:
+                start = max(start, board.own[program.after[m]])
+        work_s = self._duration[first:last]
+        total = float(work_s.sum() + self._before[first:last].sum() + self._after[first:last].sum())
+        if last - first > 1:
+            total -= self._pair_overlap * float(work_s.min())
+        for m in members:
+            board.starts[m], board.ends[m] = start, start + total
+            board.own[m] = start + total - float(self._own_early[m])
+            board.arrival[m] = start + total - float(self._early[m])
+            route = int(self._link[m])
+            if route >= 0:
+                board.sent[m] = begin = max(board.arrival[m], self._link_free[route])
+                board.arrival[m] = self._link_free[route] = begin + float(self._lag[m])
+        board.free[lane] = start + total
 
 
-def _play_overlapped(program: Program, duration: np.ndarray, times: StageTimes, hidden: np.ndarray) -> Trace:
-    incoming, _ = _boundary_s(program, times)
-    fed = np.flatnonzero((program.source >= 0) & (incoming > 0))
-    pairs = program.worker[program.source[fed]] * program.workers + program.worker[fed]
-    link_of, links = np.full(len(program.kind), -1, np.int64), np.unique(pairs, return_inverse=True)
-    link_of[program.source[fed]] = links[1]
-    lag_of = np.zeros(len(program.kind))
-    lag_of[program.source[fed]] = incoming[fed]
-    link, lag, work_s = link_of.tolist(), lag_of.tolist(), duration.tolist()
-    source, worker, kind = program.source.tolist(), program.worker.tolist(), program.kind.tolist()
-    starts = [0.0] * len(source)
-    ends, sent, arrival = starts.copy(), starts.copy(), starts.copy()
-    free, link_free = [0.0] * program.workers, [0.0] * len(links[0])
-    syncs = _Syncs(program, times.sync_s, hidden)
-    for action in program.sequence.tolist():
-        w = worker[action]
-        start = free[w]
-        if kind[action] == SYNC:
-            starts[action], ends[action] = syncs.play(action, start, free)
-            free[w] = ends[action]
-            continue
-        needed = source[action]
-        if needed >= 0 and arrival[needed] > start:
-            start = arrival[needed]
-        starts[action] = start
-        done = ends[action] = free[w] = arrival[action] = start + work_s[action]
-        route = link[action]
-        if route >= 0:
-            sent[action] = begin = max(done, link_free[route])
-            arrival[action] = link_free[route] = begin + lag[action]
-    start_s, end_s = np.array(starts), np.array(ends)
-    transfer_start, transfer_end = np.zeros(len(source)), np.zeros(len(source))
-    transfer_start[fed], transfer_end[fed] = np.array(sent)[program.source[fed]], np.array(arrival)[program.source[fed]]
-    return Trace(program, start_s, start_s, end_s, end_s, transfer_start, transfer_end)
+class _Board(NamedTuple):
+    """Times by action, and when each lane is free; filled as the simulation goes."""
+
+    starts: list[float]
+    ends: list[float]
+    sent: list[float]
+    arrival: list[float]
+    own: list[float]
+    free: list[float]
 
 
-class _Syncs:
-    """Collectives: they begin when the last member is there, less what is hidden behind its last backward."""
+class _Exchanges:
+    """Collectives: they begin when the last member has come; the part that is hidden behind work costs nothing."""
 
-    def __init__(self, program: Program, sync_s: np.ndarray, hidden_s: np.ndarray) -> None:
+    def __init__(self, program: Program, times: StageTimes, sync_overlap: float) -> None:
+        self._program = program
+        chosen = np.flatnonzero(program.exchange >= 0)
+        launches = chosen[program.kind[chosen] == LAUNCH_SYNC]
+        key = program.exchange * program.workers + program.worker
+        launched = np.isin(key[chosen], key[launches]) & (program.kind[chosen] == SYNC)
         self._members: dict[int, list[int]] = {}
-        for action in np.flatnonzero(program.kind == SYNC).tolist():
-            self._members.setdefault(int(program.stage[action]), []).append(int(program.worker[action]))
-        self._stage = program.stage
-        self._exposed_s = np.maximum(sync_s - hidden_s, 0.0)
-        self._begin: dict[int, float] = {}
+        for action in chosen[~launched].tolist():
+            self._members.setdefault(int(program.exchange[action]), []).append(action)
+        self._beside = set(program.exchange[launches].tolist())
+        self._begin = np.zeros(len(program.kind))
+        self._finish = np.zeros(len(program.kind))
+        self._window: dict[int, tuple[float, float]] = {}
+        self._busy = [0.0] * program.workers
+        self._first = program.offsets[:-1][program.lane]
+        self._sync_s = times.sync_s
+        self._exposed_s = np.maximum(times.sync_s - sync_overlap * times.backward_s, 0.0)
 
-    def play(self, action: int, ready: float, free: list[float]) -> tuple[float, float]:
-        """Start and end of a member's share; all members' earlier work is done when the first member asks."""
-        stage = int(self._stage[action])
-        if stage not in self._begin:
-            self._begin[stage] = max(free[w] for w in self._members[stage])
-        begin = max(self._begin[stage], ready)
-        return begin, begin + float(self._exposed_s[stage])
+    def play(self, action: int, ready: float, ends: list[float]) -> tuple[float, float]:
+        """What a SYNC or LAUNCH_SYNC takes of its lane's time: the part of the collective that the lane waits for."""
+        if self._program.kind[action] == LAUNCH_SYNC:
+            return ready, ready
+        exchange = int(self._program.exchange[action])
+        if exchange not in self._window:
+            self._window[exchange] = self._open(exchange, int(self._program.stage[action]), ends)
+        self._begin[action], self._finish[action] = self._window[exchange]
+        end = max(ready, float(self._finish[action]))
+        return min(max(ready, float(self._begin[action])), end), end
+
+    def _open(self, exchange: int, stage: int, ends: list[float]) -> tuple[float, float]:
+        members = self._members[exchange]
+        come = max((ends[m - 1] for m in members if m > self._first[m]), default=0.0)
+        if exchange not in self._beside:
+            return come, come + float(self._exposed_s[stage])
+        workers = {int(self._program.worker[m]) for m in members}
+        begin = max(come, *(self._busy[w] for w in workers))
+        finish = begin + float(self._sync_s[stage])
+        for worker in workers:
+            self._busy[worker] = finish
+        return begin, finish
+
+    def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """[actions] begin and end of the collective of each SYNC, 0 for other actions."""
+        return self._begin, self._finish

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, SYNC, UPDATE, WEIGHT_GRAD
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS
+from planner.schedules.types import ActionKind
 from planner.simulate.engine import Trace
 from planner.simulate.timeline import Lane, Timeline
 
@@ -33,13 +34,16 @@ ACTIVITIES = tuple(Activity)
 """Activities by code: `Segments.activity` holds indices into this."""
 
 _OF_KIND = {
-    FORWARD: Activity.FORWARD,
-    BACKWARD: Activity.BACKWARD,
-    INPUT_GRAD: Activity.BACKWARD,
-    WEIGHT_GRAD: Activity.WEIGHT_GRAD,
-    SYNC: Activity.SYNC,
-    UPDATE: Activity.UPDATE,
+    ActionKind.FORWARD: Activity.FORWARD,
+    ActionKind.BACKWARD: Activity.BACKWARD,
+    ActionKind.INPUT_GRAD: Activity.BACKWARD,
+    ActionKind.WEIGHT_GRAD: Activity.WEIGHT_GRAD,
+    ActionKind.SYNC: Activity.SYNC,
+    ActionKind.UPDATE: Activity.UPDATE,
+    ActionKind.RECOMPUTE: Activity.RECOMPUTE,
+    ActionKind.LAUNCH_SYNC: Activity.SYNC,
 }
+"""What is not named moves tensors: communication."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +77,7 @@ class Segments:
 def segments(trace: Trace, recompute_s: Sequence[float]) -> Segments:
     """Split each action into communication, recomputation and work; O(actions)."""
     program = trace.program
-    codes = np.array([ACTIVITIES.index(_OF_KIND[code]) for code in range(len(_OF_KIND))], np.int8)
+    codes = np.array([ACTIVITIES.index(_OF_KIND.get(kind, Activity.COMMUNICATION)) for kind in KINDS], np.int8)
     work = codes[program.kind]
     repeats = (program.kind == BACKWARD) | (program.kind == INPUT_GRAD)
     again = np.where(repeats, np.asarray(recompute_s, float)[program.stage], 0.0)

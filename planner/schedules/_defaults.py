@@ -1,0 +1,258 @@
+"""What most schedules share: one version of the weights, counts read off the order, options in the name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from planner.errors import PlanError, UsageError
+from planner.registry import did_you_mean
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the table of schedules says about one.
+
+    Attributes:
+        decides: what it decides, in a few words.
+        bubble: its bubble for equal stages, over total time unless said otherwise; p workers, m micro-batches.
+        memory: what a worker keeps.
+        staleness: age of the weights behind a gradient.
+        source: where it was published.
+    """
+
+    decides: str
+    bubble: str
+    memory: str
+    staleness: str
+    source: str
+
+
+class Defaults:
+    """Answers that hold for a synchronous schedule over equal replicas; a schedule overrides what differs.
+
+    A schedule is a frozen dataclass; its fields are its options.
+    """
+
+    __slots__ = ()
+
+    key: ClassVar[str]
+    facts: ClassVar[Facts]
+    unit: ClassVar[ActivationUnit] = ActivationUnit.MICRO_BATCH
+    policy: ClassVar[WeightPolicy] = WeightPolicy.SYNC
+
+    @property
+    def name(self) -> str:
+        """The name users choose it by, with the options that differ from the usual (`chimera:pairs=2`)."""
+        chosen = [
+            f"{f.name}={_written(getattr(self, f.name))}" for f in _options(self) if getattr(self, f.name) != f.default
+        ]
+        return ":".join([self.key, ",".join(chosen)]) if chosen else self.key
+
+    @property
+    def weight_policy(self) -> WeightPolicy:
+        """Which versions of the weights it computes with."""
+        return self.policy
+
+    @property
+    def activation_unit(self) -> ActivationUnit:
+        """What one unit of `in_flight` is."""
+        return self.unit
+
+    def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """One version of the weights at every stage."""
+        return (1,) * pipeline.stages
+
+    def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """None: every gradient is applied to the weights that it was computed with."""
+        return (0,) * pipeline.stages
+
+    def supports(self, pipeline: Pipeline) -> str:
+        """Why the schedule cannot serve the pipeline, empty when it can: it must have equal replicas everywhere."""
+        if len(set(pipeline.replicas)) > 1:
+            return f"{self.key} needs the same number of replicas at every stage, not {pipeline.replicas}"
+        own = dataclasses.replace(pipeline, replicas=(1,) * pipeline.stages)
+        own = dataclasses.replace(own, micro_batches=pipeline.micro_batches // pipeline.replicas[0])
+        return self.refuses(own)
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """Why the schedule cannot serve a pipeline of single replicas, empty when it can."""
+        return ""
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders for single replicas."""
+        raise NotImplementedError
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The actions of each lane for one iteration; lane k of replica q is number k * replicas + q.
+
+        Raises:
+            PlanError: the schedule cannot serve the pipeline; says why.
+        """
+        require(self, pipeline)
+        count = pipeline.replicas[0]
+        own = Pipeline((1,) * pipeline.stages, pipeline.micro_batches // count)
+        return replicate(self.line(own), count)
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The orders of some iterations, one after the other."""
+        return Work(follow_on(self.order(pipeline), pipeline.micro_batches, iterations))
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each stage, the most units that one worker keeps; counted in the order, O(actions)."""
+        by_stage, _ = count_held(self.order(pipeline), pipeline.stages)
+        return by_stage
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each worker, the most units of all its stages together; counted in the order, O(actions)."""
+        _, by_worker = count_held(self.order(pipeline), pipeline.stages)
+        return by_worker
+
+    def critical_s(
+        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
+    ) -> float:
+        """The work of the busiest worker, its tails included; equal when that worker never waits. O(actions).
+
+        Transfers that stay on one worker cost nothing when simulated, so only those times should be given that do.
+        """
+        require(self, pipeline)
+        work_s = [pipeline.micro_batches * (f + b) for f, b in zip(forward_s, backward_s, strict=True)]
+        return max(
+            sum(work_s[stage] * share + tail_s[stage] for stage, share in hosted.items())
+            for hosted in shares_of_stages(self.order(pipeline), pipeline.stages)
+        )
+
+
+def require(schedule: Defaults, pipeline: Pipeline) -> None:
+    """Refuse a pipeline that the schedule cannot serve.
+
+    Raises:
+        PlanError: says why.
+    """
+    reason = schedule.supports(pipeline)
+    if reason:
+        raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
+
+
+def with_options(schedule: Defaults, text: str) -> Defaults:
+    """The schedule with options from `pairs=2,over=double`.
+
+    Raises:
+        UsageError: an option is not known or its value cannot be read.
+    """
+    known = {f.name: getattr(schedule, f.name) for f in _options(schedule)}
+    chosen: dict[str, Any] = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if name not in known:
+            raise UsageError(f"schedule {schedule.key!r} has no option {name!r}", hint=did_you_mean(name, known))
+        chosen[name] = _read(known[name], value, f"option {name} of schedule {schedule.key}")
+    return cast(Defaults, dataclasses.replace(cast(Any, schedule), **chosen))
+
+
+def _options(schedule: Defaults) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(schedule)  # type: ignore[arg-type]
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read(usual: object, value: str, where: str) -> object:
+    if isinstance(usual, bool):
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
+        return value.lower() == "true"
+    read: Any = type(usual)
+    try:
+        return read(value)
+    except ValueError as error:
+        choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
+        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
+        raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error
+
+
+def finish(stages: Iterable[int], number: int = -1) -> Iterator[Action]:
+    """SYNC of all stages of a worker, then UPDATE of all."""
+    own = tuple(stages)
+    yield from (Action(ActionKind.SYNC, stage, number) for stage in own)
+    yield from (Action(ActionKind.UPDATE, stage, number) for stage in own)
+
+
+def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
+    """The orders `count` times, micro-batches dealt round-robin; all copies of an order stand together."""
+    if count == 1:
+        return tuple(tuple(order) for order in orders)
+    lane_of = {lane: lane for lane in range(len(orders))}
+    return tuple(
+        tuple(
+            dataclasses.replace(
+                a,
+                micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
+                peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
+            )
+            for a in order
+        )
+        for order in orders
+        for replica in range(count)
+    )
+
+
+def follow_on(
+    orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The orders repeated, with numbers that go on."""
+    if iterations == 1:
+        return tuple(tuple(order) for order in orders)
+    return tuple(
+        tuple(
+            dataclasses.replace(a, micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
+            for i in range(iterations)
+            for a in order
+        )
+        for order in orders
+    )
+
+
+def _numbered(action: Action) -> bool:
+    return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
+
+
+def count_held(orders: Sequence[Sequence[Action]], stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Most units kept, by stage (of any one worker) and by worker, counted along each order; O(actions)."""
+    by_stage, by_worker = [0] * stages, []
+    for order in orders:
+        here: dict[int, int] = {}
+        total = most = 0
+        for action in order:
+            change = _change(action)
+            if change:
+                here[action.stage] = here.get(action.stage, 0) + change
+                total += change
+                most = max(most, total)
+                by_stage[action.stage] = max(by_stage[action.stage], here[action.stage])
+        by_worker.append(most)
+    return tuple(by_stage), tuple(by_worker)
+
+
+def _change(action: Action) -> int:
+    if action.kind in (ActionKind.FORWARD, ActionKind.LOAD):
+        return 1
+    return -1 if action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD, ActionKind.EVICT) else 0
+
+
+def shares_of_stages(orders: Sequence[Sequence[Action]], stages: int) -> list[dict[int, float]]:
+    """For each order, the stages that it runs and the part of all micro-batches that it runs of each."""
+    counts: list[dict[int, int]] = []
+    total = [0] * stages
+    for order in orders:
+        mine: dict[int, int] = {}
+        for action in order:
+            if action.kind is ActionKind.FORWARD:
+                mine[action.stage] = mine.get(action.stage, 0) + 1
+                total[action.stage] += 1
+        counts.append(mine)
+    return [{stage: count / total[stage] for stage, count in mine.items()} for mine in counts]

@@ -1,0 +1,247 @@
+"""What each action waits for, and what can never run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.schedules.program import (
+    BACKWARD,
+    EVICT,
+    FORWARD,
+    INPUT_GRAD,
+    LAUNCH_SYNC,
+    LOAD,
+    RECEIVE_ACTIVATION,
+    RECEIVE_GRADIENT,
+    RECOMPUTE,
+    SEND_ACTIVATION,
+    SEND_GRADIENT,
+    SYNC,
+    UPDATE,
+    WEIGHT_GRAD,
+    Program,
+)
+
+
+class _Tables(NamedTuple):
+    """Action by key (stage, unit) for each role, -1 where there is none."""
+
+    forward: np.ndarray
+    gradient: np.ndarray
+    weight: np.ndarray
+    recompute: np.ndarray
+    activation_out: np.ndarray
+    activation_in: np.ndarray
+    gradient_out: np.ndarray
+    gradient_in: np.ndarray
+    load: np.ndarray
+
+
+def link(program: Program) -> None:
+    """Fill `source`, `after` and `exchange`, and refuse what can never run; O(actions)."""
+    compute = ~program.of(SYNC, UPDATE, LAUNCH_SYNC)
+    parts = program.work.parts
+    if program.stage.min() < 0 or (program.micro_batch[compute] < 0).any():
+        raise PlanError("an action names a stage or micro-batch below 0", hint="number both from 0")
+    if (program.part[compute] >= parts).any() or (parts > 1 and (program.part[compute] < 0).any()):
+        raise PlanError(f"an action's part is not one of {parts}", hint="number the parts of a micro-batch from 0")
+    unit = program.unit
+    width = max(int(unit[compute].max(initial=0)) + 1, 1)
+    key = np.where(compute, program.stage * width + unit, 0)
+    tables = _tables(program, key, program.stages * width)
+    _tensors(program, tables, key, width)
+    _own(program, tables, key)
+    if parts > 1 and program.work.causal:
+        _causal(program, tables, key)
+    _evictions(program, tables, key)
+    if program.work.limits:
+        _limits(program)
+    _exchanges(program)
+    if program.paired[program.offsets[:-1][np.diff(program.offsets) > 0]].any():
+        raise PlanError("the first action of an order is paired with one before it", hint="remove its '+'")
+
+
+def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
+    roles = (
+        (FORWARD,),
+        (BACKWARD, INPUT_GRAD),
+        (WEIGHT_GRAD,),
+        (RECOMPUTE,),
+        (SEND_ACTIVATION,),
+        (RECEIVE_ACTIVATION,),
+        (SEND_GRADIENT,),
+        (RECEIVE_GRADIENT,),
+        (LOAD,),
+    )
+    present = np.bincount(program.kind, minlength=LAUNCH_SYNC + 1)
+    nothing = np.full(size, -1, np.int64)
+    return _Tables(
+        *(_table(program, program.of(*role), key, size) if present[list(role)].any() else nothing for role in roles)
+    )
+
+
+def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
+    """Action by key for the chosen actions, -1 where there is none; each key at most once, but for LOADs."""
+    indices = np.flatnonzero(chosen)
+    counts = np.bincount(key[indices], minlength=size)
+    if len(indices) and counts.max() > 1 and program.kind[indices[0]] != LOAD:
+        twice = indices[np.flatnonzero(counts[key[indices]] > 1)[-1]]
+        raise PlanError(
+            f"{program.label(twice)} is scheduled more than once",
+            where=program.place(twice),
+            hint="each micro-batch runs once through each stage",
+        )
+    table = np.full(size, -1, np.int64)
+    table[key[indices]] = indices
+    return table
+
+
+def _tensors(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
+    """Sources in neighbouring stages; an explicit SEND or RECEIVE takes the place of the computation."""
+    kind, stage, source = program.kind, program.stage, program.source
+    made = np.where(tables.activation_out >= 0, tables.activation_out, tables.forward)
+    back = np.where(tables.gradient_out >= 0, tables.gradient_out, tables.gradient)
+
+    needs = np.flatnonzero((kind == FORWARD) & (stage > 0))
+    received = tables.activation_in[key[needs]]
+    _require_before(program, needs[received >= 0], received[received >= 0], "the receipt of its input")
+    needs = np.concatenate([needs[received < 0], np.flatnonzero((kind == RECEIVE_ACTIVATION) & (stage > 0))])
+    source[needs] = made[key[needs] - width]
+    _require(program, needs, source[needs], "the forward of the stage before")
+
+    inner = stage < program.stages - 1
+    needs = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & inner)
+    received = tables.gradient_in[key[needs]]
+    _require_before(program, needs[received >= 0], received[received >= 0], "the receipt of its gradient")
+    needs = np.concatenate([needs[received < 0], np.flatnonzero((kind == RECEIVE_GRADIENT) & inner)])
+    source[needs] = back[key[needs] + width]
+    _require(program, needs, source[needs], "the backward of the stage after")
+
+
+def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """Actions that need another of the same stage, micro-batch and worker."""
+    kind = program.kind
+    gradients = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD))
+    _require_own(program, gradients, tables.forward[key[gradients]], "its forward")
+    for needy, table, what in (
+        (WEIGHT_GRAD, tables.gradient, "its input gradient"),
+        (RECOMPUTE, tables.forward, "its forward"),
+        (SEND_ACTIVATION, tables.forward, "its forward"),
+        (SEND_GRADIENT, tables.gradient, "its backward"),
+        (EVICT, tables.forward, "its forward"),
+    ):
+        found = np.flatnonzero(kind == needy)
+        _require_own(program, found, table[key[found]], what)
+    again = np.flatnonzero(kind == RECOMPUTE)
+    late = again[tables.gradient[key[again]] < again]
+    if len(late):
+        raise PlanError(f"{program.label(late[0])} comes after its backward", where=program.place(late[0]))
+    split = np.flatnonzero(kind == INPUT_GRAD)
+    _require(program, split, tables.weight[key[split]], "its weight gradient")
+    forwards = np.flatnonzero(kind == FORWARD)
+    _require(program, forwards, tables.gradient[key[forwards]], "its backward")
+
+
+def _causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """Sub-sequences in order forward, in reverse order backward, on one lane."""
+    forwards = np.flatnonzero((program.kind == FORWARD) & (program.part > 0))
+    _require_before(program, forwards, tables.forward[key[forwards] - 1], "the forward of the part before")
+    backwards = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & (program.part < program.work.parts - 1))
+    _require_before(program, backwards, tables.gradient[key[backwards] + 1], "the backward of the part after")
+
+
+def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """LOAD needs the EVICT before it; a backward needs its last LOAD; what takes memory waits for EVICTs under way."""
+    if not (program.kind == EVICT).any() and not (program.kind == LOAD).any():
+        return
+    away: dict[int, int] = {}
+    pending: dict[int, int] = {}
+    for action in np.flatnonzero(program.of(EVICT, LOAD, FORWARD, BACKWARD, INPUT_GRAD)).tolist():
+        kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
+        if kind == EVICT:
+            if unit in away:
+                raise _misplaced(program, action, "is evicted twice without a load in between")
+            away[unit] = pending[lane] = action
+        elif kind == LOAD:
+            if unit not in away:
+                raise _misplaced(program, action, "loads what was not evicted")
+            program.after[action] = max(away.pop(unit), pending.pop(lane, -1))
+        elif kind == FORWARD:
+            program.after[action] = pending.pop(lane, -1)
+        elif unit in away:
+            raise _misplaced(program, action, "needs activations that are evicted")
+        elif tables.load[unit] >= 0:
+            program.after[action] = tables.load[unit]
+
+
+def _misplaced(program: Program, action: int, what: str) -> PlanError:
+    return PlanError(
+        f"{program.label(action)} {what}",
+        where=program.place(action),
+        hint="evict after the forward, load before the backward",
+    )
+
+
+def _limits(program: Program) -> None:
+    """A forward waits for the backward that makes room for it."""
+    place = program.worker * program.stages + program.stage
+    for stage, limit in enumerate(program.work.limits):
+        for worker in np.unique(program.worker[program.stage == stage]).tolist():
+            here = place == worker * program.stages + stage
+            forwards = np.flatnonzero(here & (program.kind == FORWARD))[limit:]
+            backwards = np.flatnonzero(here & program.of(BACKWARD, WEIGHT_GRAD))
+            program.after[forwards] = backwards[: len(forwards)]
+
+
+def _exchanges(program: Program) -> None:
+    """Number the collectives: one for each stage and number."""
+    chosen = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC))
+    if not len(chosen):
+        return
+    names = np.stack([program.stage[chosen], program.micro_batch[chosen]])
+    program.exchange[chosen] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
+    for code, does in ((SYNC, "synchronises"), (LAUNCH_SYNC, "launches the synchronisation of")):
+        mine = chosen[program.kind[chosen] == code]
+        pairs = program.exchange[mine] * program.workers + program.worker[mine]
+        if len(np.unique(pairs)) < len(pairs):
+            raise PlanError(f"a worker {does} a stage more than once", hint="one for each stage, worker and number")
+
+
+def _require(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
+    missing = needs[found < 0]
+    if len(missing):
+        raise PlanError(
+            f"{program.label(missing[0])} needs {what}, which no worker runs",
+            where=program.place(missing[0]),
+            hint="schedule every micro-batch forward and backward through every stage",
+        )
+
+
+def _require_own(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
+    """The action found must exist on the same worker; earlier in its order, or on another lane and then waited for."""
+    _require(program, needs, found, what)
+    other = program.lane[found] != program.lane[needs]
+    _require_before(program, needs[~other], found[~other], what)
+    away = needs[program.worker[found] != program.worker[needs]]
+    if len(away):
+        raise _not_before(program, away[0], what)
+    program.after[needs[other]] = found[other]
+
+
+def _require_before(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
+    """The action found must exist, on the same lane, earlier in its order."""
+    _require(program, needs, found, what)
+    wrong = needs[(program.lane[found] != program.lane[needs]) | (found > needs)]
+    if len(wrong):
+        raise _not_before(program, wrong[0], what)
+
+
+def _not_before(program: Program, action: int, what: str) -> PlanError:
+    return PlanError(
+        f"{program.label(action)} does not come after {what} on the same worker",
+        where=program.place(action),
+        hint="what a forward keeps is used by the backward of the same worker, later in its order",
+    )

@@ -1,0 +1,79 @@
+"""BaPipe's FBP-AS: forward and backward units of one accelerator work at the same time, each with its share of it.
+
+A forward then takes as long as forward and backward together, and so does a backward. With a stage that begins when its
+input is complete the time is (m + 2p - 1)(F + B) and stage i = 1..p keeps 2 (p - i + 1) micro-batches. With
+`fill_overlap` a stage passes its result on while it works and the loss follows at once: (m + p - 1)(F + B), the
+published time, and p - i + 1 micro-batches (the published figure stays 2 (p - i + 1), Zhao et al., 2020).
+
+Each worker has two lanes, 2i for forwards and 2i + 1 for backwards; a forward waits until the memory that the schedule
+claims has room for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import PlanError
+from planner.schedules import SCHEDULES
+from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules.types import Action, ActionKind, Pipeline, Work
+
+
+@dataclass(frozen=True, slots=True)
+class BaPipeFbp(Defaults):
+    """Forward and backward in parallel.
+
+    Attributes:
+        fill_overlap: results are passed on while they are made.
+    """
+
+    fill_overlap: bool = False
+
+    key = "bapipe-fbp"
+    facts = Facts(
+        decides="forward and backward units side by side; fill_overlap",
+        bubble="(2p-1)/(m+2p-1), with fill_overlap (p-1)/(m+p-1)",
+        memory="2(p-i) micro-batches at stage i, with fill_overlap p-i",
+        staleness="0",
+        source="Zhao et al., 2020 (BaPipe)",
+    )
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """2 (p - i), half with `fill_overlap`, at most m; reached when the stages are equal."""
+        own = pipeline.micro_batches // pipeline.replicas[0]
+        factor = 1 if self.fill_overlap else 2
+        return tuple(min(own, factor * (pipeline.stages - i)) for i in range(pipeline.stages))
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The same by worker."""
+        return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """Two lanes for each stage."""
+        own = range(pipeline.micro_batches)
+        lanes: list[tuple[Action, ...]] = []
+        for stage in range(pipeline.stages):
+            lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in own))
+            lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in own), *finish((stage,))))
+        return tuple(lanes)
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The lanes, which share their worker, with a limit on what is kept.
+
+        Raises:
+            PlanError: more than one iteration; the forward lane does not wait for the update on the other.
+        """
+        if iterations > 1:
+            raise PlanError(f"{self.key} gives the order of one iteration, not {iterations}", hint="ask for one")
+        count = pipeline.replicas[0]
+        lanes = self.order(pipeline)
+        return Work(
+            lanes,
+            workers=tuple(k // (2 * count) * count + k % count for k in range(len(lanes))),
+            shared=True,
+            streaming=self.fill_overlap,
+            limits=self.in_flight(pipeline),
+        )
+
+
+SCHEDULES.register("bapipe-fbp", BaPipeFbp())

@@ -1,0 +1,81 @@
+"""Hanayo: the model zigzags over the workers in W waves of 2P chunks, with one copy of the weights.
+
+Chunk c is on worker c mod P of an even leg, mirrored on an odd one, so that a micro-batch turns around on one worker.
+For m = P and B = 2F the bubble is (2P-2) / (3PW + 2P - 2) (Liu et al., SC 2023), which no order can beat. A worker
+takes a backward if it can, else the forward of the latest chunk; a micro-batch enters while fewer than P are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.schedules import SCHEDULES
+from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._greedy import Task, list_schedule
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Hanayo(Defaults):
+    """Waves of chunks.
+
+    Attributes:
+        waves: W; each worker has 2W chunks.
+    """
+
+    waves: int = 1
+
+    key = "hanayo"
+    unit = ActivationUnit.CHUNK
+    facts = Facts(
+        decides="zigzag over the workers in W waves; waves",
+        bubble="(2p-2)/(3pW+2p-2) for B=2F, m=p",
+        memory="up to 2Wp chunks",
+        staleness="0",
+        source="Liu et al., SC 2023",
+    )
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """Stages that do not make whole waves."""
+        if self.waves < 1 or pipeline.stages % (2 * self.waves):
+            return f"{pipeline.stages} stages do not make {self.waves} waves of an even number of chunks on each worker"
+        return ""
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """Backwards before forwards, later chunks before earlier ones."""
+        stages, total = pipeline.stages, pipeline.micro_batches
+        workers = stages // (2 * self.waves)
+        place = [c % workers if c // workers % 2 == 0 else workers - 1 - c % workers for c in range(stages)]
+        tasks = []
+        for m in range(total):
+            for c in range(stages):
+                needs = (_number(stages, m, c - 1, 0),) if c else ()
+                tasks.append(Task(place[c], 1, (1, -c, m), needs, opens=c == 0))
+                back = _number(stages, m, c + 1, 1) if c < stages - 1 else _number(stages, m, c, 0)
+                tasks.append(Task(place[c], 1, (0, -c, m), (back,)))
+        under_way = 0
+
+        def may_open(_: int) -> bool:
+            return under_way < workers
+
+        def taken(task: int) -> None:
+            nonlocal under_way
+            if task // 2 % stages == 0:
+                under_way += 1 if task % 2 == 0 else -1
+
+        orders = list_schedule(tasks, workers, may_open, taken)
+        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+        return tuple(
+            (
+                *(Action(kinds[t % 2], t // 2 % stages, t // 2 // stages) for t in order),
+                *finish(c for c in range(stages) if place[c] == worker),
+            )
+            for worker, order in enumerate(orders)
+        )
+
+
+def _number(stages: int, m: int, chunk: int, backward: int) -> int:
+    return 2 * (m * stages + chunk) + backward
+
+
+SCHEDULES.register("hanayo", Hanayo())

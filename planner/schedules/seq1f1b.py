@@ -1,0 +1,74 @@
+"""Seq1F1B: 1F1B over sub-sequences, so that the pipeline fills in steps of 1/k of a micro-batch.
+
+A micro-batch's k sub-sequences go forward in order and backward in reverse, as causal attention wants. Stage i keeps
+p - 1 - i + k of them, (p - 1 - i + k) / k micro-batches; the bubble for sub-sequences of equal cost is (p-1)/(km+p-1)
+(Sun et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.schedules import SCHEDULES
+from planner.schedules._defaults import Defaults, Facts, finish, follow_on
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Seq1F1B(Defaults):
+    """1F1B over sub-sequences.
+
+    Attributes:
+        splits: k, sub-sequences of a micro-batch.
+    """
+
+    splits: int = 2
+
+    key = "seq1f1b"
+    unit = ActivationUnit.SUB_SEQUENCE
+    facts = Facts(
+        decides="1F1B over k sub-sequences of a micro-batch; splits",
+        bubble="(p-1)/(km+p-1)",
+        memory="p-1-i+k sub-sequences at stage i",
+        staleness="0",
+        source="Sun et al., 2024",
+    )
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """Fewer than one sub-sequence."""
+        return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """p - 1 - i + k sub-sequences, at most k m."""
+        total = pipeline.micro_batches // pipeline.replicas[0] * self.splits
+        return tuple(min(total, pipeline.stages - 1 - i + self.splits) for i in range(pipeline.stages))
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The same by worker."""
+        return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """Warm-up, alternation, drain, SYNC, UPDATE."""
+        kept = self.in_flight(pipeline)
+        return tuple(
+            (*self._stage(stage, pipeline.micro_batches, kept[stage]), *finish((stage,)))
+            for stage in range(pipeline.stages)
+        )
+
+    def _stage(self, stage: int, micro_batches: int, ahead: int) -> Iterator[Action]:
+        total, parts = micro_batches * self.splits, self.splits
+        for unit in range(total + ahead - 1):
+            if unit < total:
+                yield Action(ActionKind.FORWARD, stage, unit // parts, part=unit % parts)
+            done = unit - ahead + 1
+            if done >= 0:
+                yield Action(ActionKind.BACKWARD, stage, done // parts, part=parts - 1 - done % parts)
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The orders over sub-sequences, each of which needs those before it."""
+        orders = follow_on(self.order(pipeline), pipeline.micro_batches, iterations)
+        return Work(orders, parts=self.splits, causal=True)
+
+
+SCHEDULES.register("seq1f1b", Seq1F1B())

@@ -1,0 +1,108 @@
+"""PipeDream-2BW: 1F1B without a flush, gradients of m micro-batches together, two versions of the weights.
+
+W(t+1) = W(t) - nu grad f(W(t-1)): the micro-batches of mini-batch t all read version t - 1, at every stage, so that
+stage i keeps two versions and p - i micro-batches; m must be at least p (Narayanan et al., ICML 2021). The released
+program reads at each forward what is newest there: with `uniform=false` the last stage then has no delay, and the
+others read version t where mini-batch t - 1 was already applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.schedules import SCHEDULES
+from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._flows import flowing, own_micro_batches, update_every
+from planner.schedules._lines import paced_warm_up
+from planner.schedules.types import Action, Pipeline, WeightPolicy, Work
+
+
+@dataclass(frozen=True, slots=True)
+class TwoBufferedWeights(Defaults):
+    """1F1B with double-buffered weights.
+
+    Attributes:
+        uniform: all stages read the version before, not each what is newest at the forward.
+    """
+
+    uniform: bool = True
+
+    key = "pipedream-2bw"
+    policy = WeightPolicy.DOUBLE_BUFFER
+    facts = Facts(
+        decides="1F1B without flush, update every m micro-batches, m >= p; uniform",
+        bubble="0 when full",
+        memory="p-i micro-batches at stage i and 2 weight versions",
+        staleness="1 update (0 at the last stage with uniform=false)",
+        source="Narayanan et al., ICML 2021",
+    )
+
+    def supports(self, pipeline: Pipeline) -> str:
+        """As many micro-batches as are under way at once, or more."""
+        for count, forwards in zip(pipeline.replicas, paced_warm_up(pipeline.replicas), strict=True):
+            if count * forwards > pipeline.micro_batches:
+                return (
+                    f"{self.key} needs at least {count * forwards} micro-batches an iteration, "
+                    f"as many as are under way, not {pipeline.micro_batches}"
+                )
+        return ""
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The warm-up of each stage."""
+        return paced_warm_up(pipeline.replicas)
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The same by worker."""
+        kept = self.in_flight(pipeline)
+        return tuple(kept[stage] for stage, _ in pipeline.workers())
+
+    def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Two; where nothing is under way at an update, one is enough with `uniform=false`."""
+        if self.uniform:
+            return (2,) * pipeline.stages
+        return tuple(min(2, kept) for kept in self.in_flight(pipeline))
+
+    def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """One update."""
+        return tuple(versions - 1 for versions in self.weight_versions(pipeline))
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """One iteration, from an empty pipeline to an empty one."""
+        return self.work(pipeline).lanes
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """Some iterations without draining in between."""
+        require(self, pipeline)
+        forwards = paced_warm_up(pipeline.replicas)
+
+        def lane(stage: int, replica: int) -> tuple[Action, ...]:
+            own, ahead = pipeline.micro_batches // pipeline.replicas[stage], forwards[stage]
+            read = (lambda j: max(0, j // own - 1)) if self.uniform else (lambda j: max(0, j - ahead + 1) // own)
+            return tuple(
+                flowing(
+                    stage,
+                    own_micro_batches(pipeline, stage, replica, iterations),
+                    ahead,
+                    read,
+                    update_every(stage, pipeline.replicas[stage], own),
+                )
+            )
+
+        lanes = tuple(lane(stage, replica) for stage, replica in pipeline.workers())
+        return Work(lanes, versions=(2,) * pipeline.stages)
+
+
+def worst_stage_bytes(
+    versions: int, in_flight: int, weight_bytes: float, activation_bytes: float, input_bytes: float | None = None
+) -> float:
+    """Weights and activations of a stage: versions w + kept a, or with recomputation versions w + a + kept a_in.
+
+    The memory model of 2BW's planner (ICML 2021, section 3.3) for one of d stages: `weight_bytes` and
+    `activation_bytes` are a stage's share, `input_bytes` what recomputation keeps of a micro-batch, None without it.
+    """
+    if input_bytes is None:
+        return versions * weight_bytes + in_flight * activation_bytes
+    return versions * weight_bytes + activation_bytes + in_flight * input_bytes
+
+
+SCHEDULES.register("pipedream-2bw", TwoBufferedWeights())

@@ -1,0 +1,107 @@
+"""How long the actions of each stage take, and how they share the machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.errors import PlanError
+
+
+class Transfers(StrEnum):
+    """What a transfer between stages occupies."""
+
+    BLOCKING = "blocking"
+    OVERLAPPED = "overlapped"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimes:
+    """Seconds of each stage's actions, float64 [stages] each, for one micro-batch on one replica unless said otherwise.
+
+    Attributes:
+        forward_s: forward computation.
+        backward_s: whole backward computation, recomputation included unless the order recomputes by itself.
+        receive_s: transfer of the activations over the boundary before the stage; 0 for the first stage.
+        return_s: transfer of their gradients back over that boundary.
+        sync_s: gradient synchronisation, once per iteration.
+        update_s: optimizer step, once per iteration.
+        weight_grad_s: the part of `backward_s` that WEIGHT_GRAD takes where a schedule splits the backward.
+        recompute_s: RECOMPUTE, where an order has it.
+        evict_s: moving the activations away, and again bringing them back.
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    receive_s: np.ndarray
+    return_s: np.ndarray
+    sync_s: np.ndarray
+    update_s: np.ndarray
+    weight_grad_s: np.ndarray
+    recompute_s: np.ndarray
+    evict_s: np.ndarray
+
+    @staticmethod
+    def of(
+        forward_s: Sequence[float] | np.ndarray,
+        backward_s: Sequence[float] | np.ndarray,
+        receive_s: Sequence[float] | np.ndarray | float = 0.0,
+        sync_s: Sequence[float] | np.ndarray | float = 0.0,
+        update_s: Sequence[float] | np.ndarray | float = 0.0,
+        weight_grad_s: Sequence[float] | np.ndarray | None = None,
+        return_s: Sequence[float] | np.ndarray | float | None = None,
+        recompute_s: Sequence[float] | np.ndarray | float | None = None,
+        evict_s: Sequence[float] | np.ndarray | float = 0.0,
+    ) -> StageTimes:
+        """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
+
+        When not given, `weight_grad_s` is half of the backward, `return_s` equals `receive_s` and `recompute_s` equals
+        `forward_s`.
+
+        Raises:
+            PlanError: lengths differ, a time is negative or not finite, or the weight gradient takes longer than the
+                backward that it is a part of.
+        """
+        stages = len(forward_s)
+        returned = receive_s if return_s is None else return_s
+        half = np.asarray(backward_s, float) / 2 if weight_grad_s is None else weight_grad_s
+        again = forward_s if recompute_s is None else recompute_s
+        given = (forward_s, backward_s, receive_s, returned, sync_s, update_s, half, again, evict_s)
+        columns = [np.asarray(c, float) for c in given]
+        columns = [np.full(stages, float(c)) if c.ndim == 0 else c for c in columns]
+        for at in (2, 3):
+            if np.ndim(given[at]) == 0:
+                columns[at][:1] = 0.0
+        if any(c.shape != (stages,) for c in columns):
+            raise PlanError("stage times differ in length", hint="give one number for each stage")
+        if any(not np.isfinite(c).all() or (c < 0).any() for c in columns):
+            raise PlanError("a stage time is negative or not finite", hint="times are seconds, 0 or more")
+        if (columns[6] > columns[1]).any():
+            raise PlanError(
+                "a weight gradient takes longer than its whole backward",
+                where=f"stage {int(np.argmax(columns[6] > columns[1]))}",
+                hint="`weight_grad_s` is a part of `backward_s`",
+            )
+        return StageTimes(*columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the actions share the machines.
+
+    Attributes:
+        transfers: what a transfer between stages occupies.
+        sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
+        pair_overlap: fraction of the shorter of two paired actions that costs nothing (0 to 1).
+        part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
+        slowdown: by worker, factor on all its computation; empty: 1.
+    """
+
+    transfers: Transfers = Transfers.BLOCKING
+    sync_overlap: float = 0.0
+    pair_overlap: float = 0.0
+    part_share: tuple[float, ...] = ()
+    slowdown: tuple[float, ...] = ()
