@@ -1,0 +1,76 @@
+"""Random layer graphs and problems of PipeDream's family, and its recorded runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from planner.importers import load_graph
+from planner.space.partition.pipedream import PipeDreamProblem
+from planner.space.partition.pipedream_layers import Layers, recorded_layers
+from planner.space.partition.pipedream_terms import (
+    NO_LIMIT,
+    BoundaryBytes,
+    Frontiers,
+    Memory,
+    StageCost,
+    StashRule,
+)
+from tests.shared_data import shared_path
+
+
+@st.composite
+def layer_graphs(draw: st.DrawFn, most: int = 5) -> Layers:
+    """Up to `most` layers with small whole figures, zeros included, and edges at random."""
+    count = draw(st.integers(1, most))
+    figures = st.lists(st.integers(0, 9), min_size=count, max_size=count)
+    compute, weights, outputs, saved = (np.array(draw(figures), dtype=float) for _ in range(4))
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    edges = [pair for pair in pairs if draw(st.booleans()) or (pair[1] - pair[0] == 1 and draw(st.booleans()))]
+    return Layers(compute, weights, outputs, saved, np.array(edges, dtype=np.int64).reshape(-1, 2))
+
+
+def memories() -> st.SearchStrategy[Memory]:
+    """No limit, or one that is tight for layers of these sizes."""
+    tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]), st.sampled_from(list(StashRule)))
+    return st.one_of(st.just(NO_LIMIT), tight)
+
+
+TERMS: dict[str, st.SearchStrategy[Any]] = {
+    "cost": st.sampled_from(list(StageCost)),
+    "transfers": st.booleans(),
+    "boundary": st.sampled_from(list(BoundaryBytes)),
+    "frontiers": st.sampled_from(list(Frontiers)),
+}
+
+
+@functools.cache
+def recorded(profile: str) -> Layers:
+    """Layers of a published profile as its own optimiser reads them."""
+    return recorded_layers(load_graph(shared_path(f"instances/pipedream/{profile}.graph.txt")))
+
+
+def recorded_rows() -> list[dict[str, Any]]:
+    """The runs of the released optimiser that came to an end."""
+    rows = json.loads(shared_path("instances/peers.json").read_text())["pipedream"]
+    return [row for row in rows if row["status"] == "ok"]
+
+
+def released_problem(row: dict[str, Any]) -> PipeDreamProblem:
+    """The problem of a recorded run, with the released code's rules; memory of 16 GB is its default."""
+    return PipeDreamProblem(
+        recorded(row["profile"]),
+        tuple(row["n"]),
+        tuple(row["b"]),
+        cost=StageCost.RELEASED,
+        transfers=bool(row["comm"]),
+        boundary=BoundaryBytes.RELEASED,
+        frontiers=Frontiers.FIRST_SOURCE,
+        memory=Memory(16e9, StashRule.RELEASED) if row["mem"] else NO_LIMIT,
+        replicate=not row["straight"],
+        use_fewer=bool(row["fewer"]),
+    )

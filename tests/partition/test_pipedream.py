@@ -1,0 +1,293 @@
+"""PipeDream's problem: prices by hand, published answers, and what its released optimiser found."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from planner.costs import imported_profile
+from planner.errors import ModelError, UsageError
+from planner.importers import load_graph
+from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.solvers.partition.hierarchical_dp_placed import solve_placed
+from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition.pipedream_layers import Layers, chain_layers, priced_layers, recorded_layers
+from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem, PlacedStage
+from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Memory, StageCost, StashRule
+from tests.partition.pipedream_cases import recorded, recorded_rows, released_problem
+from tests.shared_data import shared_path
+
+CHAIN = chain_layers([4.0, 6.0, 2.0], [1.0, 2.0, 8.0], [3.0, 5.0, 7.0])
+DIAMOND = Layers(  # 0 -> 1, 2 -> 3
+    np.array([1.0, 2.0, 3.0, 4.0]),
+    np.zeros(4),
+    np.array([10.0, 1.0, 2.0, 5.0]),
+    np.zeros(4),
+    np.array([[0, 1], [0, 2], [1, 3], [2, 3]]),
+)
+
+
+def stages(*parts: tuple[int, ...]) -> tuple[ReplicatedStage, ...]:
+    """Stages of one layer range each: (first, stop, replicas)."""
+    return tuple(ReplicatedStage(tuple(range(a, b)), r) for a, b, r in parts)
+
+
+# --- the judge, figures worked out by hand
+
+
+def test_released_cost_of_a_flat_plan() -> None:
+    problem = PipeDreamProblem(CHAIN, (3,), (2.0,))
+    verdict = problem.judge(stages((0, 2, 2), (2, 3, 1)))
+    # first: (10 + 4 * 1 * 3 / (2 * 2)) / 2 = 6.5, not charged for transfers; last: max(2, 2 * 5 / (2 * 1)) = 5
+    assert verdict.parts == pytest.approx((6.5, 5.0))
+    assert verdict.objective == pytest.approx(6.5)
+    assert verdict.feasible
+
+
+def test_paper_cost_of_a_flat_plan() -> None:
+    problem = PipeDreamProblem(CHAIN, (4,), (2.0,), cost=StageCost.PAPER)
+    verdict = problem.judge(stages((0, 1, 1), (1, 3, 3)))
+    # second: max(8, 2 * 2 * 10 / 2) / 3 = 20/3; its transfer 2 * 3 / 2 = 3 is not shared among replicas
+    assert verdict.parts == pytest.approx((4.0, 20 / 3))
+
+
+def test_released_cost_on_two_levels() -> None:
+    problem = PipeDreamProblem(CHAIN, (2, 2), (4.0, 1.0))
+    inner = stages((0, 1, 1), (1, 3, 1))
+    plan = (ReplicatedStage((0, 1, 2), 2, inner),)
+    # inside: 4, and max(8, 2 * 3 / 4) = 8; between: (8 + 4 * 1 * 11 / (1 * 2) / 2) / 2 = 9.5
+    assert problem.judge(plan).objective == pytest.approx(9.5)
+    apart = (
+        ReplicatedStage((0, 1), 1, stages((0, 2, 2))),
+        ReplicatedStage((2,), 1, stages((2, 3, 2))),
+    )
+    # first server (10 + 4 * 3 / (4 * 2)) / 2 = 5.75; second (2 + 4 * 8 / (4 * 2)) / 2 = 3, its transfer 2 * 5 / 1 = 10
+    assert problem.judge(apart).parts == pytest.approx((5.75, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "live", "released"),
+    [
+        ((0,), 10.0, 10.0),
+        ((0, 1), 11.0, 11.0),
+        # all readers of 0 lie before the cut, yet the released code counts it: it has one that is not before layer 1
+        ((0, 1, 2), 3.0, 13.0),
+        ((0, 1, 2, 3), 0.0, 5.0),
+    ],
+)
+def test_bytes_at_a_cut(before: tuple[int, ...], live: float, released: float) -> None:
+    rest = tuple(sorted(set(range(4)) - set(before)))
+    plan = (ReplicatedStage(before, 1), ReplicatedStage(rest, 1)) if rest else (ReplicatedStage(before, 1),)
+    for boundary, expected in ((BoundaryBytes.LIVE, live), (BoundaryBytes.RELEASED, released)):
+        problem = PipeDreamProblem(DIAMOND, (2,), (0.01,), boundary=boundary, use_fewer=True)
+        assert problem.judge(plan).objective == pytest.approx(2 * expected / 0.01 if rest else 10.0)
+
+
+def test_memory_as_it_is_and_as_released() -> None:
+    layers = chain_layers([1.0, 1.0], [3.0, 5.0], [2.0, 0.0], [10.0, 20.0])
+    plan = stages((0, 1, 1), (1, 2, 1))
+
+    def needs(rule: StashRule) -> list[float]:
+        problem = PipeDreamProblem(layers, (2,), (1.0,), memory=Memory(0.5, rule))
+        return [v.needed for v in problem.judge(plan).violations]
+
+    # two minibatches in flight: 2 * (3 + 10) + 2 * 3; then one, with its input: 5 + 20 + 2 + 2 * 5
+    assert needs(StashRule.STASHED) == [32.0, 37.0]
+    # one too few in flight: 3 + 10, and nothing for the last stage
+    assert needs(StashRule.RELEASED) == [13.0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        (stages((0, 2, 1)), "coverage"),
+        (stages((1, 3, 1), (0, 1, 1)), "coverage"),
+        (stages((0, 3, 2)), "devices"),
+        (stages((0, 3, 4)), "devices"),
+        ((ReplicatedStage((0, 1, 2), 3, stages((0, 3, 1))),), "coverage"),
+        (stages((0, 3, 3)), "option"),
+    ],
+)
+def test_malformed_plans(plan: tuple[ReplicatedStage, ...], kind: str) -> None:
+    problem = PipeDreamProblem(CHAIN, (3,), (1.0,), replicate=kind != "option")
+    assert kind in {v.kind for v in problem.judge(plan).violations}
+
+
+def test_bad_problems() -> None:
+    with pytest.raises(UsageError, match="bandwidth"):
+        PipeDreamProblem(CHAIN, (2, 2), (1.0,))
+    with pytest.raises(UsageError, match="positive"):
+        PlacedPipelineProblem(CHAIN, (2,), (0.0,))
+    with pytest.raises(ModelError, match="negative"):
+        chain_layers([-1.0], [0.0], [0.0])
+    with pytest.raises(UsageError, match="idle"):
+        solve_pipedream(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_fewer=True))
+
+
+def test_nothing_fits() -> None:
+    result = solve_pipedream(PipeDreamProblem(CHAIN, (2,), (1.0,), memory=Memory(1.0)))
+    assert result.decision is None
+    assert math.isinf(result.bound)
+
+
+# --- placed on a tree
+
+
+def test_placed_price_by_hand() -> None:
+    problem = PlacedPipelineProblem(CHAIN, (2, 2), (8.0, 2.0))
+    plan = (PlacedStage((0, 1), 0, 3), PlacedStage((2,), 3, 1))
+    # three replicas on two servers: flat 4 * 2 / 3 / 2 = 4/3; by levels 2 / 8 + 2 / 2 = 1.25 a byte, which is less
+    verdict = problem.judge(plan)
+    assert verdict.parts == pytest.approx(((10 + 3 * 1.25) / 3, 2 * 5 / 2))
+    flat = PlacedPipelineProblem(CHAIN, (2, 2), (8.0, 2.0), exchange=Exchange.FLAT)
+    assert flat.judge(plan).parts[0] == pytest.approx((10 + 3 * 4 / 3) / 3)
+
+
+def test_placed_copies_keep_activations_inside() -> None:
+    problem = PlacedPipelineProblem(CHAIN, (2, 2), (8.0, 2.0))
+    plan = (PlacedStage((0,), 0, 1, 2, 2), PlacedStage((1, 2), 1, 1, 2, 2))
+    # each stage on one device of either server: weights cross at 2 / 2 a byte; the cut 2 * 3 / (8 * 2)
+    assert problem.judge(plan).parts == pytest.approx(((4 + 1) / 2, (8 + 10) / 2))
+    assert plan[1].devices == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        (PlacedStage((0, 1, 2), 1, 1),),
+        (PlacedStage((0, 1), 0, 1), PlacedStage((2,), 2, 1)),
+        (PlacedStage((0, 1, 2), 0, 5),),
+        (PlacedStage((0, 1, 2), 0, 1, 2, 2),),
+        (PlacedStage((0,), 0, 1), PlacedStage((1, 2), 1, 2, 2, 2)),
+    ],
+)
+def test_placed_holes_and_overlaps(plan: tuple[PlacedStage, ...]) -> None:
+    verdict = PlacedPipelineProblem(CHAIN, (2, 2), (8.0, 2.0)).judge(plan)
+    assert {v.kind for v in verdict.violations} == {"devices"}
+
+
+# --- published answers
+
+
+@pytest.mark.parametrize("case", ["toy partition, paper cost", "toy partition, code cost"])
+def test_known_answers(case: str) -> None:
+    answers = json.loads(shared_path("reference/known_answers.json").read_text())["PipeDream"]
+    entry = next(item for item in answers if item["name"] == case)
+    given, expect = entry["input"], entry["expect"]
+    problem = PipeDreamProblem(
+        chain_layers(given["time"], given["weight"], given["act"]),
+        (given["workers"],),
+        (given["bandwidth"],),
+        cost=StageCost.PAPER if "paper" in case else StageCost.RELEASED,
+    )
+    result = solve_pipedream(problem)
+    assert result.objective == pytest.approx(expect["bottleneck"])
+    assert [s.replicas for s in result.decision] == expect["replicas"]
+    assert [0, *np.cumsum([len(s.layers) for s in result.decision])] == expect["boundaries"]
+    parallel = dict(problem.trivial())["data-parallel"]
+    assert problem.judge(parallel).objective == pytest.approx(expect["data_parallel"])
+    assert result.proven
+
+
+def test_every_recorded_run() -> None:
+    """The released optimiser's optimum, on every run that came to an end."""
+    for row in recorded_rows():
+        result = solve_pipedream(released_problem(row))
+        where = {k: row[k] for k in ("profile", "n", "b", "comm", "mem", "straight", "fewer")}
+        assert result.objective == pytest.approx(row["pipe_s"], rel=1e-9), where
+        assert result.proven, where
+        problem = released_problem(row)
+        parallel = problem.judge(dict(problem.trivial())["data-parallel"])
+        assert parallel.objective == pytest.approx(row["dp_s_per_mb"], rel=1e-9), where
+
+
+def test_twenty_times_less_time_on_the_larger_runs() -> None:
+    larger = [row for row in recorded_rows() if row.get("cpu_s", 0) > 3]
+    assert len(larger) >= 10
+    start = time.process_time()
+    for row in larger:
+        solve_pipedream(released_problem(row))
+    assert (time.process_time() - start) * 20 < sum(row["cpu_s"] for row in larger)
+
+
+@pytest.mark.parametrize(
+    ("fanout", "speeds", "flat_ms", "released_ms"),
+    [
+        ((4, 2), (10e9, 1.25e9), 100.85, 157.8),
+        ((4, 4), (10e9, 1.25e9), 55.9, 67.1),
+        ((8, 2), (50e9, 3.125e9), 45.53, 65.8),
+    ],
+)
+def test_fast_inner_links_never_hurt(
+    fanout: tuple[int, ...], speeds: tuple[float, ...], flat_ms: float, released_ms: float
+) -> None:
+    """VGG-16 on servers: never worse than the flat plan on the slowest links, even priced as if there were no others."""
+    layers = recorded("vgg16")
+    nested = PipeDreamProblem(layers, fanout, speeds, boundary=BoundaryBytes.RELEASED)
+    assert solve_pipedream(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
+    for exchange in Exchange:
+        placed = PlacedPipelineProblem(
+            layers, fanout, speeds, exchange=exchange, ends=Ends.RECEIVER, boundary=BoundaryBytes.RELEASED
+        )
+        result = solve_placed(placed)
+        assert result.objective * 1e3 <= flat_ms
+        assert result.proven
+
+
+@pytest.mark.parametrize("profile", ["alexnet", "vgg16", "gnmt", "resnet50"])
+def test_placed_is_never_worse_than_flat(profile: str) -> None:
+    layers = recorded(profile)
+    for speed in (1.25e9, 10e9):
+        flat = solve_pipedream(PipeDreamProblem(layers, (8,), (speed,)))
+        on_servers = solve_placed(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed), ends=Ends.RECEIVER))
+        assert on_servers.objective <= flat.objective * (1 + 1e-12)
+        one_level = solve_placed(PlacedPipelineProblem(layers, (8,), (speed,), ends=Ends.RECEIVER, use_all=True))
+        assert one_level.objective == pytest.approx(flat.objective, rel=1e-12)
+
+
+def test_cuts_that_the_released_walk_never_sees() -> None:
+    """GNMT has several sources; with all cuts its pipeline is a fifth faster than the recorded one."""
+    row = next(r for r in recorded_rows() if r["profile"] == "gnmt" and r["n"] == [16] and r["b"] == [10e9])
+    problem = released_problem(row)
+    free = PipeDreamProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, frontiers=Frontiers.ALL)
+    result = solve_pipedream(free)
+    assert result.objective < 0.8 * row["pipe_s"]
+    assert result.proven
+
+
+def test_inception_is_solved_with_proof() -> None:
+    """The graph on which the released optimiser never returns."""
+    graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
+    layers = priced_layers(graph, imported_profile(graph))
+    result = solve_pipedream(PipeDreamProblem(layers, (4,), (10e9,)))
+    assert result.proven
+    assert result.statistics["cuts"] > 200_000
+    assert layers.compute_s.sum() / 4 <= result.objective < 1.01 * layers.compute_s.sum() / 4
+
+
+def test_too_many_cuts_are_said() -> None:
+    graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
+    result = solve_pipedream(PipeDreamProblem(recorded_layers(graph), (4,), (10e9,)), most_cuts=10_000)
+    assert result.decision is not None
+    assert result.bound <= result.objective
+    assert "some of the cuts" in result.space
+
+
+def test_same_answer_twice() -> None:
+    layers = recorded("gnmt")
+    first, second = (solve_placed(PlacedPipelineProblem(layers, (4, 4), (10e9, 1.25e9))) for _ in range(2))
+    assert first == second
+
+
+def test_real_memory_is_less_than_recorded_sizes_say() -> None:
+    """In-place layers keep nothing of their own; a concatenation keeps all its operands, not its first."""
+    graph = load_graph(shared_path("instances/pipedream/vgg16.graph.txt"))
+    real, as_recorded = priced_layers(graph, imported_profile(graph)), recorded_layers(graph)
+    assert real.saved_bytes.sum() < 0.7 * as_recorded.saved_bytes.sum()
+    graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
+    real, as_recorded = priced_layers(graph, imported_profile(graph)), recorded_layers(graph)
+    assert real.output_bytes.sum() > as_recorded.output_bytes.sum()

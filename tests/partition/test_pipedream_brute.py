@@ -1,0 +1,109 @@
+"""The exact solvers of PipeDream's problems find what trying everything finds, through the judge."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.solvers.partition.hierarchical_brute import try_everything
+from planner.solvers.partition.hierarchical_brute_placed import try_everything as try_everything_placed
+from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.solvers.partition.hierarchical_dp_placed import solve_placed
+from planner.space.partition.pipedream import PipeDreamProblem
+from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem
+from planner.space.partition.pipedream_terms import Memory, StashRule
+from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
+
+EXAMPLES = settings(max_examples=150, deadline=None)
+
+
+def same(first: float, second: float) -> bool:
+    return first == second or math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@EXAMPLES
+@given(
+    layers=layer_graphs(),
+    machines=st.integers(1, 5),
+    speed=st.sampled_from([0.5, 2.0, 50.0]),
+    memory=memories(),
+    replicate=st.booleans(),
+    use_fewer=st.booleans(),
+    terms=st.fixed_dictionaries(TERMS),
+)
+def test_one_level(
+    layers: Layers, machines: int, speed: float, memory: Memory, replicate: bool, use_fewer: bool, terms: dict
+) -> None:
+    problem = PipeDreamProblem(
+        layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
+    )
+    oracle, found = try_everything(problem), solve_pipedream(problem)
+    assert same(found.objective, oracle.objective)
+    assert found.proven
+
+
+@EXAMPLES
+@given(
+    layers=layer_graphs(4),
+    machines=st.sampled_from([(2, 2), (1, 2), (2, 1), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2)]),
+    speeds=st.tuples(*(st.sampled_from([0.5, 2.0, 50.0]) for _ in range(3))),
+    memory=memories(),
+    replicate=st.booleans(),
+    use_fewer=st.booleans(),
+    terms=st.fixed_dictionaries(TERMS),
+)
+def test_several_levels(
+    layers: Layers,
+    machines: tuple[int, ...],
+    speeds: tuple[float, ...],
+    memory: Memory,
+    replicate: bool,
+    use_fewer: bool,
+    terms: dict,
+) -> None:
+    if memory.rule is StashRule.STASHED and math.isfinite(memory.device_bytes):
+        use_fewer = False
+    problem = PipeDreamProblem(
+        layers,
+        machines,
+        speeds[: len(machines)],
+        memory=memory,
+        replicate=replicate,
+        use_fewer=use_fewer and len(machines) < 3,
+        **terms,
+    )
+    oracle, found = try_everything(problem), solve_pipedream(problem)
+    assert same(found.objective, oracle.objective)
+    assert found.proven
+
+
+@EXAMPLES
+@given(
+    layers=layer_graphs(4),
+    fanout=st.sampled_from([(4,), (2, 2), (3, 2), (2, 3), (2, 2, 2)]),
+    speeds=st.tuples(st.sampled_from([50.0, 8.0]), st.sampled_from([8.0, 2.0]), st.sampled_from([2.0, 0.5])),
+    memory=memories(),
+    ends=st.sampled_from(list(Ends)),
+    exchange=st.sampled_from(list(Exchange)),
+    use_all=st.booleans(),
+    terms=st.fixed_dictionaries(TERMS),
+)
+def test_placed(
+    layers: Layers,
+    fanout: tuple[int, ...],
+    speeds: tuple[float, ...],
+    memory: Memory,
+    ends: Ends,
+    exchange: Exchange,
+    use_all: bool,
+    terms: dict,
+) -> None:
+    problem = PlacedPipelineProblem(
+        layers, fanout, speeds[: len(fanout)], memory=memory, ends=ends, exchange=exchange, use_all=use_all, **terms
+    )
+    oracle, found = try_everything_placed(problem), solve_placed(problem)
+    assert same(found.objective, oracle.objective)
+    assert found.proven
