@@ -225,7 +225,7 @@ def test_twenty_times_less_time_on_the_larger_runs() -> None:
 def test_fast_inner_links_never_hurt(
     fanout: tuple[int, ...], speeds: tuple[float, ...], flat_ms: float, released_ms: float
 ) -> None:
-    """VGG-16 on servers: never worse than the flat plan on the slowest links, even priced as if there were no others."""
+    """VGG-16 on servers: never worse than the flat plan on the slowest links, even exchanging weights flat."""
     layers = recorded("vgg16")
     nested = PipeDreamProblem(layers, fanout, speeds, boundary=BoundaryBytes.RELEASED)
     assert solve_pipedream(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
@@ -283,11 +283,8 @@ def test_same_answer_twice() -> None:
     assert first == second
 
 
-def test_real_memory_is_less_than_recorded_sizes_say() -> None:
-    """In-place layers keep nothing of their own; a concatenation keeps all its operands, not its first."""
+def test_layers_that_work_in_place_keep_nothing_of_their_own() -> None:
     graph = load_graph(shared_path("instances/pipedream/vgg16.graph.txt"))
     real, as_recorded = priced_layers(graph, imported_profile(graph)), recorded_layers(graph)
     assert real.saved_bytes.sum() < 0.7 * as_recorded.saved_bytes.sum()
-    graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
-    real, as_recorded = priced_layers(graph, imported_profile(graph)), recorded_layers(graph)
-    assert real.output_bytes.sum() > as_recorded.output_bytes.sum()
+    assert real.compute_s.sum() == as_recorded.compute_s.sum() == pytest.approx(0.672535)
