@@ -37,8 +37,8 @@ _COLUMNS = (
 )  # fmt: skip
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _FUSED_ATTENTION_SHARE = 0.75
-"""What a fused attention kernel reaches of a plain product's rate: 55 to 63% of an A100's peak at head widths of 64 and
-128 (Dao 2023, FlashAttention-2, figures 4 to 6), against 80%."""
+"""What a fused attention kernel reaches of a plain product's rate: about 60% of an A100's peak against 80%
+(Dao 2023, FlashAttention-2: 50 to 73%)."""
 _NORM_PASSES = 3
 """Statistics, then read and write."""
 _NORM_BACK_PASSES = 5
