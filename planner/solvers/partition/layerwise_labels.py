@@ -1,0 +1,262 @@
+"""Layer-wise strategies under memory, exactly: Pareto labels along the chain, pruned by a Lagrangian bound.
+
+A label is a way to run the first layers: its last strategy, memory and time. One label beats another when it takes no
+more memory and no more time even after the worst change of layout to the other's strategy. What the remaining layers
+take at the least comes from pricing memory: for any price p, the cheapest way to finish by (time + p memory) is a
+chain DP, and bounds every label from below; labels that cannot beat a plan already known are dropped. The work depends
+on how many labels are worth keeping, not on the size of the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.space.partition.layerwise import MEMORY_SLACK, LayerwiseDecision, LayerwiseProblem
+
+_SPACE = "all strategies of every layer"
+_STEP = 1e-11
+_SAME = 1e-13
+"""Relative difference of two times that counts as rounding."""
+_WIDTHS = (300, 10_000, 1_000_000)
+"""Labels kept a layer: first few, for a good plan to prune by; more while labels that may win had to be dropped."""
+_PRICE_STEPS = 60
+_SPREAD = (1.0, 0.9, 1.1, 0.7, 1.4, 0.4, 2.5, 0.0)
+"""Prices of memory, relative to the best one, that bound labels."""
+
+
+@dataclass
+class _Search:
+    problem: LayerwiseProblem
+    room: float
+    least_memory: np.ndarray
+    """[L + 1] memory that the layers from l on take at the least."""
+    deadline: float
+    incumbent: float = float("inf")
+    decision: LayerwiseDecision | None = None
+    labels: int = 0
+    widest: int = 0
+
+    def offer(self, strategies: np.ndarray) -> None:
+        """Judge a plan and keep it if it is feasible and the best."""
+        decision = LayerwiseDecision(tuple(int(s) for s in strategies))
+        verdict = self.problem.judge(decision)
+        if verdict.feasible and verdict.objective < self.incumbent:
+            self.incumbent, self.decision = verdict.objective, decision
+
+
+def solve_layerwise(
+    problem: LayerwiseProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+) -> Result:
+    """The least time within the memory (see `planner.solvers.partition.Run`).
+
+    O(L S^2) for each price of memory, and O(L n S) for n labels kept a layer.
+    """
+    usable = np.where(np.isfinite(problem.time_s), problem.memory_bytes, np.inf)
+    least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
+    room = problem.capacity_bytes * (1 + MEMORY_SLACK)
+    search = _Search(problem, room, least, time.monotonic() + time_limit_s)
+    if isinstance(start, LayerwiseDecision):
+        verdict = problem.judge(start)
+        if verdict.feasible:
+            search.incumbent, search.decision = verdict.objective, start
+    if least[0] > room:
+        return Result(None, np.inf, np.inf, "layerwise-labels", _SPACE)
+    price, bound = _dual(search)
+    _report(progress, search, bound)
+    if bound < search.incumbent * (1 - _STEP):
+        prices = [price * factor for factor in _SPREAD]
+        ahead = [_remaining(problem, p) for p in prices]
+        for width in _WIDTHS:
+            bound = max(bound, _labels(search, prices, ahead, width))
+            _report(progress, search, bound)
+            if bound >= search.incumbent * (1 - _STEP) or time.monotonic() > search.deadline:
+                break
+    statistics = {"labels": search.labels, "widest": search.widest}
+    bound = min(bound, search.incumbent * (1 - _STEP))
+    return Result(search.decision, search.incumbent, bound, "layerwise-labels", _SPACE, statistics)
+
+
+def _report(progress: Progress | None, search: _Search, bound: float) -> None:
+    if progress:
+        progress("layerwise-labels", search.incumbent, min(bound, search.incumbent))
+
+
+def _remaining(problem: LayerwiseProblem, price: float) -> np.ndarray:
+    """[L, S] least time + price * memory of the layers after l when layer l runs by s, the switches included."""
+    ahead = np.zeros((problem.layers, problem.strategies))
+    for layer in range(problem.layers - 1, 0, -1):
+        cost = problem.time_s[layer] + price * problem.memory_bytes[layer] + ahead[layer]
+        ahead[layer - 1] = (problem.switch_before(layer) + cost).min(axis=1)
+    return ahead
+
+
+def _cheapest(problem: LayerwiseProblem, price: float) -> tuple[float, np.ndarray]:
+    """Least time + price * memory of the whole chain, and the strategies that take it."""
+    ahead = _remaining(problem, price)
+    first = problem.time_s[0] + price * problem.memory_bytes[0] + ahead[0]
+    chosen = np.zeros(problem.layers, dtype=np.int64)
+    chosen[0] = int(np.argmin(first))
+    for layer in range(1, problem.layers):
+        cost = problem.time_s[layer] + price * problem.memory_bytes[layer] + ahead[layer]
+        chosen[layer] = int(np.argmin(problem.switch_before(layer)[chosen[layer - 1]] + cost))
+    return float(first.min()), chosen
+
+
+def _dual(search: _Search) -> tuple[float, float]:
+    """The price of memory with the best bound, and that bound; feasible plans met on the way are offered."""
+    problem = search.problem
+    total, chosen = _cheapest(problem, 0.0)
+    bound = total
+    each = np.arange(problem.layers)
+    if problem.memory_bytes[each, chosen].sum() <= search.room:
+        search.offer(chosen)
+        return 0.0, bound
+    positive = problem.memory_bytes[problem.memory_bytes > 0]
+    scale = max(search.room, float(positive.min()))  # something takes memory, or the fastest plan would have fitted
+    low, high = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300
+    best = (0.0, bound)
+    ends: list[np.ndarray] = [chosen, chosen]  # plans that take too much, and that fit
+    for step in range(4 * _PRICE_STEPS):
+        price = high if step == 0 or not _fits(search, ends[1]) else (low + high) / 2
+        total, chosen = _cheapest(problem, price)
+        best = max(best, (price, total - price * search.room), key=lambda entry: entry[1])
+        if _fits(search, chosen):
+            search.offer(chosen)
+            high, ends[1] = price, chosen
+        elif not _fits(search, ends[1]):
+            low, high, ends[0] = price, price * 16, chosen
+            if price > 1e200:
+                break
+        else:
+            low, ends[0] = price, chosen
+        if high - low <= 1e-9 * high and _fits(search, ends[1]):
+            break
+    _splice(search, ends[0], ends[1])
+    return best
+
+
+def _fits(search: _Search, chosen: np.ndarray) -> bool:
+    each = np.arange(search.problem.layers)
+    return bool(search.problem.memory_bytes[each, chosen].sum() <= search.room)
+
+
+def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
+    """Plans that follow one plan up to some layer and then the other one."""
+    for cut in range(1, search.problem.layers):
+        search.offer(np.concatenate([over[:cut], under[cut:]]))
+        search.offer(np.concatenate([under[:cut], over[cut:]]))
+
+
+def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
+    """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
+    problem = search.problem
+    fits = problem.memory_bytes[0] + search.least_memory[1] <= search.room * (1 + 1e-15)
+    state = np.flatnonzero(np.isfinite(problem.time_s[0]) & fits)
+    memory, seconds = problem.memory_bytes[0, state], problem.time_s[0, state]
+    came = np.zeros(len(state), dtype=np.int64)
+    proven = np.inf
+    trail: list[tuple[np.ndarray, np.ndarray]] = []
+    for layer in range(problem.layers):
+        if layer:
+            memory, seconds, state, came = _extended(search, layer, memory, seconds, state, (prices[0], ahead[0]))
+        bounds = _bounds(search, layer, memory, seconds, state, prices, ahead)
+        kept = np.flatnonzero(bounds < search.incumbent * (1 - _STEP))
+        kept = kept[_undominated(problem, layer, memory[kept], seconds[kept], state[kept])]
+        if len(kept) > most:
+            order = np.argsort(bounds[kept], kind="stable")
+            proven = min(proven, float(bounds[kept[order[most]]]))
+            kept = np.sort(kept[order[:most]])
+        memory, seconds, state, came = memory[kept], seconds[kept], state[kept], came[kept]
+        search.labels += len(kept)
+        search.widest = max(search.widest, len(kept))
+        trail.append((state, came))
+        if not len(kept):
+            return min(proven, search.incumbent)
+        if time.monotonic() > search.deadline:
+            return min(proven, float(bounds[kept].min()))
+    best = int(np.argmin(seconds))
+    expected = float(seconds[best])
+    search.offer(_strategies(trail, best))
+    if search.incumbent > expected * (1 + RELATIVE_TOLERANCE):
+        raise RuntimeError(f"the search and the judge disagree: {expected} against {search.incumbent}")
+    return min(proven, search.incumbent)
+
+
+def _strategies(trail: list[tuple[np.ndarray, np.ndarray]], label: int) -> np.ndarray:
+    chosen = []
+    for state, came in reversed(trail):
+        chosen.append(int(state[label]))
+        label = int(came[label])
+    return np.array(chosen[::-1])
+
+
+def _extended(
+    search: _Search,
+    layer: int,
+    memory: np.ndarray,
+    seconds: np.ndarray,
+    state: np.ndarray,
+    priced: tuple[float, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Labels after one more layer that fit and may still win: memory, time, strategy, label they came from."""
+    problem = search.problem
+    price, ahead = priced
+    parts = []
+    step = max(4_000_000 // problem.strategies, 1)
+    for begin in range(0, len(state), step):
+        part = slice(begin, begin + step)
+        wide_memory = memory[part, None] + problem.memory_bytes[layer]
+        wide_seconds = seconds[part, None] + (problem.switch_before(layer)[state[part]] + problem.time_s[layer])
+        bound = wide_seconds + ahead[layer] - price * (search.room - wide_memory)
+        fits = wide_memory + search.least_memory[layer + 1] <= search.room * (1 + 1e-15)
+        row, column = np.nonzero(fits & (bound < search.incumbent * (1 - _STEP)) & np.isfinite(wide_seconds))
+        parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
+    memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return memory, seconds, state, came
+
+
+def _bounds(
+    search: _Search,
+    layer: int,
+    memory: np.ndarray,
+    seconds: np.ndarray,
+    state: np.ndarray,
+    prices: list[float],
+    ahead: list[np.ndarray],
+) -> np.ndarray:
+    """The best lower bound on any plan that a label starts, over all prices of memory."""
+    best = np.full(len(state), -np.inf)
+    for price, rest in zip(prices, ahead, strict=True):
+        np.maximum(best, seconds + rest[layer][state] - price * (search.room - memory), out=best)
+    return best
+
+
+def _undominated(
+    problem: LayerwiseProblem, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray
+) -> np.ndarray:
+    """Positions of the labels that no other one beats, whatever follows."""
+    order = np.lexsort((seconds, memory))
+    if layer + 1 < problem.layers:
+        switch = problem.switch_before(layer + 1)
+        with np.errstate(invalid="ignore"):
+            more = switch[:, None, :] - switch[None, :, :]  # of going on from the first index, not the second
+        worse = np.where(np.isinf(switch)[None, :, :], -np.inf, more).max(axis=2)
+    else:
+        worse = np.zeros((problem.strategies, problem.strategies))
+    kept = np.ones(len(order), dtype=bool)
+    floor = np.full(problem.strategies, np.inf)
+    step = max(4_000_000 // problem.strategies, 1)
+    for begin in range(0, len(order), step):
+        part = order[begin : begin + step]
+        reach = np.concatenate([floor[None, :], seconds[part, None] + worse[state[part]]])
+        np.minimum.accumulate(reach, axis=0, out=reach)
+        kept[begin : begin + step] = reach[np.arange(len(part)), state[part]] > seconds[part] * (1 + _SAME)
+        floor = reach[-1]
+    return np.sort(order[kept])
+
+
+PARTITION_SOLVERS.register("layerwise-labels", PartitionSolver((LayerwiseProblem,), exact=True, run=solve_layerwise))

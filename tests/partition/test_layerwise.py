@@ -1,0 +1,147 @@
+"""Layer-wise strategies: sums by hand, the labels against brute force, and time that does not grow with the memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import JobError, UsageError
+from planner.solvers.partition import PARTITION_SOLVERS
+from planner.solvers.partition.layerwise_brute import solve_layerwise_by_force
+from planner.solvers.partition.layerwise_labels import solve_layerwise
+from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
+from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+
+
+def _three_layers(capacity: float) -> LayerwiseProblem:
+    """Fast and big (2 s, 10 bytes) or slow and small (3 s, 4 bytes), and 0.75 s a change."""
+    return LayerwiseProblem(
+        np.array([[2.0, 3.0]] * 3), np.array([[10.0, 4.0]] * 3), np.array([[0.0, 0.75], [0.75, 0.0]]), capacity
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "seconds", "changes"), [(30, 6.0, 0), (29.9, 7.75, 1), (24, 7.75, 1), (18, 8.75, 1), (12, 9.0, 0)]
+)
+def test_three_layers_by_hand(capacity: float, seconds: float, changes: int) -> None:
+    found = solve_layerwise(_three_layers(capacity))
+    assert found.objective == seconds
+    assert found.proven
+    chosen = found.decision.strategies
+    assert sum(a != b for a, b in itertools.pairwise(chosen)) == changes
+
+
+def test_nothing_fits() -> None:
+    found = solve_layerwise(_three_layers(11.9))
+    assert found.decision is None
+    assert found.bound == float("inf")
+
+
+def test_judge_adds_times_switches_and_memory() -> None:
+    problem = _three_layers(18)
+    verdict = problem.judge(LayerwiseDecision((0, 1, 0)))
+    assert verdict.parts == (2, 3.75, 2.75)
+    (violation,) = verdict.violations
+    assert (violation.kind, violation.needed, violation.available) == ("memory", 24, 18)
+    assert problem.judge(LayerwiseDecision((0, 1))).violations[0].kind == "coverage"
+    assert problem.judge(LayerwiseDecision((0, 1, 2))).violations[0].kind == "option"
+    blocked = replace(problem, time_s=np.array([[2.0, np.inf]] * 3))
+    assert {v.kind for v in blocked.judge(LayerwiseDecision((0, 1, 0))).violations} == {"option", "memory"}
+
+
+@st.composite
+def _instances(draw: st.DrawFn) -> LayerwiseProblem:
+    layers, count = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    alike = bool(random.integers(2))
+    whole = bool(random.integers(2))
+    shape = (1 if alike else layers, count)
+    seconds = random.integers(0, 9, shape).astype(float) if whole else random.uniform(0.0, 5.0, shape)
+    memory = random.integers(0, 9, shape).astype(float) if whole else random.uniform(0.0, 5.0, shape)
+    seconds[random.random(shape) < 0.1] = np.inf
+    switch_shape = (count, count) if random.integers(2) else (layers, count, count)
+    switch = random.integers(0, 4, switch_shape).astype(float) * random.integers(2)
+    switch[random.random(switch_shape) < 0.1] = np.inf if random.integers(2) else 0.0
+    capacity = float(random.uniform(0.0, 1.1)) * 5 * layers
+    wide = (layers, count)
+    return LayerwiseProblem(
+        np.broadcast_to(seconds, wide).copy(), np.broadcast_to(memory, wide).copy(), switch, round(capacity, 1)
+    )
+
+
+@given(_instances())
+@settings(deadline=None, max_examples=300)
+def test_labels_equal_brute_force(problem: LayerwiseProblem) -> None:
+    best = solve_layerwise_by_force(problem)
+    found = solve_layerwise(problem)
+    assert found.proven
+    if best.decision is None:
+        assert found.decision is None
+        assert found.bound == float("inf")
+        return
+    assert found.objective == pytest.approx(best.objective, rel=1e-9)
+    assert problem.judge(found.decision).feasible
+    for _, plan in problem.trivial():
+        judged = problem.judge(plan)
+        assert not judged.feasible or judged.objective >= found.bound
+
+
+@pytest.mark.parametrize(("layers", "count"), [(32, 10), (32, 44), (96, 44)])
+@pytest.mark.parametrize(("kinds", "noise"), [(1, 0.0), (3, 0.05)])
+def test_large_instances_are_proven_in_seconds(layers: int, count: int, kinds: int, noise: float) -> None:
+    problem = synthetic_layerwise_problem(layers, count, 0.4, kinds=kinds, noise=noise)
+    begun = time.process_time()
+    found = solve_layerwise(problem)
+    assert time.process_time() - begun < 3.0
+    assert found.proven
+    for _, plan in problem.trivial():
+        judged = problem.judge(plan)
+        assert not judged.feasible or judged.objective >= found.objective
+
+
+def test_work_does_not_grow_with_the_memory() -> None:
+    problem = synthetic_layerwise_problem(32, 10, 0.4)
+    scale = 1024.0
+    larger = replace(problem, memory_bytes=problem.memory_bytes * scale, capacity_bytes=problem.capacity_bytes * scale)
+    small, large = solve_layerwise(problem), solve_layerwise(larger)
+    assert large.statistics == small.statistics
+    assert large.decision == small.decision
+
+
+def test_out_of_time_the_start_stays_with_a_true_bound() -> None:
+    problem = synthetic_layerwise_problem(32, 20, 0.3, kinds=3, noise=0.1)
+    best = solve_layerwise(problem)
+    start = best.decision
+    found = solve_layerwise(problem, start=start, time_limit_s=0.0)
+    assert found.objective == best.objective
+    assert 0 < found.bound <= best.objective
+
+
+def test_two_runs_decide_alike() -> None:
+    problem = synthetic_layerwise_problem(24, 12, 0.3, kinds=2, noise=0.1)
+    assert solve_layerwise(problem) == solve_layerwise(problem)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(JobError, match="memory must have shape"):
+        LayerwiseProblem(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros((2, 2)), 1.0)
+    with pytest.raises(JobError, match="switches must have shape"):
+        LayerwiseProblem(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 3)), 1.0)
+    with pytest.raises(JobError, match="must not be negative"):
+        LayerwiseProblem(-np.ones((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), 1.0)
+
+
+def test_brute_force_refuses_what_it_cannot_try() -> None:
+    with pytest.raises(UsageError, match="cannot try"):
+        solve_layerwise_by_force(synthetic_layerwise_problem(32, 10, 0.5))
+
+
+def test_solvers_are_registered() -> None:
+    assert PARTITION_SOLVERS.get("layerwise-labels").exact
+    assert LayerwiseProblem in PARTITION_SOLVERS.get("layerwise-brute-force").takes
