@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -49,10 +50,9 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show tracebacks instead of one-line errors.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks (may stand anywhere on the line).")
 @click.version_option(package_name="shardplan")
-@click.pass_context
-def app(ctx: click.Context, debug: bool) -> None:
+def app() -> None:
     """Plan how to split a DNN training job over devices, and prove it.
 
     \b
@@ -61,25 +61,40 @@ def app(ctx: click.Context, debug: bool) -> None:
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
       shardplan explain model.plan.json
     """
-    ctx.obj = {"debug": debug}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits the process with a code that says the kind of failure."""
-    arguments = sys.argv[1:] if argv is None else argv
+    given = sys.argv[1:] if argv is None else argv
+    arguments = [argument for argument in given if argument != "--debug"]
     try:
         result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        sys.exit(_report_usage(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception as error:
-        if "--debug" in arguments:
+        if len(arguments) < len(given):
             raise
         sys.exit(_report(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _report_usage(error: click.ClickException) -> int:
+    """Print what click found wrong as one line, with where to read on; a bare group prints its help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return int(error.exit_code)
+    context = getattr(error, "ctx", None)
+    name = context.command_path if context else "shardplan"
+    message = " ".join(error.format_message().split())
+    click.echo(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)", err=True)
+    return int(error.exit_code)
 
 
 def _report(error: Exception) -> int:

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import planner
+from cli.main import main
 from tests.cli.plan_files import run
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
@@ -153,3 +154,18 @@ def test_help_starts_without_heavy_imports() -> None:
 def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("pln") == 2
     assert "did you mean 'plan'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("plan",), ("plan", "gpt2", "--preciion", "bf16"), ("pln",), ("hardware", "lst")]
+)
+def test_usage_errors_are_one_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("shardplan: error: ")
+
+
+def test_debug_may_stand_anywhere_and_lets_the_error_through(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(planner.HardwareError, match="unknown hardware"):
+        main(["plan", "gpt2", "-H", "nope", "--debug"])
