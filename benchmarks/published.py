@@ -183,8 +183,8 @@ def report(runs: Sequence[Run], *, every_row: bool) -> str:
     campaign = [p for p in exact if p.run.key.startswith("single")]
     head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
     by_source = [
-        ("single node, fitted half", campaign[::2]),
-        ("single node, held-out half", campaign[1::2]),
+        ("single node, even rows", campaign[::2]),
+        ("single node, odd rows", campaign[1::2]),
         *_grouped([p for p in exact if p not in campaign], lambda p: p.run.source),
     ]
     stand_in = _grouped(sharded, lambda p: f"{p.run.source} on {p.run.machine.profile if p.run.machine else ''}")
