@@ -43,6 +43,7 @@ class Defaults:
     facts: ClassVar[Facts]
     unit: ClassVar[ActivationUnit] = ActivationUnit.MICRO_BATCH
     policy: ClassVar[WeightPolicy] = WeightPolicy.SYNC
+    spans: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

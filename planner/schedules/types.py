@@ -194,6 +194,11 @@ class Schedule(Protocol):
         """What one unit of `in_flight` is."""
         ...
 
+    @property
+    def spans(self) -> bool:
+        """Whether an iteration begins on each worker where its last one ended, not when all have ended."""
+        ...
+
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """For each stage, the versions of the weights that one replica keeps."""
         ...

@@ -21,6 +21,7 @@ class VHalf(Defaults):
 
     key = "v-half"
     unit = ActivationUnit.CHUNK
+    spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward, half the memory",
         bubble="(3p-7) half-stage units above 6m (p even), F=B=W",

@@ -20,6 +20,7 @@ class VMin(Defaults):
 
     key = "v-min"
     unit = ActivationUnit.CHUNK
+    spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward, least memory",
         bubble="about that of 1F1B, F=B=W",

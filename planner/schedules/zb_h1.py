@@ -26,6 +26,7 @@ class ZeroBubbleH1(Defaults):
     limit: int = 0
 
     key = "zb-h1"
+    spans = True
     facts = Facts(
         decides="splits the backward, weight gradients fill gaps; limit",
         bubble="(p-1)(F+B-W) above the ideal, by worker's span",

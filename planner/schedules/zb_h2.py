@@ -25,6 +25,7 @@ class ZeroBubbleH2(Defaults):
     limit: int = 0
 
     key = "zb-h2"
+    spans = True
     facts = Facts(
         decides="splits the backward, warms up twice as far; limit",
         bubble="(p-1)(F+B-2W) above the ideal, by worker's span",

@@ -21,6 +21,7 @@ class ZeroBubbleV(Defaults):
 
     key = "zb-v"
     unit = ActivationUnit.CHUNK
+    spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward",
         bubble="0 for F=B=W, by worker's span",

@@ -6,8 +6,10 @@ memory, bubble and a comparison with the plan's own prediction; `draw_gantt`, `d
 
 from planner.simulate.comparison import Comparison, Effect, closed_form_s
 from planner.simulate.documents import timeline_document
-from planner.simulate.engine import StageTimes, Trace, Transfers, run
+from planner.simulate.engine import Conditions, StageTimes, Trace, Transfers, run
 from planner.simulate.gantt import SYMBOLS, Gantt, draw_gantt
+from planner.simulate.measure import Cost, Measurement, measure_orders, measure_schedule
+from planner.simulate.memory import StageBytes
 from planner.simulate.perfetto import trace_json
 from planner.simulate.play import bubble_fraction, play, simulate_decision
 from planner.simulate.segments import Activity, rank_ranges
@@ -21,9 +23,13 @@ __all__ = [
     "SYMBOLS",
     "Activity",
     "Comparison",
+    "Conditions",
+    "Cost",
     "Effect",
     "Gantt",
     "Lane",
+    "Measurement",
+    "StageBytes",
     "StageTimes",
     "Timeline",
     "Trace",
@@ -32,6 +38,8 @@ __all__ = [
     "closed_form_s",
     "draw_gantt",
     "draw_svg",
+    "measure_orders",
+    "measure_schedule",
     "play",
     "rank_ranges",
     "run",

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Program
-from planner.simulate.engine import Trace
+from planner.errors import PlanError
+from planner.schedules.program import (
+    BACKWARD,
+    EVICT,
+    FORWARD,
+    INPUT_GRAD,
+    LOAD,
+    RECOMPUTE,
+    WEIGHT_GRAD,
+    Program,
+)
+from planner.schedules.versions import version_use
+from planner.simulate.trace import Trace
+from planner.units import format_bytes, format_seconds
+
+_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,20 +33,28 @@ class StageBytes:
         unit_bytes: kept for one micro-batch from the start of its forward to the end of its backward.
         working_bytes: held on top while a backward runs.
         reserve_bytes: what the runtime keeps on the device, once however many stages run there.
+        checkpoint_bytes: kept for one micro-batch from its forward on where the order recomputes the rest; empty: none.
+        version_bytes: one more version of the weights; empty: none.
     """
 
     fixed_bytes: np.ndarray
     unit_bytes: np.ndarray
     working_bytes: np.ndarray
     reserve_bytes: np.ndarray
+    checkpoint_bytes: np.ndarray = field(default_factory=lambda: _NONE)
+    version_bytes: np.ndarray = field(default_factory=lambda: _NONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """A step function: `held_bytes[i]` from `time_s[i]` until the next time; one step for each change."""
+    """A step function: `held_bytes[i]` from `time_s[i]` until the next time; one step for each change.
+
+    `action[i]` is the action that makes the change, -1 for what is held from the start.
+    """
 
     time_s: np.ndarray
     held_bytes: np.ndarray
+    action: np.ndarray = field(default_factory=lambda: _NONE)
 
     @property
     def peak_bytes(self) -> float:
@@ -40,36 +62,209 @@ class MemoryCurve:
         return float(self.held_bytes.max())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Changes:
+    """Changes of what workers hold, in no particular order."""
+
+    worker: np.ndarray
+    stage: np.ndarray
+    time_s: np.ndarray
+    amount: np.ndarray
+    action: np.ndarray
+
+    def sorted(self) -> _Changes:
+        """By worker and time, what is released before what is taken at the same moment, then by action."""
+        order = np.lexsort((self.action, self.amount > 0, self.time_s, self.worker))
+        columns = (self.worker, self.stage, self.time_s, self.amount, self.action)
+        return _Changes(*(column[order] for column in columns))
+
+
 def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
-    """Memory of one worker over the iteration; O(its actions).
+    """Memory of one worker over the iteration; O(actions).
 
     A forward's activations count from the moment it occupies the worker (its input is then received).
     """
     program = trace.program
-    mine = slice(int(program.offsets[worker]), int(program.offsets[worker + 1]))
-    kind, stage = program.kind[mine], program.stage[mine]
-    unit, working = sizes.unit_bytes[stage], sizes.working_bytes[stage]
-    gradient = (kind == BACKWARD) | (kind == INPUT_GRAD)
-    at_start = np.where(kind == FORWARD, unit, 0.0) + np.where(gradient, working, 0.0)
-    releases = (kind == BACKWARD) | (kind == WEIGHT_GRAD)
-    at_end = -np.where(releases, unit, 0.0) - np.where(gradient, working, 0.0)
-    own = np.unique(stage)
+    mine = program.worker == worker
+    changes = _activations(trace, sizes)
+    here = changes.worker == worker
+    parts = [_Changes(*(c[here] for c in _columns(changes)))]
+    gradients = np.flatnonzero(mine & program.of(BACKWARD, INPUT_GRAD))
+    working = sizes.working_bytes[program.stage[gradients]]
+    parts += [
+        _of(program, gradients, trace.start_s[gradients], working),
+        _of(program, gradients, trace.compute_end_s[gradients], -working),
+    ]
+    if len(sizes.version_bytes):
+        parts.append(_versions(trace, worker, sizes.version_bytes))
+    found = _joined(parts)
+    found = found.sorted() if _crowded(program) else _in_order(found)
+    own = np.unique(program.stage[mine])
     fixed = float(sizes.fixed_bytes[own].sum() + sizes.reserve_bytes[own].max())
-    times = np.stack([trace.start_s[mine], trace.compute_end_s[mine]], axis=1).ravel()
-    changes = np.stack([at_start, at_end], axis=1).ravel()
-    moved = changes != 0
+    found = _merged(_Changes(*(c[found.amount != 0] for c in _columns(found))))
     return MemoryCurve(
-        np.concatenate([[0.0], times[moved]]), np.concatenate([[fixed], fixed + np.cumsum(changes[moved])])
+        np.concatenate([[0.0], found.time_s]),
+        np.concatenate([[fixed], fixed + np.cumsum(found.amount)]),
+        np.concatenate([[-1], found.action]),
     )
 
 
+def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) -> None:
+    """Refuse a simulation in which a worker holds more than its device has.
+
+    Args:
+        trace: what was simulated.
+        sizes: memory by stage.
+        capacity_bytes: by worker.
+
+    Raises:
+        PlanError: names the first moment, the worker, the action, and how much is too much.
+    """
+    first: tuple[float, int, float, int] | None = None
+    for worker in range(trace.program.workers):
+        curve = memory_curve(trace, worker, sizes)
+        over = np.flatnonzero(curve.held_bytes > capacity_bytes[worker])
+        if len(over) and (first is None or curve.time_s[over[0]] < first[0]):
+            at = int(over[0])
+            first = float(curve.time_s[at]), worker, float(curve.held_bytes[at]), int(curve.action[at])
+    if first is None:
+        return
+    time_s, worker, held, action = first
+    moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
+    raise PlanError(
+        f"worker {worker} holds {format_bytes(held)} of {format_bytes(float(capacity_bytes[worker]))} after "
+        f"{format_seconds(time_s)}, {moment}",
+        where=f"worker {worker}",
+        hint="keep fewer micro-batches, recompute, or cut the model into more stages",
+    )
+
+
+def held_units(trace: Trace) -> np.ndarray:
+    """[workers] the most units (micro-batches, chunks, parts) that a worker keeps at the same time; O(actions)."""
+    count = trace.program.stages
+    ones, none = np.ones(count), np.zeros(count)
+    found = _activations(trace, StageBytes(none, ones, none, none), whole=True)
+    found = found.sorted()
+    peaks = np.zeros(trace.program.workers)
+    total = np.cumsum(found.amount)
+    first = np.searchsorted(found.worker, np.arange(trace.program.workers))
+    before = np.concatenate([[0.0], total])[first]
+    np.maximum.at(peaks, found.worker, total - before[found.worker])
+    return np.rint(peaks).astype(np.int64)
+
+
 def peak_in_flight(program: Program) -> np.ndarray:
-    """[workers, stages] the most micro-batches of a stage that a worker keeps at the same time; O(actions)."""
-    change = np.where(program.kind == FORWARD, 1, 0)
-    change -= np.where((program.kind == BACKWARD) | (program.kind == WEIGHT_GRAD), 1, 0)
-    peaks = np.zeros((program.workers, program.stages), np.int64)
-    for stage in range(program.stages):
-        held = np.cumsum(np.where(program.stage == stage, change, 0))
-        mine = np.flatnonzero(program.stage == stage)
-        np.maximum.at(peaks[:, stage], program.worker[mine], held[mine])
-    return peaks
+    """[workers, stages] the most units of a stage that a worker keeps, counted along the order; O(actions log)."""
+    change = np.where(program.of(FORWARD, LOAD), 1, 0) - np.where(program.of(BACKWARD, WEIGHT_GRAD, EVICT), 1, 0)
+    place = program.worker * program.stages + program.stage
+    order = np.argsort(place, kind="stable")
+    total = np.cumsum(change[order])
+    first = np.searchsorted(place[order], np.arange(program.workers * program.stages))
+    before = np.concatenate([[0], total])[np.minimum(first, len(total))]
+    peaks = np.zeros(program.workers * program.stages, np.int64)
+    np.maximum.at(peaks, place[order], total - before[place[order]])
+    return peaks.reshape(program.workers, program.stages)
+
+
+def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Changes:
+    """What forwards take and backwards give back, and what is moved between workers.
+
+    Args:
+        trace: what was simulated.
+        sizes: memory by stage.
+        whole: a part of a micro-batch counts as a unit, and so does what is recomputed later.
+    """
+    program, stage = trace.program, trace.program.stage
+    unit = sizes.unit_bytes[stage] * (1.0 if whole else 1.0 / program.work.parts)
+    again = np.zeros(len(stage), bool) if whole else _recomputed(program)
+    kept = sizes.checkpoint_bytes if len(sizes.checkpoint_bytes) else np.zeros_like(sizes.unit_bytes)
+    early = np.where(again, kept[stage], unit)
+    taken = program.kind == FORWARD
+    parts = [_of(program, np.flatnonzero(taken), trace.start_s[taken], early[taken])]
+    if again.any():
+        redo = program.kind == RECOMPUTE
+        parts.append(_of(program, np.flatnonzero(redo), trace.start_s[redo], unit[redo]))
+    freed = program.of(BACKWARD, WEIGHT_GRAD)
+    released = np.where(again, unit + kept[stage], unit)
+    parts.append(_of(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
+    for code, sign in ((EVICT, 1.0), (LOAD, -1.0)):
+        moved = np.flatnonzero(program.kind == code)
+        if len(moved):
+            own_s, other_s = trace.transfer_end_s[moved], trace.transfer_start_s[moved]
+            own_s, other_s = (own_s, other_s) if code == EVICT else (other_s, own_s)
+            parts.append(_of(program, moved, own_s, -sign * unit[moved]))
+            guest = _of(program, moved, other_s, sign * unit[moved])
+            host = _hosts(program, moved)
+            parts.append(_Changes(host, *_columns(guest)[1:]))
+    found = _joined(parts)
+    return _Changes(*(c[found.worker >= 0] for c in _columns(found)))
+
+
+def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
+    """The worker that keeps what is moved: that of the EVICT before a LOAD."""
+    peers: dict[tuple[int, int], int] = {}
+    unit = program.unit
+    for action in np.flatnonzero(program.kind == EVICT).tolist():
+        peers[int(program.stage[action]), int(unit[action])] = int(program.peer[action])
+    return np.array([peers[int(program.stage[a]), int(unit[a])] for a in moved.tolist()], np.int64)
+
+
+def _recomputed(program: Program) -> np.ndarray:
+    """Whether the order recomputes the activations of the action's stage and micro-batch."""
+    redo = program.kind == RECOMPUTE
+    if not redo.any():
+        return np.zeros(len(redo), bool)
+    width = int(program.unit.max()) + 1
+    key = program.stage * width + program.unit
+    return np.asarray(np.isin(key, key[redo]) & (program.micro_batch >= 0))
+
+
+def _versions(trace: Trace, worker: int, version_bytes: np.ndarray) -> _Changes:
+    """Versions of the weights beyond the first: made before the action that first needs them held, then dropped."""
+    program = trace.program
+    use = version_use(program)
+    parts = []
+    for stage in np.unique(program.stage[program.worker == worker]).tolist():
+        mine = np.flatnonzero((program.worker == worker) & (program.stage == stage))
+        change = np.diff(use.held[mine], prepend=1)
+        grown, dropped = np.flatnonzero(change > 0), np.flatnonzero(change < 0)
+        size = float(version_bytes[stage])
+        parts.append(_of(program, mine[grown], trace.start_s[mine[grown]], size * change[grown]))
+        parts.append(_of(program, mine[dropped], trace.end_s[mine[dropped - 1]], size * change[dropped]))
+    return _joined(parts)
+
+
+def _of(program: Program, actions: np.ndarray, time_s: np.ndarray, amount: np.ndarray) -> _Changes:
+    return _Changes(program.worker[actions], program.stage[actions], time_s, amount, actions)
+
+
+def _columns(changes: _Changes) -> tuple[np.ndarray, ...]:
+    return changes.worker, changes.stage, changes.time_s, changes.amount, changes.action
+
+
+def _joined(parts: list[_Changes]) -> _Changes:
+    return _Changes(*(np.concatenate(column) for column in zip(*map(_columns, parts), strict=True)))
+
+
+def _in_order(changes: _Changes) -> _Changes:
+    """By action, what it takes before what it gives back."""
+    order = np.lexsort((changes.amount < 0, changes.action))
+    return _Changes(*(column[order] for column in _columns(changes)))
+
+
+def _merged(changes: _Changes) -> _Changes:
+    """Neighbouring changes of one action at one moment in one direction as one."""
+    if not len(changes.action):
+        return changes
+    signs = changes.amount > 0
+    new = (np.diff(changes.action) != 0) | (np.diff(changes.time_s) != 0) | (signs[1:] != signs[:-1])
+    first = np.concatenate([[0], 1 + np.flatnonzero(new)])
+    columns = [column[first] for column in _columns(changes)]
+    columns[3] = np.add.reduceat(changes.amount, first)
+    return _Changes(*columns)
+
+
+def _crowded(program: Program) -> bool:
+    """Whether a worker does several things at a time, so that the order of its actions is not that of its memory."""
+    lanes = program.work.lane_workers
+    return len(set(lanes)) < len(lanes) or bool(program.of(EVICT, LOAD).any() or (program.version >= 0).any())

@@ -1,0 +1,101 @@
+"""The pace of a pipeline that never drains: the periodic part is found, not replayed to the end.
+
+An order that repeats, on machines that do not change, ends up in a periodic regime: from some iteration on, all that
+happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
+max and plus). What happens next depends only on the micro-batches that are under way, so one repetition of as many
+micro-batches as that proves that it goes on for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, Program, compile_orders
+from planner.schedules.types import Pipeline, Schedule
+from planner.simulate.trace import Trace
+
+LONGEST_CYCLE = 12
+"""Iterations after which a regime may repeat."""
+
+MOST_ACTIONS = 400_000
+"""Actions that are played at the most before the pace is taken from the second half of the run."""
+
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The pace of an asynchronous schedule.
+
+    Attributes:
+        iteration_s: time of one iteration in the periodic part.
+        cycle: iterations after which the regime repeats, 0 when none was found.
+        filled_after: iterations until then.
+        played: iterations that were played.
+        trace: of these.
+    """
+
+    iteration_s: float
+    cycle: int
+    filled_after: int
+    played: int
+    trace: Trace
+
+
+def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program], Trace]) -> Steady:
+    """Play a growing number of iterations until the regime repeats; O(actions played).
+
+    Args:
+        schedule: one that runs on from one iteration to the next.
+        pipeline: micro-batches of one iteration.
+        play: simulates a program.
+
+    Raises:
+        PlanError: the schedule drains after each iteration.
+    """
+    if schedule.weight_policy.synchronous:
+        raise PlanError(f"{schedule.name} drains after each iteration", hint="take the time of one iteration")
+    depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
+    window = 1 + -(-depth // pipeline.micro_batches)
+    iterations = 2 * window + 4
+    while True:
+        program = compile_orders(schedule.work(pipeline, iterations))
+        trace = play(program)
+        begins = _begins(trace, pipeline.micro_batches, iterations - window)
+        found = _repetition(begins, window)
+        if found is not None:
+            cycle, first, period_s = found
+            return Steady(period_s / cycle, cycle, first, iterations, trace)
+        if len(program.kind) * 2 > MOST_ACTIONS:
+            half = len(begins) // 2
+            pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
+            return Steady(pace, 0, half, iterations, trace)
+        iterations *= 2
+
+
+def _begins(trace: Trace, micro_batches: int, iterations: int) -> np.ndarray:
+    """[iterations, actions of one] start of each forward and backward, in a fixed order within an iteration."""
+    program = trace.program
+    chosen = np.flatnonzero(
+        program.of(FORWARD, BACKWARD, INPUT_GRAD) & (program.micro_batch < iterations * micro_batches)
+    )
+    order = np.lexsort((program.kind[chosen], program.stage[chosen], program.micro_batch[chosen]))
+    return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
+
+
+def _repetition(begins: np.ndarray, window: int) -> tuple[int, int, float] | None:
+    """Shortest cycle by which the last iterations repeat: (cycle, first iteration of it, seconds)."""
+    count = len(begins)
+    close = _CLOSE * float(begins[-1].max())
+    for cycle in range(1, min(LONGEST_CYCLE, count - window - 1) + 1):
+        shift = begins[cycle:] - begins[:-cycle]
+        period = float(shift[-1, 0])
+        same = np.abs(shift - period).max(axis=1) <= close
+        run = 0 if same.all() else len(same) - int(np.argmin(same[::-1]))
+        if len(same) - run >= window + cycle - 1 and same[-1]:
+            return cycle, run, period
+    return None
