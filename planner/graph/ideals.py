@@ -1,0 +1,212 @@
+"""Sets of nodes closed under predecessors (ideals) of a DAG, as bitsets.
+
+An ideal is what the first stages of a pipeline can hold: with a node all nodes it depends on. There may be exponentially many,
+yet few in practice: networks are long and narrow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+
+_WORD = 64
+
+
+def _neighbours(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[list[list[int]], list[int]]:
+    targets: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for a, b in sorted(set(arcs)):
+        if a != b:
+            targets[a].append(b)
+            waiting[b] += 1
+    return targets, waiting
+
+
+def topological_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """Nodes 0..count-1 with every arc's start before its end, by waves; shorter than `count` when there is a circle.
+
+    O(count + arcs log arcs).
+    """
+    targets, waiting = _neighbours(count, arcs)
+    line = [i for i in range(count) if waiting[i] == 0]
+    for node in line:
+        for after in targets[node]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                line.append(after)
+    return line
+
+
+def ancestor_bits(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """For each node the set of nodes with a path to it (itself not), as the bits of an integer.
+
+    Args:
+        count: number of nodes.
+        arcs: (start, end) pairs without circles; loops of a node to itself are ignored.
+
+    Complexity: O(arcs * count / 64).
+    """
+    pairs = sorted(set(arcs))
+    targets, _ = _neighbours(count, pairs)
+    bits = [0] * count
+    for node in topological_line(count, pairs):
+        reach = bits[node] | 1 << node
+        for after in targets[node]:
+            bits[after] |= reach
+    return bits
+
+
+def components(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """The strongly connected component of each node, named by its smallest member; O(count + arcs), no recursion."""
+    targets, _ = _neighbours(count, arcs)
+    number = [-1] * count
+    low = [0] * count
+    name = [-1] * count
+    stack: list[int] = []
+    met = 0
+    for root in range(count):
+        if number[root] >= 0:
+            continue
+        trail = [(root, 0)]
+        while trail:
+            node, step = trail.pop()
+            if step == 0:
+                number[node] = low[node] = met
+                met += 1
+                stack.append(node)
+            else:
+                low[node] = min(low[node], low[targets[node][step - 1]])
+            descended = False
+            for position in range(step, len(targets[node])):
+                after = targets[node][position]
+                if number[after] < 0:
+                    trail += [(node, position + 1), (after, 0)]
+                    descended = True
+                    break
+                if name[after] < 0:
+                    low[node] = min(low[node], number[after])
+            if not descended and low[node] == number[node]:
+                at = stack.index(node)
+                members = stack[at:]
+                del stack[at:]
+                for member in members:
+                    name[member] = min(members)
+    return name
+
+
+def words(count: int) -> int:
+    """How many 64-bit words hold a set of `count` members."""
+    return max(1, (count + _WORD - 1) // _WORD)
+
+
+def bit_row(members: Iterable[int], width: int) -> np.ndarray:
+    """A set as uint64 words, member i being bit i % 64 of word i // 64."""
+    row = [0] * width
+    for i in members:
+        row[i // _WORD] |= 1 << (i % _WORD)
+    return np.array(row, dtype=np.uint64)
+
+
+def prefix_ideals(count: int, lines: Iterable[Iterable[int]]) -> np.ndarray:
+    """All prefixes of some topological lines, each set once, as uint64 words [ideals, words]."""
+    width = words(count)
+    rows = []
+    for line in lines:
+        row = np.zeros(width, dtype=np.uint64)
+        rows.append(row.copy())
+        for node in line:
+            row[node // _WORD] |= np.uint64(1 << (node % _WORD))
+            rows.append(row.copy())
+    return np.unique(np.array(rows, dtype=np.uint64).reshape(-1, width), axis=0)
+
+
+def enumerate_ideals(
+    count: int, arcs: Iterable[tuple[int, int]], most: int, *, only: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Every ideal of a DAG, the empty and the full set included.
+
+    Nodes are taken in topological order; each set that already holds a node's predecessors gives one new set with it.
+
+    Args:
+        count: number of nodes.
+        arcs: (start, end) pairs without circles.
+        most: give up when there are more.
+        only: bool [count] nodes that the ideals are made of; all by default. No arc may touch the others.
+
+    Returns:
+        uint64 [ideals, words], or None when there are more than `most`. O(ideals * nodes) word operations.
+    """
+    width = words(count)
+    pairs = sorted(set(arcs))
+    sources: list[list[int]] = [[] for _ in range(count)]
+    for a, b in pairs:
+        if a != b:
+            sources[b].append(a)
+    found = np.zeros((256, width), dtype=np.uint64)
+    size = 1
+    for node in topological_line(count, pairs):
+        if only is not None and not only[node]:
+            continue
+        need = bit_row(sources[node], width)
+        fits = np.ones(size, dtype=bool)
+        for w in np.flatnonzero(need):
+            fits &= (found[:size, w] & need[w]) == need[w]
+        rows = np.flatnonzero(fits)
+        if size + len(rows) > most:
+            return None
+        while size + len(rows) > len(found):
+            found = np.concatenate([found, np.zeros_like(found)])
+        found[size : size + len(rows)] = found[rows]
+        found[size : size + len(rows), node // _WORD] |= np.uint64(1 << (node % _WORD))
+        size += len(rows)
+    return found[:size].copy()
+
+
+def topological_lines(count: int, arcs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """A few unlike topological orders: by waves, by depth from the front and from the back, and by node number.
+
+    Args:
+        count: number of nodes.
+        arcs: (start, end) pairs without circles.
+
+    Complexity: O((count + arcs) log count).
+    """
+    pairs = sorted(set(arcs))
+    back = [(b, a) for a, b in pairs]
+    return [
+        topological_line(count, pairs),
+        _deep_line(count, pairs),
+        _deep_line(count, back)[::-1],
+        _numbered_line(count, pairs),
+        topological_line(count, back)[::-1],
+    ]
+
+
+def _deep_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    targets, waiting = _neighbours(count, arcs)
+    ready = [i for i in reversed(range(count)) if waiting[i] == 0]
+    line = []
+    while ready:
+        node = ready.pop()
+        line.append(node)
+        for after in reversed(targets[node]):
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                ready.append(after)
+    return line
+
+
+def _numbered_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    targets, waiting = _neighbours(count, arcs)
+    ready = [i for i in range(count) if waiting[i] == 0]
+    line = []
+    while ready:
+        node = heapq.heappop(ready)
+        line.append(node)
+        for after in targets[node]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heapq.heappush(ready, after)
+    return line

@@ -1,0 +1,249 @@
+"""Best chain of stages through a given family of ideals: the dynamic programme behind the contiguous max-load solvers.
+
+A contiguous plan is a chain of ideals (what the first 1, 2, ... devices hold); a device's part is the difference of two of
+them. State: an ideal and how many accelerators and CPUs hold it; value: the least possible largest load so far. With a known
+plan of load T, only parts below T matter, and only ideals whose remaining work the remaining devices can do below T. Where T
+is near the mean load, that leaves narrow windows of ideals around the multiples of the mean, which is what makes graphs with
+tens of thousands of ideals quick.
+
+Groups without forward nodes are bound by no order. Here every device takes those that suit it, as if there were one for each
+device, so that the result is a lower bound when there are such groups; else it is exact.
+
+Times are rounded to multiples of 2^-50 of their total, so that all sums are exact and their order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.graph.ideals import bit_row
+from planner.solvers.partition._max_load_form import Form
+from planner.solvers.partition._max_load_loose import LooseGroups
+
+_FREE = 1e-10
+"""A plan counts as better than another when its load is smaller by more than this fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the search through a family found.
+
+    Attributes:
+        device_of_group: accelerators in the order of the chain, then CPUs; -1 for groups bound by no order; None when nothing
+            beats the limit.
+        load_ms: its largest load; infinite when there is none.
+        complete: whether the whole family was searched (false when time ran out).
+        pairs: pairs of ideals that were priced.
+    """
+
+    device_of_group: tuple[int, ...] | None
+    load_ms: float
+    complete: bool
+    pairs: int
+
+
+def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: float = math.inf) -> Chain:
+    """The chain through some ideals of a form whose largest load is least.
+
+    Args:
+        form: the problem on groups.
+        ideals: uint64 [ideals, words], sets of its ordered groups, each set once, with the empty and the full set among them.
+        limit_ms: only plans with a smaller load count.
+        deadline: value of `time.monotonic()` at which to stop.
+
+    Complexity: O(ideals * (ideals in a window) * (words + nets cut by an ideal)).
+    """
+    return _Search(form, ideals, limit_ms).run(deadline)
+
+
+class _Search:
+    """One search; times are whole numbers of units from here on."""
+
+    def __init__(self, form: Form, ideals: np.ndarray, limit_ms: float) -> None:
+        problem = form.problem
+        self.form = form
+        self.accs, self.cpus = problem.accelerators, problem.cpus
+        most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-300)
+        self.scale = 2.0 ** (50 - math.frexp(most)[1])
+        acc, cpu = np.rint(form.acc * self.scale), np.rint(form.cpu * self.scale)
+        self.cost = np.rint(form.cost * self.scale)
+        self.limit = min(limit_ms, float(form.acc.sum() + form.cpu.sum() + form.cost.sum()) + 1.0) * self.scale
+        self.limit = self.limit * (1 - _FREE)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(acc > 0, acc / cpu, 0.0)
+        self.ratio = float(ratio.max(initial=0.0)) if self.cpus else 0.0
+        self._load_family(ideals, acc, cpu)
+
+    def _load_family(self, ideals: np.ndarray, acc: np.ndarray, cpu: np.ndarray) -> None:
+        form = self.form
+        columns = np.column_stack([acc, cpu, form.size, (~form.supported).astype(float), np.ones(form.groups)])
+        columns[~form.ordered] = 0.0
+        sums = _weigh(ideals, columns)
+        ends = sums[:, 4].min(initial=np.inf), sums[:, 4].max(initial=0)
+        sums, ideals = self._within_reach(sums, ideals)
+        self.hopeless = not ({ends[0], ends[1]} <= set(sums[:, 4].tolist()))
+        order = np.lexsort((*ideals.T, sums[:, 4], sums[:, 0]))
+        self.bits = np.ascontiguousarray(ideals[order])
+        self.missing = ~self.bits
+        self.acc, self.cpu, self.size, self.unsupported = (np.ascontiguousarray(sums[order, k]) for k in range(4))
+        # A CPU's part may reach as far as CPU time says; this is a lower end of CPU time at or after each position.
+        self.cpu_floor = np.minimum.accumulate(self.cpu[::-1])[::-1]
+        self.loose = LooseGroups(form, acc, self.cost)
+        self.frontier, self.frontier_cost, self.cut = self._frontiers()
+
+    def _within_reach(self, sums: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Only ideals that some number of devices can hold below the limit, the others holding the rest."""
+        done, total = sums[:, 0], float(sums[:, 0].max(initial=0.0))
+        slack = 1 + 1e-9
+        keep = np.zeros(len(sums), dtype=bool)
+        for a in range(self.accs + 1):
+            for c in range(self.cpus + 1):
+                keep |= (done <= self._capacity(a, c) * slack) & (
+                    total - done <= self._capacity(self.accs - a, self.cpus - c) * slack
+                )
+        return sums[keep], ideals[keep]
+
+    def _capacity(self, accs: int | np.ndarray, cpus: int | np.ndarray) -> float | np.ndarray:
+        """Most accelerator time that the work of so many devices can amount to."""
+        with np.errstate(invalid="ignore"):
+            return accs * self.limit + np.where(np.asarray(cpus) > 0, cpus * self.limit * self.ratio, 0.0)
+
+    def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nets that each ideal cuts, padded with a net that does not exist, and what they cost."""
+        width = self.bits.shape[1]
+        self.pins = np.array([bit_row(pins, width) for pins in self.form.nets], dtype=np.uint64).reshape(-1, width)
+        rows, nets = [], []
+        for e, pins in enumerate(self.pins):
+            if self.loose.holds[e]:
+                continue
+            touched = np.zeros(len(self.bits), dtype=bool)
+            whole = np.ones(len(self.bits), dtype=bool)
+            for w in np.flatnonzero(pins):
+                part = self.bits[:, w] & pins[w]
+                touched |= part != 0
+                whole &= part == pins[w]
+            at = np.flatnonzero(touched & ~whole)
+            rows.append(at)
+            nets.append(np.full(len(at), e))
+        row = np.concatenate([*rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+        net = np.concatenate([*nets, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+        order = np.argsort(row, kind="stable")
+        row, net = row[order], net[order]
+        counts = np.bincount(row, minlength=len(self.bits))
+        padded = np.full((len(self.bits), int(counts.max(initial=0))), len(self.pins), dtype=np.int32)
+        padded[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = net
+        costs = np.append(self.cost, 0.0)[padded]
+        return padded, costs, costs.sum(axis=1)
+
+    def run(self, deadline: float) -> Chain:
+        count = len(self.bits)
+        shape = (count, self.cpus + 1, self.accs + 1)
+        self.value = np.full(shape, np.inf)
+        self.parent = np.full(shape, -1, dtype=np.int32)
+        self.by_cpu = np.zeros(shape, dtype=bool)
+        self.pairs = 0
+        if self.hopeless:
+            return Chain(None, math.inf, True, 0)
+        self.value[0, 0, 0] = 0.0
+        cpus, accs = np.meshgrid(np.arange(self.cpus + 1), np.arange(self.accs + 1), indexing="ij")
+        room = np.asarray(self._capacity(self.accs - accs, self.cpus - cpus))
+        room_after = np.asarray(self._capacity(np.maximum(self.accs - accs - 1, 0), self.cpus - cpus))
+        if self.cpus:
+            by_cpu = np.asarray(self._capacity(self.accs - accs, np.maximum(self.cpus - cpus - 1, 0)))
+            room_after = np.maximum(room_after, by_cpu)
+        total = self.acc[-1]
+        for i in range(count - 1):
+            active = (self.value[i] < self.limit) & (total - self.acc[i] <= room * (1 + 1e-9))
+            if not active.any():
+                continue
+            if i % 64 == 0 and time.monotonic() > deadline:
+                return Chain(None, math.inf, False, self.pairs)
+            self._extend(i, active, total - float(room_after[active].max()) * (1 + 1e-9))
+        return self._trace()
+
+    def _extend(self, i: int, active: np.ndarray, least: float) -> None:
+        """Give the parts after ideal i to one more device."""
+        low = max(i + 1, int(np.searchsorted(self.acc, least, side="left")))
+        high = int(np.searchsorted(self.acc, self.acc[i] + self.limit, side="left"))
+        if self.cpus:
+            high = max(high, int(np.searchsorted(self.cpu_floor, self.cpu[i] + self.limit, side="left")))
+        after = np.arange(low, high)
+        for w in np.flatnonzero(self.bits[i])[::-1]:
+            after = after[(self.missing[after, w] & self.bits[i, w]) == 0]
+        here = np.where(active, self.value[i], np.inf)
+        work = self.acc[after] - self.acc[i]
+        if self.accs:
+            fits = (
+                (work < self.limit)
+                & (self.unsupported[after] == self.unsupported[i])
+                & (self.size[after] - self.size[i] <= self.form.problem.memory_bytes)
+            )
+            there = after[fits]
+            load = work[fits] + self._transfers(i, there)
+            keep = load < self.limit
+            self._offer(i, there[keep], load[keep], here[:, :-1], (slice(None), slice(1, None)), False)
+            self.pairs += len(there)
+        if self.cpus:
+            load = self.cpu[after] - self.cpu[i]
+            keep = load < self.limit
+            self._offer(i, after[keep], load[keep], here[:-1], (slice(1, None), slice(None)), True)
+
+    def _transfers(self, i: int, after: np.ndarray) -> np.ndarray:
+        """What the nets cut by the part between ideal i and each later one cost it."""
+        touched = np.append(((self.pins & self.bits[i]) != 0).any(axis=1), False)
+        out = self.cut[after] - (self.frontier_cost[after] * touched[self.frontier[after]]).sum(axis=1)
+        for e in self.frontier[i]:
+            if e == len(self.pins):
+                break
+            rest = self.pins[e] & self.missing[i]
+            met = np.zeros(len(after), dtype=bool)
+            for w in np.flatnonzero(rest):
+                met |= (self.bits[after, w] & rest[w]) != 0
+            out += self.cost[e] * met
+        return out + self.loose.least(self.bits[i], self.bits, after)
+
+    def _offer(
+        self, i: int, there: np.ndarray, load: np.ndarray, here: np.ndarray, to: tuple[slice, slice], cpu: bool
+    ) -> None:
+        if not len(there) or not here.size:
+            return
+        offered = np.maximum(here[None], load[:, None, None])
+        better = offered < self.value[(there, *to)]
+        rows, c, a = np.nonzero(better)
+        c_to, a_to = c + (1 if cpu else 0), a + (0 if cpu else 1)
+        self.value[there[rows], c_to, a_to] = offered[rows, c, a]
+        self.parent[there[rows], c_to, a_to] = i
+        self.by_cpu[there[rows], c_to, a_to] = cpu
+
+    def _trace(self) -> Chain:
+        last = len(self.bits) - 1
+        best = int(np.argmin(self.value[last]))
+        c, a = divmod(best, self.accs + 1)
+        load = float(self.value[last, c, a])
+        if not load < self.limit:
+            return Chain(None, math.inf, True, self.pairs)
+        device = np.full(self.form.groups, -1, dtype=np.int64)
+        i = last
+        while i != 0:
+            before = int(self.parent[i, c, a])
+            part = self.bits[i] & ~self.bits[before]
+            members = np.flatnonzero(np.unpackbits(part.view(np.uint8), bitorder="little")[: self.form.groups])
+            cpu = bool(self.by_cpu[i, c, a])
+            c, a = (c - 1, a) if cpu else (c, a - 1)
+            device[members] = self.accs + c if cpu else a
+            i = before
+        return Chain(tuple(int(d) for d in device), load / self.scale, True, self.pairs)
+
+
+def _weigh(ideals: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Sums of some columns over the members of each ideal, float64 [ideals, columns]."""
+    step = 4096
+    parts = [
+        np.unpackbits(rows.view(np.uint8), axis=1, count=len(columns), bitorder="little").astype(float) @ columns
+        for rows in (np.ascontiguousarray(ideals[s : s + step]) for s in range(0, len(ideals), step))
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, columns.shape[1]))

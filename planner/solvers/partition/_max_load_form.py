@@ -1,0 +1,234 @@
+"""The max-load problem on groups of nodes that share a device in some best plan: what its solvers work on.
+
+Groups, nets and arcs replace nodes and edges. A *net* is a result with everyone who needs it: it costs every accelerator
+that holds some but not all of its groups, which is exactly the published transfer cost, whichever way the result travels.
+An *arc* is a forward edge between two groups; it binds only contiguous plans.
+
+Groups grow by rules that keep at least one best plan:
+
+* colours, and circles of forward edges between groups (contiguous plans only), always share a device;
+* a light group follows a neighbour when what their common nets cost outweighs its own work and all its other nets;
+* two groups share a device when separating them would already cost some device the incumbent's load or more. This rule
+  speaks of plans better than the incumbent only: when the reduced problem has none, the incumbent is optimal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.graph.ideals import ancestor_bits, components
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A max-load problem on g groups.
+
+    Attributes:
+        problem: the problem it stands for.
+        group_of: int64 [n] the group of a node.
+        acc: float64 [g] time on an accelerator, ms.
+        cpu: float64 [g] time on a CPU, ms.
+        size: float64 [g] memory on an accelerator, bytes.
+        supported: bool [g] whether an accelerator can run it.
+        ordered: bool [g] whether it has a forward node; only such groups have arcs.
+        nets: sorted groups of each net, two or more, each set of groups once.
+        cost: float64 [nets] what a net costs an accelerator that holds a part of it, ms.
+        arcs: sorted forward edges between groups, without circles; empty unless contiguous.
+    """
+
+    problem: MaxLoadProblem
+    group_of: np.ndarray
+    acc: np.ndarray
+    cpu: np.ndarray
+    size: np.ndarray
+    supported: np.ndarray
+    ordered: np.ndarray
+    nets: tuple[tuple[int, ...], ...]
+    cost: np.ndarray
+    arcs: tuple[tuple[int, int], ...]
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.acc)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether one accelerator could hold everything, so that memory never matters."""
+        return float(self.size.sum()) <= self.problem.memory_bytes
+
+    def decision(self, device_of_group: Iterable[int]) -> MaxLoadDecision:
+        """The plan that gives every node the device of its group."""
+        device = np.asarray(list(device_of_group), dtype=np.int64)
+        return MaxLoadDecision(tuple(int(d) for d in device[self.group_of]))
+
+
+def form_of(problem: MaxLoadProblem) -> Form:
+    """Groups by colour, and by circles of forward edges where plans must be contiguous; O(nodes + edges)."""
+    n = len(problem.accelerator_ms)
+    first: dict[int, int] = {}
+    keys = [first.setdefault(int(c), i) if c >= 0 else i for i, c in enumerate(problem.colour)]
+    group_of = _renumber(keys)
+    forward = [
+        (int(u), int(v)) for u, v in problem.edges if not problem.backward[u] and not problem.backward[v]
+    ]  # fmt: skip
+    if problem.contiguous:
+        arcs = {(int(group_of[u]), int(group_of[v])) for u, v in forward}
+        group_of = _renumber(np.array(components(int(group_of.max(initial=-1)) + 1, arcs))[group_of]) if n else group_of
+    return _build(problem, group_of)
+
+
+def _renumber(keys: Iterable[int]) -> np.ndarray:
+    """Groups numbered by their first node."""
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(int(k), len(numbers)) for k in keys], dtype=np.int64)
+
+
+def _build(problem: MaxLoadProblem, group_of: np.ndarray) -> Form:
+    g = int(group_of.max(initial=-1)) + 1
+    supported = np.ones(g, dtype=bool)
+    np.logical_and.at(supported, group_of, problem.supported)
+    ordered = np.zeros(g, dtype=bool)
+    np.logical_or.at(ordered, group_of, ~problem.backward)
+    pins: dict[int, set[int]] = {}
+    arcs: set[tuple[int, int]] = set()
+    for u, v in problem.edges.tolist():
+        a, b = int(group_of[u]), int(group_of[v])
+        if a == b:
+            continue
+        pins.setdefault(u, {a}).add(b)
+        if problem.contiguous and not problem.backward[u] and not problem.backward[v]:
+            arcs.add((a, b))
+    nets: dict[tuple[int, ...], list[float]] = {}
+    for u, groups in pins.items():
+        if problem.transfer_ms[u] > 0:
+            nets.setdefault(tuple(sorted(groups)), []).append(float(problem.transfer_ms[u]))
+    shapes = sorted(nets)
+    return Form(
+        problem=problem,
+        group_of=group_of,
+        acc=_sums(problem.accelerator_ms, group_of, g),
+        cpu=_sums(problem.cpu_ms, group_of, g),
+        size=_sums(problem.size_bytes, group_of, g),
+        supported=supported,
+        ordered=ordered,
+        nets=tuple(shapes),
+        cost=np.array([math.fsum(nets[s]) for s in shapes], dtype=float),
+        arcs=tuple(sorted(arcs)),
+    )
+
+
+def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
+    members: list[list[float]] = [[] for _ in range(groups)]
+    for value, group in zip(values.tolist(), group_of.tolist(), strict=True):
+        members[group].append(value)
+    return np.array([math.fsum(m) for m in members], dtype=float)
+
+
+def reduce_form(form: Form, incumbent_ms: float = math.inf) -> Form:
+    """Merge groups by the rules above until none applies.
+
+    Args:
+        form: groups so far.
+        incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if there is one.
+
+    Complexity: each pass takes O(pins of all nets + groups^2 / 64); passes are few.
+    """
+    while True:
+        merged = _one_pass(form, incumbent_ms)
+        if merged is None:
+            return form
+        if form.problem.contiguous:
+            arcs = {(int(merged[a]), int(merged[b])) for a, b in form.arcs}
+            merged = np.array(components(form.groups, arcs), dtype=np.int64)[merged]
+        form = _build(form.problem, _renumber(merged[form.group_of]))
+
+
+def merge_groups(form: Form, into: np.ndarray) -> Form:
+    """The form with each group put into another, int64 [g]; the caller answers for what that excludes."""
+    return _build(form.problem, _renumber(into[form.group_of]))
+
+
+def _one_pass(form: Form, incumbent: float) -> np.ndarray | None:
+    """One merge for each group at the most; the new group of each group, None when nothing merges."""
+    rules = _Rules(form, incumbent)
+    into = np.arange(form.groups, dtype=np.int64)
+    busy = np.zeros(form.groups, dtype=bool)
+    for v in range(form.groups):
+        if busy[v]:
+            continue
+        target = next((u for u in rules.neighbours[v] if not busy[u] and rules.together(v, u)), None)
+        if target is None:
+            continue
+        into[v] = target
+        # What a rule looked at must not change under it within one pass.
+        for w in (v, target, *rules.neighbours[v], *rules.neighbours[target]):
+            busy[w] = True
+    return into if (into != np.arange(form.groups)).any() else None
+
+
+class _Rules:
+    """The merging rules on one form."""
+
+    def __init__(self, form: Form, incumbent: float) -> None:
+        self.form = form
+        # A plan counts as better only when it is so beyond rounding.
+        self.incumbent = incumbent * (1 - 1e-12)
+        self.nets_of: list[list[int]] = [[] for _ in range(form.groups)]
+        for e, pins in enumerate(form.nets):
+            for group in pins:
+                self.nets_of[group].append(e)
+        self.neighbours = [
+            sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(self.nets_of)
+        ]
+        problem = form.problem
+        self.no_cpu = (form.cpu >= self.incumbent) | (problem.cpus == 0)
+        self.no_acc = ~form.supported | (problem.accelerators == 0) | (form.acc >= self.incumbent)
+        self.before = ancestor_bits(form.groups, form.arcs)
+        self.after = ancestor_bits(form.groups, [(b, a) for a, b in form.arcs])
+        self.sources: list[list[int]] = [[] for _ in range(form.groups)]
+        self.targets: list[list[int]] = [[] for _ in range(form.groups)]
+        for a, b in form.arcs:
+            self.sources[b].append(a)
+            self.targets[a].append(b)
+
+    def together(self, v: int, u: int) -> bool:
+        """Whether v can share u's device without loss."""
+        return self._follows(v, u) or self._inseparable(v, u)
+
+    def _follows(self, v: int, u: int) -> bool:
+        form = self.form
+        gain = sum(float(form.cost[e]) for e in self.nets_of[v] if form.nets[e] == (min(u, v), max(u, v)))
+        other = sum(float(form.cost[e]) for e in self.nets_of[v] if u not in form.nets[e])
+        if form.acc[v] + other > gain * (1 - 1e-12):
+            return False
+        cpu_ok = form.cpu[v] == 0 or bool(self.no_cpu[u])
+        acc_ok = (bool(form.supported[v]) and (form.size[v] == 0 or form.roomy)) or bool(self.no_acc[u])
+        return cpu_ok and acc_ok and self._may_move(v, u)
+
+    def _may_move(self, v: int, u: int) -> bool:
+        """Whether moving v to u's stage keeps every forward edge in order."""
+        form = self.form
+        if not form.problem.contiguous or not form.ordered[v]:
+            return True
+        up = self.before[u] | 1 << u
+        down = self.after[u] | 1 << u
+        if u in self.sources[v] and all(up >> p & 1 for p in self.sources[v]):
+            return True
+        return u in self.targets[v] and all(down >> s & 1 for s in self.targets[v])
+
+    def _inseparable(self, v: int, u: int) -> bool:
+        form = self.form
+        common = sum(float(form.cost[e]) for e in self.nets_of[v] if u in form.nets[e])
+        alone_v, alone_u = form.acc[v] + common, form.acc[u] + common
+        limit = self.incumbent
+        accs_full = max(alone_v, alone_u) >= limit or form.problem.accelerators < 2 or bool(self.no_acc[[u, v]].any())
+        v_cpu_full = bool(self.no_cpu[v]) or bool(self.no_acc[u]) or alone_u >= limit
+        u_cpu_full = bool(self.no_cpu[u]) or bool(self.no_acc[v]) or alone_v >= limit
+        cpus_full = form.problem.cpus < 2 or bool(self.no_cpu[[u, v]].any())
+        return accs_full and v_cpu_full and u_cpu_full and cpus_full

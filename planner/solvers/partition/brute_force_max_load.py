@@ -1,0 +1,59 @@
+"""Every assignment of classes to devices through the judge: the oracle for the other max-load solvers."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import product
+
+from planner.errors import JobError
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+
+NAME = "max-load-brute-force"
+_MOST = 3_000_000
+
+
+def solve_by_enumeration(
+    problem: MaxLoadProblem,
+    *,
+    time_limit_s: float,
+    start: MaxLoadDecision | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The best of all plans. O(devices^classes * edges).
+
+    Args:
+        problem: the problem, of a few classes.
+        time_limit_s: stop after about this long.
+        start: not used.
+        progress: called when a better plan is found.
+
+    Raises:
+        JobError: there are too many plans.
+    """
+    del start
+    deadline = time.monotonic() + time_limit_s
+    home: dict[tuple[str, int], int] = {}
+    classes = [
+        home.setdefault(("class", int(c)) if c >= 0 else ("node", i), len(home)) for i, c in enumerate(problem.colour)
+    ]
+    if problem.devices ** len(home) > _MOST:
+        raise JobError(f"{problem.devices}^{len(home)} plans are too many to try one by one",
+                       hint="use another solver")  # fmt: skip
+    best, load, complete = None, math.inf, True
+    for count, devices in enumerate(product(range(problem.devices), repeat=len(home))):
+        plan = MaxLoadDecision(tuple(devices[c] for c in classes))
+        verdict = problem.judge(plan)
+        if verdict.feasible and verdict.objective < load:
+            best, load = plan, verdict.objective
+            if progress:
+                progress(NAME, load, 0.0)
+        if count % 1024 == 1023 and time.monotonic() > deadline:
+            complete = False
+            break
+    space = "contiguous plans" if problem.contiguous else "all plans"
+    return Result(best, load, load if complete else 0.0, NAME, space, {"classes": len(home)})
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_enumeration))

@@ -1,0 +1,194 @@
+"""CP-SAT for max-load plans: exact in whole numbers, with and without an order of the devices.
+
+Times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the true times as well and
+falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the answer depends on the machine's
+speed only where the time limit cuts the search off.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
+from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
+from planner.solvers.partition.local_search_max_load import group_devices
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+
+NAME = "max-load-cp-sat"
+_WORKERS = 2
+_TIME_BITS = 43
+_MEMORY_BITS = 40
+
+
+def solve_by_cp_sat(
+    problem: MaxLoadProblem,
+    *,
+    time_limit_s: float,
+    start: MaxLoadDecision | None = None,
+    progress: Progress | None = None,
+    bound: float = 0.0,
+    workers: int = _WORKERS,
+) -> Result:
+    """The best plan, given time.
+
+    Args:
+        problem: the problem.
+        time_limit_s: stop after about this long.
+        start: a feasible plan to begin with; it also bounds the search from above.
+        progress: called when incumbent or bound improve.
+        bound: a lower bound known already, ms.
+        workers: search threads, which take turns.
+    """
+    deadline = time.monotonic() + time_limit_s
+    start, load = usable(problem, start)
+    form = form_of(problem)
+    known = max(bound, simple_bound(form))
+    if start is None:
+        start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
+    if start is not None and known >= load * (1 - 1e-12):
+        return result(problem, start, known, NAME)
+    form = reduce_form(form, load)
+    model = build_model(form)
+    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
+    program, binaries = _program(model, scale, known, top)
+    hinted = start is not None and _hint(program, binaries, model, start)
+    found = _Watch(problem, model, start, load, known, scale, progress)
+    infeasible = _search(program, binaries, found, deadline, workers, presolve=True)
+    if infeasible and hinted:
+        # The start satisfies the model, so that the engine's simplifications have gone wrong: do without them.
+        infeasible = _search(program, binaries, found, deadline, workers, presolve=False) and not hinted
+    return found.result(infeasible)
+
+
+def _hint(program: Any, binaries: list[Any], model: LoadModel, start: MaxLoadDecision) -> bool:  # noqa: ANN401
+    """Begin with a plan where the model's groups allow it; whether they do."""
+    device = group_devices(model.form, start)
+    value = values_of(model, device)
+    if value is None:
+        return False
+    for binary, bit in zip(binaries, value.tolist(), strict=True):
+        program.add_hint(binary, bit)
+    return model.form.decision(device) == start
+
+
+def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[Any, list[Any]]:
+    from ortools.sat.python import cp_model
+
+    program = cp_model.CpModel()
+    binaries = [program.new_bool_var(f"b{i}") for i in range(model.binaries)]
+    largest = program.new_int_var(_down(known * (1 - 1e-12), scale), math.ceil(top * (1 + 1e-9) * scale), "load")
+    for row in model.rows:
+        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in row.terms], [c for _, c in row.terms])
+        program.add_linear_constraint(total, row.least, row.most)
+    for load in model.loads:
+        terms = [(binaries[b], _down(t, scale)) for b, t in load.work]
+        for cost, part, whole in load.nets:
+            whole_cost = _down(cost, scale)
+            terms.append((binaries[part], whole_cost))
+            if whole >= 0:
+                terms.append((binaries[whole], -whole_cost))
+        total = cp_model.LinearExpr.weighted_sum([b for b, _ in terms], [c for _, c in terms])
+        bounded = program.add(total <= largest)
+        if load.unless >= 0:
+            bounded.only_enforce_if(~binaries[load.unless])
+    for memory in model.memory:
+        unit = 2.0**_MEMORY_BITS / max(model.form.problem.memory_bytes, 1.0)
+        sizes = [_down(s, unit) for _, s in memory.sizes]
+        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in memory.sizes], sizes)
+        bounded = program.add(total <= _down(model.form.problem.memory_bytes, unit))
+        if memory.unless >= 0:
+            bounded.only_enforce_if(~binaries[memory.unless])
+    program.minimize(largest)
+    return program, binaries
+
+
+def _down(value: float, scale: float) -> int:
+    return math.floor(value * scale)
+
+
+class _Watch:
+    """Collects the plans that the engine finds, each through the judge, and its bound."""
+
+    def __init__(
+        self, problem: MaxLoadProblem, model: LoadModel, start: MaxLoadDecision | None, load: float, bound: float,
+        scale: float, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.problem, self.model, self.scale, self.progress = problem, model, scale, progress
+        self.best, self.load, self.bound = start, load, bound
+        self.plans = 0
+
+    def plan(self, value: np.ndarray) -> None:
+        """Take a solution of the model."""
+        decision = canonical(self.problem, self.model.form.decision(plan_of(self.model, value)))
+        verdict = self.problem.judge(decision)
+        self.plans += 1
+        # Memory is rounded down in the model, so that a plan may exceed it by a hair.
+        if verdict.feasible and verdict.objective < self.load * (1 - 1e-12):
+            self.best, self.load = decision, verdict.objective
+            self.say()
+
+    def bounded(self, units: float) -> None:
+        """Take a bound of the model."""
+        bound = units / self.scale * (1 - 1e-13)
+        if bound > self.bound:
+            self.bound = bound
+            self.say()
+
+    def say(self) -> None:
+        if self.progress:
+            self.progress(NAME, self.load, min(self.bound, self.load))
+
+    def result(self, infeasible: bool) -> Result:
+        """The outcome; the model speaks of plans better than the start only, when there is one."""
+        if infeasible:
+            self.bound = math.inf if self.best is None else self.load
+        bound = self.bound if self.best is None else min(self.bound, self.load)
+        groups = self.model.form.groups
+        return result(
+            self.problem, self.best, bound, NAME, statistics={"groups": groups, "binaries": self.model.binaries}
+        )
+
+
+def _search(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    found: _Watch,
+    deadline: float,
+    workers: int,
+    *,
+    presolve: bool,
+) -> bool:
+    """Run the engine; true when it proves the model infeasible."""
+    from ortools.sat.python import cp_model
+
+    class Callback(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+        def on_solution_callback(self) -> None:
+            found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
+
+    solver = cp_model.CpSolver()
+    remaining = max(0.05, deadline - time.monotonic())
+    solver.parameters.max_time_in_seconds = remaining
+    solver.parameters.max_deterministic_time = remaining
+    solver.parameters.num_workers = workers
+    solver.parameters.interleave_search = True
+    solver.parameters.random_seed = 0
+    solver.parameters.cp_model_presolve = presolve
+    # One simplification of version 9.15 cuts off optimal solutions of models like this (or-tools issue 5293).
+    solver.parameters.presolve_inclusion_work_limit = 0
+    status = solver.solve(program, Callback())
+    if status == cp_model.INFEASIBLE:
+        return True
+    if status == cp_model.MODEL_INVALID:
+        raise RuntimeError(f"{NAME}: the model is not valid: {program.validate()}")
+    found.bounded(solver.best_objective_bound)
+    return False
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_cp_sat))
