@@ -1,0 +1,212 @@
+"""What a sharded plan costs and whether it is legal, recomputed step by step from the layouts alone.
+
+Shares no table with the searches: every change of layout is spelled out as steps and priced one by one, the work and
+memory of each operator, tensor and weight added up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from planner.graph import Tensor, TensorKind
+from planner.operators import OpCall, graph_specs, needs_gradient
+from planner.sharding.layout import REPLICATED, TensorLayout, layout_text, refusal, shard_elements
+from planner.sharding.problem import Choice, Setting, saved_of, weight_gathers
+from planner.sharding.reshard import Step, reshard
+from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """One change of layout of a plan.
+
+    Attributes:
+        tensor: its name.
+        phase: "forward", "backward" or "step" (once an update).
+        steps: the collectives, in order.
+        times: how often in one forward and backward pass; a step's share of one.
+    """
+
+    tensor: str
+    phase: str
+    steps: tuple[Step, ...]
+    times: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a micro-batch."""
+        return self.times * sum(step.seconds for step in self.steps)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends a micro-batch."""
+        return self.times * sum(step.sent_bytes for step in self.steps)
+
+
+@dataclass
+class Verdict:
+    """What a plan costs.
+
+    Attributes:
+        compute_s: seconds of work of one rank, a micro-batch.
+        exchange_s: seconds of exchanges inside operators.
+        reshard_s: seconds of changes of layout.
+        sent_bytes: bytes that a rank sends in all of them.
+        weight_bytes: weights, gradients and optimizer state that a rank holds.
+        activation_bytes: what a rank keeps for backward, a micro-batch.
+        violations: what is not legal, in words.
+        communication: every change of layout that moves something.
+    """
+
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    reshard_s: float = 0.0
+    sent_bytes: float = 0.0
+    weight_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    violations: list[str] = field(default_factory=list)
+    communication: list[Communication] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one micro-batch, nothing overlapping."""
+        return self.compute_s + self.exchange_s + self.reshard_s
+
+    @property
+    def memory_bytes(self) -> float:
+        """All that a rank holds."""
+        return self.weight_bytes + self.activation_bytes
+
+
+class _Judge:
+    def __init__(self, setting: Setting, decision: Mapping[str, Choice]) -> None:
+        self.setting, self.decision, self.graph = setting, decision, setting.graph
+        self.specs = graph_specs(setting.graph)
+        self.carrying = needs_gradient(setting.graph)
+        self.saved = saved_of(setting, self.specs)
+        self.verdict = Verdict()
+        self.whole = (REPLICATED,) * len(setting.mesh.axes)
+
+    def rest(self, name: str) -> TensorChoice | WeightChoice | None:
+        """Where a tensor rests; inputs and constants lie as wanted."""
+        if self.graph.tensors[name].kind in (TensorKind.INPUT, TensorKind.CONSTANT):
+            return None
+        found = self.decision.get(self.setting.tied.get(name, name))
+        if not isinstance(found, (TensorChoice, WeightChoice)):
+            self.verdict.violations.append(f"{name} has no layout")
+            return None
+        return found
+
+    def move(self, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout, times: float) -> None:
+        sizes = self.setting.mesh.sizes
+        for layout in (before, after):
+            why = refusal(tensor.shape, layout, sizes, padded=self.setting.options.padded)
+            if why:
+                self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
+                return
+        steps = reshard(self.setting.mesh, tensor.shape, self.setting.bytes_of(tensor), before, after)
+        entry = Communication(tensor.name, phase, steps, times)
+        self.verdict.reshard_s += entry.seconds
+        self.verdict.sent_bytes += entry.sent_bytes
+        if entry.sent_bytes:
+            self.verdict.communication.append(entry)
+
+    def node(self, i: int) -> None:
+        node, spec, setting = self.graph.nodes[i], self.specs[i], self.setting
+        chosen = self.decision.get(f"op:{node.key}")
+        if not isinstance(chosen, Strategy):
+            self.verdict.violations.append(f"{node.key} has no strategy")
+            return
+        trains = any(n in self.carrying for n in node.inputs)
+        for seconds in (setting.forward_s, setting.backward_s):
+            if seconds is not None:
+                self.verdict.compute_s += chosen.share * float(seconds[i]) * node.repeat
+        for backward in (False, True)[: 1 + trains]:
+            self.verdict.exchange_s += exchange_s(setting.mesh, chosen, backward=backward) * node.repeat
+            self.verdict.sent_bytes += exchange_bytes(setting.mesh, chosen, backward=backward) * node.repeat
+        kept = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        self.verdict.activation_bytes += chosen.share * kept
+        reads, gradients = dict(chosen.reads), dict(chosen.read_gradients)
+        for p, name in enumerate(node.inputs):
+            rest = self.rest(name) if name else None
+            if rest is None:
+                continue
+            tensor = self.graph.tensors[name]
+            wanted = reads.get(p, self.whole)
+            again = any(s.storage == name for s in self.saved[i])
+            value, gathers = (
+                (rest.weight, weight_gathers(spec)) if isinstance(rest, WeightChoice) else (rest.value, 1.0 + again)
+            )
+            self.move(tensor, "forward", value, wanted, node.repeat)
+            if gathers > 1:
+                self.move(tensor, "backward", value, wanted, (gathers - 1) * node.repeat)
+            if name in self.carrying and rest.gradient is not None:
+                self.move(tensor, "backward", gradients.get(p, self.whole), rest.gradient, node.repeat)
+        self._results(i, chosen)
+
+    def legal(self, i: int) -> None:
+        """Whether the strategy is one that the operator's loop nests allow."""
+        node, setting = self.graph.nodes[i], self.setting
+        chosen = self.decision.get(f"op:{node.key}")
+        if not isinstance(chosen, Strategy):
+            return
+        tags = {part.blocks for _, layout in (*chosen.reads, *chosen.writes) for part in layout} - {1}
+        options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
+        call = OpCall.of(self.graph, node)
+        if chosen not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
+            self.verdict.violations.append(f"{node.key} cannot be split as {chosen}")
+
+    def _results(self, i: int, chosen: Strategy) -> None:
+        writes, gradients = dict(chosen.writes), dict(chosen.write_gradients)
+        for p, name in enumerate(self.graph.nodes[i].outputs):
+            if not name or name not in self.graph.tensors:
+                continue
+            rest = self.rest(name)
+            if isinstance(rest, TensorChoice):
+                tensor = self.graph.tensors[name]
+                self.move(tensor, "forward", writes.get(p, self.whole), rest.value, 1.0)
+                if name in self.carrying and rest.gradient is not None:
+                    self.move(tensor, "backward", rest.gradient, gradients.get(p, self.whole), 1.0)
+
+    def resting(self, name: str, choice: TensorChoice | WeightChoice) -> None:
+        tensor, sizes, state = self.graph.tensors[name], self.setting.mesh.sizes, self.setting.state
+        if isinstance(choice, TensorChoice):
+            kept = max(
+                (s.byte_count for i in self.setting.members for s in self.saved[i] if s.storage == name), default=0
+            )
+            self.verdict.activation_bytes += (
+                kept * shard_elements(tensor.shape, choice.value, sizes) / max(1, tensor.elements)
+            )
+            return
+        each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
+        held = each * shard_elements(tensor.shape, choice.weight, sizes)
+        if name in self.carrying:
+            held += state.gradient * shard_elements(tensor.shape, choice.gradient, sizes)
+            held += state.optimizer * shard_elements(tensor.shape, choice.optimizer, sizes)
+            share = 1.0 / self.setting.micro_batches
+            self.move(tensor, "step", choice.gradient, choice.optimizer, share)
+            self.move(tensor, "step", choice.optimizer, choice.weight, share)
+        self.verdict.weight_bytes += held
+
+
+def evaluate(setting: Setting, decision: Mapping[str, Choice], *, memory_bytes: float | None = None) -> Verdict:
+    """What a decision costs, and whether it is legal.
+
+    Args:
+        setting: what was to be sharded.
+        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
+        memory_bytes: what a rank may hold, None for no limit.
+    """
+    judge = _Judge(setting, decision)
+    for i in setting.members:
+        judge.node(i)
+        judge.legal(i)
+    for name, choice in decision.items():
+        if isinstance(choice, (TensorChoice, WeightChoice)):
+            judge.resting(name, choice)
+    verdict = judge.verdict
+    if memory_bytes is not None and verdict.memory_bytes > memory_bytes * (1 + 1e-9):
+        verdict.violations.append(f"a rank holds {verdict.memory_bytes:.0f} bytes, {memory_bytes:.0f} are there")
+    return verdict

@@ -1,0 +1,220 @@
+"""One choice for each operator, tensor and weight: by elimination where memory does not bind, else with a solver.
+
+Without a binding memory limit the sum of tables is minimised exactly by eliminating variables. With one, the limit gets
+a price: each price gives a bound, and a price high enough a plan that fits. What lies between is closed by an integer
+program over the choices that no price has ruled out: one binary a choice, one continuous variable a pair of linked
+choices, with equal marginals on both sides (the local polytope, whose relaxation is tight on trees).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.errors import InfeasibleError
+from planner.sharding.elimination import DEFAULT_LIMIT, Factor, marginals, minimise, table_entries
+from planner.sharding.judge import evaluate
+from planner.sharding.problem import Setting, ShardingProblem, formulate
+from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.units import format_bytes
+
+PRICES = 24
+"""Prices of memory that are tried."""
+CLOSE = 1e-6
+"""Relative gap at which a plan counts as optimal."""
+SOLVER_S = 20.0
+"""Seconds the integer program may take."""
+
+
+@dataclass
+class _Best:
+    """The best plan that fits, and the best bound, with the price that gave it."""
+
+    seconds: float = math.inf
+    chosen: tuple[int, ...] = ()
+    bound_s: float = 0.0
+    price: float = 0.0
+
+    def closed(self) -> bool:
+        return self.seconds <= self.bound_s * (1 + CLOSE)
+
+
+def _least(problem: ShardingProblem, price: float) -> tuple[float, tuple[int, ...]]:
+    found = minimise(problem.sizes, problem.factors(price))
+    if found is None:
+        raise InfeasibleError(
+            "the graph's operators hang together too closely for exact elimination",
+            hint="use fewer mesh axes, or shard a block instead of the whole model",
+        )
+    return found
+
+
+def _own_seconds(problem: ShardingProblem, chosen: Sequence[int]) -> float:
+    total = sum(time[c] for time, c in zip(problem.seconds, chosen, strict=True))
+    return float(total + sum(f.table[tuple(chosen[v] for v in f.variables)] for f in problem.links))
+
+
+def _fastest(problem: ShardingProblem) -> _Best:
+    """The fastest choice, and of equally fast ones one that keeps little in memory."""
+    total, chosen = _least(problem, 0.0)
+    held = problem.memory(chosen)
+    if held:
+        _, lean = _least(problem, 1e-9 * total / held)
+        if _own_seconds(problem, lean) <= total * (1 + 1e-12):
+            chosen = lean
+    return _Best(total, chosen, total)
+
+
+def _least_memory(problem: ShardingProblem) -> float:
+    """A lower bound of what a rank must hold: every variable's smallest choice."""
+    return float(sum(kept.min() for kept in problem.bytes))
+
+
+def _by_prices(problem: ShardingProblem, limit: float) -> _Best:
+    """Bounds and plans that fit, from prices between nothing and one at which memory is all that counts."""
+    best = _Best()
+    total, chosen = _least(problem, 0.0)
+    best.bound_s = total
+    if problem.memory(chosen) <= limit:
+        best.seconds, best.chosen = total, chosen
+        return best
+    low, high = 0.0, max(total, 1e-12) / limit
+    for _ in range(60):
+        _, chosen = _least(problem, high)
+        if problem.memory(chosen) <= limit:
+            break
+        low, high = high, 4 * high
+    for _ in range(PRICES):
+        price = (low + high) / 2 if low else high / 2
+        total, chosen = _least(problem, price)
+        if total - price * limit > best.bound_s:
+            best.bound_s, best.price = total - price * limit, price
+        if problem.memory(chosen) <= limit:
+            high = price
+            seconds = _own_seconds(problem, chosen)
+            if seconds < best.seconds:
+                best.seconds, best.chosen = seconds, chosen
+        else:
+            low = price
+        if best.closed() or high - low < 1e-9 * high:
+            break
+    total, chosen = _least(problem, high)
+    if problem.memory(chosen) <= limit and _own_seconds(problem, chosen) < best.seconds:
+        best.seconds, best.chosen = _own_seconds(problem, chosen), chosen
+    return best
+
+
+def _reduced(problem: ShardingProblem, limit: float, best: _Best) -> tuple[ShardingProblem, list[np.ndarray]]:
+    """The problem without the choices that the best bound's price rules out."""
+    factors = problem.factors(best.price)
+    cutoff = best.seconds + best.price * limit
+    keep = []
+    for v in range(len(problem.names)):
+        least = marginals(problem.sizes, factors, v)
+        keep.append(np.flatnonzero(least <= cutoff * (1 + 1e-12)) if least is not None else np.arange(problem.sizes[v]))
+    links = tuple(
+        Factor(f.variables, f.table[np.ix_(*(keep[v] for v in f.variables))]) for f in problem.links
+    )  # fmt: skip
+    return replace(
+        problem,
+        choices=tuple(tuple(c[i] for i in k) for c, k in zip(problem.choices, keep, strict=True)),
+        seconds=tuple(t[k] for t, k in zip(problem.seconds, keep, strict=True)),
+        bytes=tuple(b[k] for b, k in zip(problem.bytes, keep, strict=True)),
+        links=links,
+    ), keep
+
+
+def integer_program(
+    problem: ShardingProblem, limit: float, *, engine: str = "highs", seconds: float = SOLVER_S
+) -> tuple[float, float, tuple[int, ...]]:
+    """The least time within memory by an integer program.
+
+    Args:
+        problem: what to choose.
+        limit: bytes of a rank.
+        engine: `highs` or `scip`.
+        seconds: time limit.
+
+    Returns:
+        Seconds of the plan (inf when none was found), proven bound, choices.
+    """
+    import datetime
+
+    from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model()
+    chosen = [[model.add_binary_variable() for _ in range(n)] for n in problem.sizes]
+    for variables in chosen:
+        model.add_linear_constraint(mathopt.fast_sum(variables) == 1.0)
+    terms = [t * x for v, xs in enumerate(chosen) for t, x in zip(problem.seconds[v].tolist(), xs, strict=True) if t]
+    held = [b * x for v, xs in enumerate(chosen) for b, x in zip((problem.bytes[v] / limit).tolist(), xs, strict=True)]
+    model.add_linear_constraint(mathopt.fast_sum(held) <= 1.0)
+    for link in problem.links:
+        a, b = link.variables
+        pairs = [[model.add_variable(lb=0.0, ub=1.0 if math.isfinite(c) else 0.0) for c in row] for row in link.table]
+        for x, row in zip(chosen[a], pairs, strict=True):
+            model.add_linear_constraint(mathopt.fast_sum(row) == x)
+        for j, x in enumerate(chosen[b]):
+            model.add_linear_constraint(mathopt.fast_sum(row[j] for row in pairs) == x)
+        terms += [c * z for costs, row in zip(link.table.tolist(), pairs, strict=True)
+                  for c, z in zip(costs, row, strict=True) if c and math.isfinite(c)]  # fmt: skip
+    model.minimize(mathopt.fast_sum(terms))
+    solver = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}[engine]
+    limits = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=seconds), relative_gap_tolerance=CLOSE)
+    result = mathopt.solve(model, solver, params=limits)
+    bound = result.dual_bound() if math.isfinite(result.dual_bound()) else 0.0
+    if not result.has_primal_feasible_solution():
+        return math.inf, bound, ()
+    values = result.variable_values()
+    picked = tuple(max(range(len(xs)), key=lambda c: values[xs[c]]) for xs in chosen)
+    return _own_seconds(problem, picked), bound, picked
+
+
+def _close(problem: ShardingProblem, limit: float, best: _Best) -> str:
+    """Close the gap by an integer program over what is left; says how."""
+    left, keep = _reduced(problem, limit, best)
+    seconds, bound, picked = integer_program(left, limit)
+    if picked and seconds < best.seconds and left.memory(picked) <= limit * (1 + 1e-9):
+        best.seconds = seconds
+        best.chosen = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
+    best.bound_s = max(best.bound_s, min(bound, best.seconds))
+    return "integer program"
+
+
+@SEARCHES.entry("ilp")
+def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
+    """The fastest choice of layouts within memory, proven.
+
+    Raises:
+        InfeasibleError: no choice fits; the message says what is needed at least.
+    """
+    problem = formulate(setting)
+    states = table_entries(problem.sizes, problem.factors())
+    if states > DEFAULT_LIMIT:
+        raise InfeasibleError(
+            f"exact elimination needs a table of {states} entries",
+            hint="use fewer mesh axes, or shard a block instead of the whole model",
+        )
+    if memory_bytes is None:
+        best, method = _fastest(problem), "elimination"
+    else:
+        least = _least_memory(problem)
+        if least > memory_bytes:
+            raise InfeasibleError(
+                f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
+                hint="use a larger mesh, more recomputation or a smaller micro-batch",
+            )
+        best, method = _by_prices(problem, memory_bytes), "prices"
+        if not best.chosen:
+            raise InfeasibleError(
+                f"no layout was found that fits {format_bytes(memory_bytes)} a device",
+                hint="use a larger mesh, more recomputation or a smaller micro-batch",
+            )
+        if not best.closed():
+            method = _close(problem, memory_bytes, best)
+    decision = problem.decision(best.chosen)
+    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
+    return ShardingAnswer(decision, verdict, best.bound_s, method, states)
