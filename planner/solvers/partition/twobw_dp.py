@@ -1,0 +1,155 @@
+"""Exact solver of PipeDream-2BW's plans: every width, depth, micro-batch, recomputation, with the best stages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._verified import verified
+from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
+
+NAME = "twobw-dp"
+_SLACK = 1 + 1e-12
+_FLUSHED = (TwoBWSchedule.FLUSH, TwoBWSchedule.GPIPE)
+
+
+def solve_twobw(
+    problem: TwoBWProblem,
+    *,
+    time_limit_s: float = 60.0,
+    start: TwoBWDecision | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The best plan over all (width, depth, micro-batch, recomputation, schedule).
+
+    Equal stages are priced one by one. Unequal stages: for each point a DP over (stages, layers), min-max of
+    micro-batch time and gradient time, O(depth layers^2) vectorised; with a flush, where the two add up, once for each
+    gradient time that a stage can have. Points that cannot beat the best are skipped.
+    """
+    deadline = time.monotonic() + time_limit_s
+    best, decision, finished, points = math.inf, None, True, 0
+    if start is not None and (verdict := problem.judge(start)).feasible:
+        best, decision = verdict.objective, start
+    for point in _points(problem):
+        if time.monotonic() > deadline:
+            finished = False
+            break
+        points += 1
+        for marks in _stages(problem, point, best):
+            width, size, recompute, schedule, _ = point
+            plan = TwoBWDecision(marks, width, problem.micro_batches[size], recompute, schedule)
+            verdict = problem.judge(plan)
+            if verdict.feasible and verdict.objective < best:
+                best, decision = verdict.objective, plan
+                if progress:
+                    progress(NAME, best, 0.0)
+    kind = "equal" if problem.equal else "unequal"
+    return verified(problem, decision, best, best if finished else 0.0, NAME, f"{kind} stages", {"points": points})
+
+
+Point = tuple[int, int, bool, TwoBWSchedule, int]
+"""Width, index of the micro-batch size, recomputation, schedule, depth."""
+
+
+def _points(problem: TwoBWProblem) -> Iterator[Point]:
+    for schedule in problem.schedules:
+        for width in range(problem.devices, 0, -1):
+            for depth in range(1, min(problem.devices // width, problem.layers) + 1):
+                if problem.equal and problem.layers % depth:
+                    continue
+                for size, samples in enumerate(problem.micro_batches):
+                    count, rest = divmod(problem.global_batch, samples * width)
+                    if rest or not count or (schedule not in _FLUSHED and count < depth):
+                        continue
+                    for recompute in problem.recompute:
+                        yield width, size, recompute, schedule, depth
+
+
+def _stages(problem: TwoBWProblem, point: Point, best: float) -> Iterator[tuple[int, ...]]:
+    """Stages worth judging at a point: equal ones, or those that a DP finds below `best`."""
+    width, size, recompute, schedule, depth = point
+    layers = problem.layers
+    if problem.equal:
+        yield tuple(range(0, layers + 1, layers // depth))
+        return
+    count = problem.global_batch // (problem.micro_batches[size] * width)
+    rounds = count + depth - 1 if schedule in _FLUSHED else count
+    work = problem.forward_s[size] * (2 if recompute else 1) + problem.backward_s[size]
+    if rounds * work.sum() / depth >= best * _SLACK:
+        return
+    tables = _Tables(problem, point, count)
+    if schedule not in _FLUSHED:
+        marks, _ = tables.split(np.maximum(tables.gradient_s, 0.0), count, best)
+        if marks:
+            yield marks
+        return
+    for limit in np.unique(tables.gradient_s[tables.real]):
+        if rounds * work.sum() / depth + limit >= best:
+            break
+        allowed = np.where(tables.gradient_s <= limit * _SLACK, 0.0, np.inf)
+        marks, slowest = tables.split(allowed, rounds, best - limit)
+        if marks:
+            best = min(best, slowest + limit)
+            yield marks
+
+
+class _Tables:
+    """Time, gradients and memory of all runs of layers [n + 1, n + 1] (start, stop) at one point of the space."""
+
+    def __init__(self, problem: TwoBWProblem, point: Point, count: int) -> None:
+        self.problem, self.point, self.count = problem, point, count
+        width, size, recompute, _, _ = point
+        marks = np.arange(problem.layers + 1)
+        self.real = marks[:, None] < marks[None, :]
+        forward, backward = self._sums(problem.forward_s[size]), self._sums(problem.backward_s[size])
+        self.weights, self.saved = self._sums(problem.weight_bytes), self._sums(problem.saved_bytes[size])
+        crossing = problem.boundary_bytes[size].copy()
+        crossing[0] = crossing[-1] = 0.0
+        moved = (crossing[:, None] + crossing[None, :]) / problem.bandwidth_byte_per_s
+        self.micro_s = forward * (2 if recompute else 1) + backward + moved
+        self.gradient_s = 2 * (width - 1) / width * self.weights / problem.bandwidth_byte_per_s
+
+    @staticmethod
+    def _sums(figures: np.ndarray) -> np.ndarray:
+        total = np.concatenate([[0.0], np.cumsum(figures)])
+        return np.asarray(total[None, :] - total[:, None])
+
+    def _fits(self, stage: int) -> np.ndarray:
+        """Which runs fit on a device as that stage of the pipeline."""
+        problem, (_, size, recompute, schedule, depth) = self.problem, self.point
+        if math.isinf(problem.memory_bytes):
+            return self.real
+        in_flight = self.count if schedule is TwoBWSchedule.GPIPE else depth
+        if problem.in_flight_by_stage and schedule is not TwoBWSchedule.GPIPE:
+            in_flight = min(self.count, depth - stage)
+        versions = {TwoBWSchedule.TWO_BW: 2, TwoBWSchedule.DREAM: depth}.get(schedule, 1)
+        activations = in_flight * self.saved
+        if recompute:
+            activations = self.saved + in_flight * problem.boundary_bytes[size][:, None]
+        needed = (versions + problem.optimizer_per_weight) * self.weights + activations
+        return np.asarray(self.real & (needed <= problem.memory_bytes * _SLACK))
+
+    def split(self, floor: np.ndarray, rounds: int, below: float) -> tuple[tuple[int, ...] | None, float]:
+        """Stages that minimise the largest of `rounds` * time and `floor`; None unless that is less than `below`."""
+        cost = np.maximum(rounds * self.micro_s, floor)
+        depth = self.point[-1]
+        best = np.full((depth + 1, self.problem.layers + 1), np.inf)
+        best[0, 0] = 0.0
+        choice = np.zeros(best.shape, dtype=np.int64)
+        for stage in range(depth):
+            through = np.maximum(best[stage][:, None], np.where(self._fits(stage), cost, np.inf))
+            choice[stage + 1] = through.argmin(axis=0)
+            best[stage + 1] = through.min(axis=0)
+        if not best[depth, -1] < below:
+            return None, math.inf
+        marks = [self.problem.layers]
+        for stage in range(depth, 0, -1):
+            marks.append(int(choice[stage, marks[-1]]))
+        return tuple(reversed(marks)), float(best[depth, -1])
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((TwoBWProblem,), exact=True, run=solve_twobw))

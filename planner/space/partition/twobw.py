@@ -1,0 +1,255 @@
+"""PipeDream-2BW's plans: w parallel pipelines of d stages, micro-batch size, recomputation, weights kept twice.
+
+With m micro-batches of size b in each pipeline (global batch = w b m), per stage i
+
+    micro-batch   t_i = F_i + B_i (+ F_i when recomputed) + (bytes in + bytes out) / bandwidth
+    gradients     g_i = 2 (w-1)/w W_i / bandwidth
+
+and per global batch, with t, g the largest t_i, g_i:
+
+    2bw, dream       max over i of max(m t_i, g_i)       no pipeline is ever drained; dream: original PipeDream
+    flush, gpipe     (m + d - 1) t + g                   1F1B or all forwards first, then an update by all
+
+Memory of a stage: v W_i + n A_i, or v W_i + A_i + n I_i when recomputed, with v weight versions (2bw 2, dream d, else
+1), n micro-batches in flight (gpipe m, else d, or d - i as it really is on stage i = 0..d-1), A_i activations, I_i the
+input of the stage's layers. The published planner splits repetitive models into equal stages; here they need not be.
+
+Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021), sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.errors import UsageError
+from planner.space.partition.types import Verdict
+from planner.space.types import Violation
+
+
+class TwoBWSchedule(StrEnum):
+    """Order of work and weight versions."""
+
+    TWO_BW = "2bw"
+    """1F1B without flush, two weight versions, gradients of m >= d micro-batches added up."""
+    DREAM = "dream"
+    """The original PipeDream: as many weight versions as stages."""
+    FLUSH = "flush"
+    """1F1B drained after each global batch."""
+    GPIPE = "gpipe"
+    """All forwards, then all backwards."""
+
+    def versions(self, depth: int) -> int:
+        """Weight versions that the worst stage keeps."""
+        return {TwoBWSchedule.TWO_BW: 2, TwoBWSchedule.DREAM: depth}.get(self, 1)
+
+    def in_flight(self, depth: int, micro_batches: int) -> int:
+        """Micro-batches whose activations the worst stage keeps."""
+        return micro_batches if self is TwoBWSchedule.GPIPE else depth
+
+
+def stage_bytes(
+    schedule: TwoBWSchedule,
+    weight_bytes: float,
+    saved_bytes: float,
+    input_bytes: float,
+    depth: int,
+    in_flight: int,
+    *,
+    recompute: bool,
+) -> float:
+    """Weights and activations that a stage keeps.
+
+    Args:
+        schedule: says how many weight versions there are.
+        weight_bytes: weights of the stage.
+        saved_bytes: activations that one micro-batch keeps on it.
+        input_bytes: what is kept of a recomputed micro-batch.
+        depth: stages of the pipeline.
+        in_flight: micro-batches kept.
+        recompute: whether activations are computed again for the backward pass.
+    """
+    weights = schedule.versions(depth) * weight_bytes
+    if recompute:
+        return weights + saved_bytes + in_flight * input_bytes
+    return weights + in_flight * saved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TwoBWDecision:
+    """A point of the space.
+
+    Attributes:
+        boundaries: 0, ..., n: stage i runs the layers `boundaries[i]` to `boundaries[i + 1] - 1`.
+        width: parallel pipelines.
+        micro_batch: samples.
+        recompute: whether all stages recompute.
+        schedule: order of work.
+    """
+
+    boundaries: tuple[int, ...]
+    width: int
+    micro_batch: int
+    recompute: bool
+    schedule: TwoBWSchedule = TwoBWSchedule.TWO_BW
+
+    @property
+    def depth(self) -> int:
+        """Number of stages."""
+        return len(self.boundaries) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class TwoBWProblem:
+    """A chain of n layers, priced for k micro-batch sizes. Numbers only.
+
+    Attributes:
+        micro_batches: the k sizes.
+        forward_s: float64 [k, n].
+        backward_s: float64 [k, n], without recomputation.
+        saved_bytes: float64 [k, n] activations kept of one micro-batch.
+        boundary_bytes: float64 [k, n + 1] what crosses before layer p (and behind the last), one way.
+        weight_bytes: float64 [n].
+        devices: at most that many are used.
+        global_batch: samples of an update.
+        bandwidth_byte_per_s: of all links.
+        memory_bytes: of a device.
+        schedules: allowed schedules.
+        recompute: allowed choices.
+        equal: stages have the same number of layers, as in the published planner.
+        optimizer_per_weight: gradients and optimizer state, bytes per byte of weights (the published formula has none).
+        in_flight_by_stage: stage i keeps d - i micro-batches in flight; else all as many as the first, as published.
+    """
+
+    micro_batches: tuple[int, ...]
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    saved_bytes: np.ndarray
+    boundary_bytes: np.ndarray
+    weight_bytes: np.ndarray
+    devices: int
+    global_batch: int
+    bandwidth_byte_per_s: float = math.inf
+    memory_bytes: float = math.inf
+    schedules: tuple[TwoBWSchedule, ...] = (TwoBWSchedule.TWO_BW,)
+    recompute: tuple[bool, ...] = (False, True)
+    equal: bool = True
+    optimizer_per_weight: float = 0.0
+    in_flight_by_stage: bool = False
+
+    def __post_init__(self) -> None:
+        sizes, count = len(self.micro_batches), len(self.weight_bytes)
+        tables = (self.forward_s, self.backward_s, self.saved_bytes)
+        if any(t.shape != (sizes, count) for t in tables) or self.boundary_bytes.shape != (sizes, count + 1):
+            raise UsageError("tables do not agree on the number of micro-batch sizes and layers", where="forward_s")
+        if not sizes or not count or self.devices < 1 or self.global_batch < 1:
+            raise UsageError("nothing to decide: no size, no layer, no device or no batch", where="micro_batches")
+
+    @property
+    def unit(self) -> str:
+        """Seconds a global batch."""
+        return "s"
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.weight_bytes)
+
+    def judge(self, decision: TwoBWDecision) -> Verdict:
+        """Recompute objective and violations; O(layers)."""
+        faults = self._malformed(decision)
+        if faults:
+            return Verdict(math.inf, tuple(faults))
+        size, depth = self.micro_batches.index(decision.micro_batch), decision.depth
+        count = self.global_batch // (decision.micro_batch * decision.width)
+        if decision.schedule in (TwoBWSchedule.TWO_BW, TwoBWSchedule.DREAM) and count < depth:
+            faults.append(Violation("divisibility", -1, f"{count} micro-batches do not fill {depth} stages"))
+        micro, gradient = [], []
+        for stage, (start, stop) in enumerate(itertools.pairwise(decision.boundaries)):
+            forward = math.fsum(self.forward_s[size, start:stop])
+            work = forward + math.fsum(self.backward_s[size, start:stop]) + (forward if decision.recompute else 0.0)
+            ends = (start if stage else None, stop if stage < depth - 1 else None)
+            moved = math.fsum(self.boundary_bytes[size, p] for p in ends if p is not None)
+            micro.append(work + moved / self.bandwidth_byte_per_s)
+            weights = math.fsum(self.weight_bytes[start:stop])
+            gradient.append(2 * (decision.width - 1) / decision.width * weights / self.bandwidth_byte_per_s)
+            faults += self._memory(decision, stage, size, count, weights)
+        if decision.schedule in (TwoBWSchedule.FLUSH, TwoBWSchedule.GPIPE):
+            total = (count + depth - 1) * max(micro) + max(gradient)
+            return Verdict(total, tuple(faults), tuple(count * t for t in micro))
+        parts = tuple(max(count * t, g) for t, g in zip(micro, gradient, strict=True))
+        return Verdict(max(parts), tuple(faults), parts)
+
+    def _malformed(self, decision: TwoBWDecision) -> list[Violation]:
+        faults = []
+        marks = decision.boundaries
+        if len(marks) < 2 or marks[0] != 0 or marks[-1] != self.layers or list(marks) != sorted(set(marks)):
+            return [Violation("coverage", -1, "the stages do not hold all layers in order")]
+        if self.equal and len({b - a for a, b in itertools.pairwise(marks)}) > 1:
+            faults.append(Violation("option", -1, "the stages are not equal"))
+        if decision.micro_batch not in self.micro_batches or decision.width < 1:
+            faults.append(Violation("option", -1, f"no figures for micro-batches of {decision.micro_batch}"))
+        elif self.global_batch % (decision.micro_batch * decision.width):
+            faults.append(Violation("divisibility", -1, "micro-batches and pipelines do not divide the global batch"))
+        if decision.schedule not in self.schedules or decision.recompute not in self.recompute:
+            faults.append(Violation("option", -1, "a schedule or recomputation that is not allowed"))
+        used = decision.width * decision.depth
+        if used > self.devices:
+            faults.append(Violation("devices", -1, f"{used} of {self.devices} devices", used, self.devices))
+        return faults
+
+    def _memory(self, decision: TwoBWDecision, stage: int, size: int, count: int, weights: float) -> list[Violation]:
+        start, stop, depth = decision.boundaries[stage], decision.boundaries[stage + 1], decision.depth
+        in_flight = decision.schedule.in_flight(depth, count)
+        if self.in_flight_by_stage and decision.schedule is not TwoBWSchedule.GPIPE:
+            in_flight = min(count, depth - stage)
+        saved, entering = math.fsum(self.saved_bytes[size, start:stop]), float(self.boundary_bytes[size, start])
+        needed = self.optimizer_per_weight * weights + stage_bytes(
+            decision.schedule, weights, saved, entering, depth, in_flight, recompute=decision.recompute
+        )
+        if needed <= self.memory_bytes:
+            return []
+        message = f"stage {stage} keeps {needed:.0f} of {self.memory_bytes:.0f} bytes"
+        return [Violation("memory", stage, message, needed, self.memory_bytes)]
+
+    def trivial(self) -> tuple[tuple[str, TwoBWDecision], ...]:
+        """Data parallelism over all devices, one device; smallest micro-batch, no recomputation."""
+        whole, least = (0, self.layers), min(self.micro_batches)
+        options = (least, self.recompute[0], self.schedules[0])
+        return (
+            ("one-device", TwoBWDecision(whole, 1, *options)),
+            ("data-parallel", TwoBWDecision(whole, self.devices, *options)),
+        )
+
+
+def block_parameters(layers: int, hidden: int) -> int:
+    """Weights and biases of a transformer's blocks: 12 h^2 + 13 h each (attention, MLP of 4 h, two layer norms)."""
+    return layers * (12 * hidden**2 + 13 * hidden)
+
+
+def repeated_blocks(
+    layers: int, micro_batches: Sequence[int], forward_s: float, saved: float, entering: float, weight: float
+) -> dict[str, np.ndarray]:
+    """Tables of a model of equal blocks whose times and sizes grow with the micro-batch; backward takes twice forward.
+
+    Args:
+        layers: number of blocks.
+        micro_batches: sizes.
+        forward_s: seconds of a block for one sample.
+        saved: bytes that a block keeps of a sample.
+        entering: bytes between blocks for a sample.
+        weight: bytes of a block's weights.
+    """
+    size = np.array(micro_batches, dtype=np.float64)[:, None]
+    return {
+        "forward_s": size * np.full((1, layers), forward_s),
+        "backward_s": size * np.full((1, layers), 2 * forward_s),
+        "saved_bytes": size * np.full((1, layers), saved),
+        "boundary_bytes": size * np.full((1, layers + 1), entering),
+        "weight_bytes": np.full(layers, float(weight)),
+    }
