@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import cast
 
 from planner.registry import Registry
+from planner.schedules.orders_file import orders_json, read_orders
+from planner.schedules.transfers import with_transfers
 from planner.schedules.types import (
     Action,
     ActionKind,
@@ -58,5 +60,8 @@ __all__ = [
     "Work",
     "get",
     "names",
+    "orders_json",
+    "read_orders",
     "suffix_replicas",
+    "with_transfers",
 ]

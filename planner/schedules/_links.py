@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.errors import PlanError
 from planner.schedules.program import (
     BACKWARD,
     EVICT,
@@ -24,6 +23,7 @@ from planner.schedules.program import (
     WEIGHT_GRAD,
     Program,
 )
+from planner.schedules.types import OrderError
 
 
 class _Tables(NamedTuple):
@@ -44,10 +44,13 @@ def link(program: Program) -> None:
     """Fill `source`, `after` and `exchange`, and refuse what can never run; O(actions)."""
     compute = ~program.of(SYNC, UPDATE, LAUNCH_SYNC)
     parts = program.work.parts
-    if program.stage.min() < 0 or (program.micro_batch[compute] < 0).any():
-        raise PlanError("an action names a stage or micro-batch below 0", hint="number both from 0")
-    if (program.part[compute] >= parts).any() or (parts > 1 and (program.part[compute] < 0).any()):
-        raise PlanError(f"an action's part is not one of {parts}", hint="number the parts of a micro-batch from 0")
+    below = np.flatnonzero((program.stage < 0) | (compute & (program.micro_batch < 0)))
+    if len(below):
+        raise program.error(int(below[0]), "an action names a stage or micro-batch below 0", "number both from 0")
+    wrong = np.flatnonzero(compute & ((program.part >= parts) | ((parts > 1) & (program.part < 0))))
+    if len(wrong):
+        hint = "number the parts of a micro-batch from 0"
+        raise program.error(int(wrong[0]), f"the part of {program.label(wrong[0])} is not one of {parts}", hint)
     unit = program.unit
     width = max(int(unit[compute].max(initial=0)) + 1, 1)
     key = np.where(compute, program.stage * width + unit, 0)
@@ -60,8 +63,10 @@ def link(program: Program) -> None:
     if program.work.limits:
         _limits(program)
     _exchanges(program)
-    if program.paired[program.offsets[:-1][np.diff(program.offsets) > 0]].any():
-        raise PlanError("the first action of an order is paired with one before it", hint="remove its '+'")
+    first = program.offsets[:-1][np.diff(program.offsets) > 0]
+    lonely = first[program.paired[first]]
+    if len(lonely):
+        raise program.error(int(lonely[0]), "the first action of an order is paired with none", "remove its '+'")
 
 
 def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
@@ -89,11 +94,8 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
     counts = np.bincount(key[indices], minlength=size)
     if len(indices) and counts.max() > 1 and program.kind[indices[0]] != LOAD:
         twice = indices[np.flatnonzero(counts[key[indices]] > 1)[-1]]
-        raise PlanError(
-            f"{program.label(twice)} is scheduled more than once",
-            where=program.place(twice),
-            hint="each micro-batch runs once through each stage",
-        )
+        hint = "each micro-batch runs once through each stage"
+        raise program.error(int(twice), f"{program.label(twice)} is scheduled more than once", hint)
     table = np.full(size, -1, np.int64)
     table[key[indices]] = indices
     return table
@@ -138,7 +140,7 @@ def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
     again = np.flatnonzero(kind == RECOMPUTE)
     late = again[tables.gradient[key[again]] < again]
     if len(late):
-        raise PlanError(f"{program.label(late[0])} comes after its backward", where=program.place(late[0]))
+        raise program.error(int(late[0]), f"{program.label(late[0])} comes after its backward", "recompute before it")
     split = np.flatnonzero(kind == INPUT_GRAD)
     _require(program, split, tables.weight[key[split]], "its weight gradient")
     forwards = np.flatnonzero(kind == FORWARD)
@@ -177,12 +179,9 @@ def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
             program.after[action] = tables.load[unit]
 
 
-def _misplaced(program: Program, action: int, what: str) -> PlanError:
-    return PlanError(
-        f"{program.label(action)} {what}",
-        where=program.place(action),
-        hint="evict after the forward, load before the backward",
-    )
+def _misplaced(program: Program, action: int, what: str) -> OrderError:
+    hint = "evict after the forward, load before the backward"
+    return program.error(action, f"{program.label(action)} {what}", hint)
 
 
 def _limits(program: Program) -> None:
@@ -206,18 +205,18 @@ def _exchanges(program: Program) -> None:
     for code, does in ((SYNC, "synchronises"), (LAUNCH_SYNC, "launches the synchronisation of")):
         mine = chosen[program.kind[chosen] == code]
         pairs = program.exchange[mine] * program.workers + program.worker[mine]
-        if len(np.unique(pairs)) < len(pairs):
-            raise PlanError(f"a worker {does} a stage more than once", hint="one for each stage, worker and number")
+        _, kept = np.unique(pairs, return_index=True)
+        if len(kept) < len(pairs):
+            again = int(np.delete(mine, kept)[0])
+            hint = "one for each stage, worker and number"
+            raise program.error(again, f"a worker {does} a stage more than once", hint)
 
 
 def _require(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
     missing = needs[found < 0]
     if len(missing):
-        raise PlanError(
-            f"{program.label(missing[0])} needs {what}, which no worker runs",
-            where=program.place(missing[0]),
-            hint="schedule every micro-batch forward and backward through every stage",
-        )
+        hint = "schedule every micro-batch forward and backward through every stage"
+        raise program.error(int(missing[0]), f"{program.label(missing[0])} needs {what}, which no worker runs", hint)
 
 
 def _require_own(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
@@ -239,9 +238,6 @@ def _require_before(program: Program, needs: np.ndarray, found: np.ndarray, what
         raise _not_before(program, wrong[0], what)
 
 
-def _not_before(program: Program, action: int, what: str) -> PlanError:
-    return PlanError(
-        f"{program.label(action)} does not come after {what} on the same worker",
-        where=program.place(action),
-        hint="what a forward keeps is used by the backward of the same worker, later in its order",
-    )
+def _not_before(program: Program, action: int, what: str) -> OrderError:
+    hint = "what a forward keeps is used by the backward of the same worker, later in its order"
+    return program.error(int(action), f"{program.label(action)} does not come after {what} on the same worker", hint)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.errors import PlanError
 from planner.schedules.program import LAUNCH_SYNC, SYNC, Program
+from planner.schedules.types import OrderError
 
 _SHOWN_CYCLE = 12
 
@@ -93,7 +93,7 @@ def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
     return arrives.tolist(), waits.tolist(), np.bincount(program.exchange[joins]).tolist() if joins.any() else []
 
 
-def _deadlock(program: Program, position: list[int], done: bytearray, lanes: list[int]) -> PlanError:
+def _deadlock(program: Program, position: list[int], done: bytearray, lanes: list[int]) -> OrderError:
     """The error that names a cycle of waiting workers."""
     lane = next(k for k in range(program.lanes) if position[k] < program.offsets[k + 1])
     seen: dict[int, int] = {}
@@ -110,11 +110,8 @@ def _deadlock(program: Program, position: list[int], done: bytearray, lanes: lis
     shown = "; ".join(cycle[:_SHOWN_CYCLE]) + (
         f"; and {len(cycle) - _SHOWN_CYCLE} more" if len(cycle) > _SHOWN_CYCLE else ""
     )
-    return PlanError(
-        f"the schedule deadlocks: {shown}, which never runs",
-        where=f"worker {program.worker[position[lane]]}",
-        hint="reorder the actions of one of these workers",
-    )
+    hint = "reorder the actions of one of these workers"
+    return program.error(position[lane], f"the schedule deadlocks: {shown}, which never runs", hint)
 
 
 def _awaited(program: Program, action: int, position: list[int], done: bytearray) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
-from planner.schedules.types import Action, ActionKind, Work
+from planner.schedules.types import Action, ActionKind, OrderError, Work
 
 KINDS = tuple(ActionKind)
 """Kinds by code: `Program.kind` holds indices into this."""
@@ -107,9 +107,11 @@ class Program:
         kind = KINDS[self.kind[action]]
         return str(Action(kind, int(self.stage[action]), int(self.micro_batch[action]), int(self.part[action])))
 
-    def place(self, action: int) -> str:
-        """Where an action stands, for messages."""
-        return f"worker {self.worker[action]}"
+    def error(self, action: int, message: str, hint: str = "") -> OrderError:
+        """The error that this action is at fault."""
+        lane = int(self.lane[action])
+        where = f"worker {self.worker[action]}"
+        return OrderError(message, lane=lane, index=int(action - self.offsets[lane]), where=where, hint=hint)
 
 
 def compile_orders(orders: Sequence[Sequence[Action]] | Work) -> Program:

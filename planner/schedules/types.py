@@ -10,6 +10,23 @@ from typing import Protocol
 from planner.errors import PlanError
 
 
+class OrderError(PlanError):
+    """An order that cannot run; says which action of which lane is at fault.
+
+    Args:
+        message: what is wrong.
+        lane: number of the lane.
+        index: place of the action in it, from 0.
+        where: worker and action, for people.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, *, lane: int, index: int, where: str = "", hint: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.lane = lane
+        self.index = index
+
+
 class ActionKind(StrEnum):
     """What a worker does in one step; the value is the token used in plan files.
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import PlanError
 from planner.schedules.program import (
     BACKWARD,
     FORWARD,
@@ -20,6 +19,7 @@ from planner.schedules.program import (
     WEIGHT_GRAD,
     Program,
 )
+from planner.schedules.types import OrderError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,13 +71,13 @@ def check_versions(program: Program) -> None:
             raise _unheld(program, use, int(late[0]), f"is dropped: the worker holds {limit[late[0]]}")
 
 
-def _unheld(program: Program, use: VersionUse, action: int, why: str) -> PlanError:
+def _unheld(program: Program, use: VersionUse, action: int, why: str) -> OrderError:
     read, newest = int(use.read[action]), int(use.newest[action])
-    return PlanError(
+    return program.error(
+        action,
         f"{program.label(action)} reads version {read} of the weights of stage {program.stage[action]}, which {why}; "
         f"{newest} updates have been made, the newest version is {newest}",
-        where=f"{program.place(action)}, action {action - int(program.offsets[program.lane[action]])}",
-        hint="read another version, move the update, or hold more versions",
+        "read another version, move the update, or hold more versions",
     )
 
 

@@ -1,0 +1,221 @@
+"""Orders of one's own as a file: one action a row (CSV), or a line of actions for each lane (JSON).
+
+CSV has the columns `worker` and `action`, or `worker`, `kind`, `stage`, `micro_batch` and, where wanted, `part`,
+`version`, `peer`, `paired` and `lane`; rows of a worker stand in its order:
+
+    worker,action
+    0,F0.0
+    1,F1.0
+    1,B1.0
+    0,B0.0
+
+JSON has `lanes`, each a text or a list of actions, and where wanted what `Work` has:
+
+    {"lanes": ["F0.0 B0.0", "F1.0 B1.0"], "workers": [0, 1], "parts": 1, "versions": [1, 1]}
+
+An action is written as everywhere: kind and stage, `.` micro-batch, `/` part, `@` version read, `>` peer, and `+` in
+front when it runs together with the one before it: `F2.5`, `F0.3/1`, `B1.4@3`, `E0.2>3`, `+B1.4`, `S0`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlanError
+from planner.registry import did_you_mean
+from planner.schedules.program import compile_orders
+from planner.schedules.types import Action, ActionKind, OrderError, Work
+
+_WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")
+_COUNTED = (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
+_COLUMNS = ("worker", "lane", "action", "kind", "stage", "micro_batch", "part", "version", "peer", "paired")
+_NUMBERS = ("stage", "micro_batch", "part", "version", "peer")
+_SETTINGS = tuple(f.name for f in fields(Work) if f.name != "lanes")
+_HINT = "write kind, stage and micro-batch, like F2.5"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Lines of a file from which lanes were read: by lane, that of each action."""
+
+    path: Path
+    lines: tuple[tuple[int, ...], ...]
+
+    def where(self, lane: int, index: int) -> str:
+        """`orders.csv:17`."""
+        return f"{self.path}:{self.lines[lane][index]}"
+
+
+def read_orders(path: str | Path, *, check: bool = True) -> Work:
+    """Read orders from a CSV or JSON file and see that they can run; O(actions).
+
+    Args:
+        path: the file; what does not end in `.csv` is read as JSON.
+        check: whether to look for missing actions, wrong orders, unheld weights and deadlocks.
+
+    Raises:
+        PlanError: the file cannot be read, or the orders cannot run; `where` names the line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read orders: {error}", where=str(path), hint="name a CSV or JSON file") from error
+    work, source = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
+    if check:
+        try:
+            compile_orders(work)
+        except OrderError as error:
+            raise PlanError(
+                error.problem.message, where=source.where(error.lane, error.index), hint=error.problem.hint
+            ) from error
+    return work
+
+
+def orders_json(work: Work) -> str:
+    """Orders as the JSON that `read_orders` reads; O(actions)."""
+    usual = Work(())
+    document: dict[str, Any] = {
+        name: getattr(work, name) for name in _SETTINGS if getattr(work, name) != getattr(usual, name)
+    }
+    document["lanes"] = [" ".join(map(str, lane)) for lane in work.lanes]
+    return json.dumps(document, indent=1) + "\n"
+
+
+def parse_action(word: str) -> Action:
+    """An action from its text, the inverse of `str`.
+
+    Raises:
+        PlanError: the text is no action.
+    """
+    match = _WORD.fullmatch(word)
+    if match is None or match[2] not in set(ActionKind):
+        raise PlanError(f"cannot read action {word!r}", hint=_HINT)
+    return _action(ActionKind(match[2]), [-1 if g is None else int(g) for g in match.groups()[2:]], bool(match[1]))
+
+
+def _action(kind: ActionKind, numbers: Sequence[int], paired: bool) -> Action:
+    stage, micro_batch, part, version, peer = numbers
+    if stage < 0 or (micro_batch < 0 and kind not in _COUNTED):
+        raise PlanError(f"{kind} needs a {'stage' if stage < 0 else 'micro-batch'}", hint=_HINT)
+    return Action(kind, stage, micro_batch, part, version, peer, paired)
+
+
+def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    names = [name.strip() for name in reader.fieldnames or ()]
+    unknown = [name for name in names if name not in _COLUMNS]
+    if unknown:
+        raise PlanError(f"unknown column {unknown[0]!r}", where=f"{path}:1", hint=did_you_mean(unknown[0], _COLUMNS))
+    if "worker" not in names or not ("action" in names or {"kind", "stage"} <= set(names)):
+        raise PlanError("columns are missing", where=f"{path}:1", hint="give worker and action, or worker, kind, stage")
+    lanes: dict[tuple[int, int], list[Action]] = {}
+    lines: dict[tuple[int, int], list[int]] = {}
+    for row in reader:
+        where = f"{path}:{reader.line_num}"
+        cells = {(name or "").strip(): (value or "").strip() for name, value in row.items() if isinstance(value, str)}
+        try:
+            key = _number(cells, "worker", required=True), max(_number(cells, "lane"), 0)
+            action = parse_action(cells["action"]) if "action" in names else _from_cells(cells)
+        except PlanError as error:
+            raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
+        lanes.setdefault(key, []).append(action)
+        lines.setdefault(key, []).append(reader.line_num)
+    keys = sorted(lanes)
+    _all_workers([worker for worker, _ in keys], path)
+    parts = max((a.part for lane in lanes.values() for a in lane), default=-1) + 1
+    work = Work(
+        tuple(tuple(lanes[key]) for key in keys), workers=tuple(worker for worker, _ in keys), parts=max(parts, 1)
+    )
+    return work, _Source(path, tuple(tuple(lines[key]) for key in keys))
+
+
+def _from_cells(cells: Mapping[str, str]) -> Action:
+    word = cells.get("kind", "")
+    if word not in set(ActionKind):
+        known = {kind.name.lower(): kind for kind in ActionKind}
+        if word.lower() not in known:
+            raise PlanError(f"unknown kind {word!r}", hint=did_you_mean(word, [*known, *ActionKind]))
+        word = known[word.lower()]
+    paired = cells.get("paired", "").lower()
+    if paired not in ("", "0", "1", "true", "false"):
+        raise PlanError(f"cannot read paired {paired!r}", hint="use true or false")
+    return _action(ActionKind(word), [_number(cells, name) for name in _NUMBERS], paired in ("1", "true"))
+
+
+def _number(cells: Mapping[str, str], name: str, *, required: bool = False) -> int:
+    text = cells.get(name, "")
+    if not text and not required:
+        return -1
+    if not text.isdecimal():
+        raise PlanError(f"cannot read {name} {text!r}", hint="use a number from 0")
+    return int(text)
+
+
+def _all_workers(workers: Sequence[int], path: Path) -> None:
+    missing = set(range(max(workers, default=-1) + 1)) - set(workers)
+    if missing:
+        raise PlanError(f"worker {min(missing)} has no actions", where=str(path), hint="number workers from 0 on")
+
+
+def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise PlanError(f"no JSON: {error.msg}", where=where, hint="mend the file") from error
+    if not isinstance(document, dict) or not isinstance(document.get("lanes"), list):
+        raise PlanError("there are no lanes", where=f"{path}:1", hint='write {"lanes": ["F0.0 B0.0", ...]}')
+    lanes, lines, position = [], [], text.index('"lanes"')
+    for lane in document.pop("lanes"):
+        texts = [lane] if isinstance(lane, str) else lane
+        if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise PlanError("a lane is neither a text nor a list of texts", where=f"{path}:{_line(text, position)}")
+        actions, at = [], []
+        for part in texts:
+            position = max(text.find(json.dumps(part), position), position)
+            for word in part.split():
+                try:
+                    actions.append(parse_action(word))
+                except PlanError as error:
+                    where = f"{path}:{_line(text, position)}"
+                    raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
+                at.append(_line(text, position))
+            position += len(json.dumps(part)) if text.startswith(json.dumps(part), position) else 0
+        lanes.append(tuple(actions))
+        lines.append(tuple(at))
+    settings = {name: _setting(name, value, text, path) for name, value in document.items()}
+    work = Work(tuple(lanes), **settings)
+    if len(work.lane_workers) != len(lanes):
+        raise PlanError(f"{len(lanes)} lanes, but workers for {len(work.workers)}", where=str(path))
+    _all_workers(work.lane_workers, path)
+    return work, _Source(path, tuple(lines))
+
+
+def _setting(name: str, value: object, text: str, path: Path) -> Any:  # noqa: ANN401
+    where = f"{path}:{_line(text, max(text.find(json.dumps(name)), 0))}"
+    if name not in _SETTINGS:
+        raise PlanError(f"unknown setting {name!r}", where=where, hint=did_you_mean(name, _SETTINGS))
+    usual = getattr(Work(()), name)
+    if isinstance(usual, bool):
+        if not isinstance(value, bool):
+            raise PlanError(f"{name} is {value!r}", where=where, hint="use true or false")
+        return value
+    if isinstance(usual, int):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise PlanError(f"{name} is {value!r}", where=where, hint="use a number from 1")
+        return value
+    if not isinstance(value, list) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in value):
+        raise PlanError(f"{name} is {value!r}", where=where, hint="use a list of numbers from 0")
+    return tuple(value)
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
