@@ -74,8 +74,8 @@ def tables_of(problem: IterationProblem) -> Tables:
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
     if problem.fixed_bytes is None or problem.activation_bytes is None:
         return np.full(problem.time_s.shape, _UNLIMITED, dtype=np.int32)
-    room = problem.memory_bytes * (1 + MEMORY_SLACK) - problem.fixed_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
+        room = problem.memory_bytes * (1 + MEMORY_SLACK) - problem.fixed_bytes
         count = np.where(problem.activation_bytes > 0, np.floor(room / problem.activation_bytes), _UNLIMITED)
     most: np.ndarray = np.where(room >= 0, np.clip(count, 0, _UNLIMITED), 0).astype(np.int32)
     return most

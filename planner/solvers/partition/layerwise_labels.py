@@ -57,7 +57,7 @@ def solve_layerwise(
     """
     usable = np.where(np.isfinite(problem.time_s), problem.memory_bytes, np.inf)
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
-    room = problem.capacity_bytes * (1 + MEMORY_SLACK)
+    room = min(problem.capacity_bytes * (1 + MEMORY_SLACK), float(problem.memory_bytes.max(axis=1).sum()))
     search = _Search(problem, room, least, time.monotonic() + time_limit_s)
     if isinstance(start, LayerwiseDecision):
         verdict = problem.judge(start)

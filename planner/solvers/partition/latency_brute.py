@@ -1,0 +1,57 @@
+"""Latency by trying every placement and every order: the oracle of the other solvers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+from planner.errors import UsageError
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.space.partition.latency import LatencyDecision, LatencyProblem
+
+_MOST_NODES = 6
+
+
+def solve_latency_by_force(
+    problem: LatencyProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+) -> Result:
+    """Judge every placement with every topological order.
+
+    Raises:
+        UsageError: more nodes than can be tried.
+    """
+    del start, progress
+    if problem.nodes > _MOST_NODES:
+        message = f"brute force takes {_MOST_NODES} nodes at most, the problem has {problem.nodes}"
+        raise UsageError(message, hint="use the solver 'latency-cp-sat'")
+    deadline = time.monotonic() + time_limit_s
+    orders = list(_orders(problem, ()))
+    best, found, tried = float("inf"), None, 0
+    for places in itertools.product(range(problem.devices), repeat=problem.nodes):
+        if time.monotonic() > deadline:
+            return Result(found, best, 0.0, "latency-brute-force", "everything", {"tried": tried})
+        if not problem.judge(LatencyDecision(places, orders[0])).feasible:
+            continue
+        for order in orders:
+            tried += 1
+            verdict = problem.judge(LatencyDecision(places, order))
+            if verdict.objective < best:
+                best, found = verdict.objective, LatencyDecision(places, order)
+    return Result(found, best, best, "latency-brute-force", "everything", {"tried": tried})
+
+
+def _orders(problem: LatencyProblem, done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All topological orders."""
+    if len(done) == problem.nodes:
+        yield done
+        return
+    edges = problem.edges.tolist()
+    for v in range(problem.nodes):
+        if v not in done and all(u in done for u, target in edges if target == v):
+            yield from _orders(problem, (*done, v))
+
+
+PARTITION_SOLVERS.register(
+    "latency-brute-force", PartitionSolver((LatencyProblem,), exact=True, run=solve_latency_by_force)
+)

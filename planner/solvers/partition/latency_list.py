@@ -1,0 +1,181 @@
+"""Latency by list scheduling: nodes by urgency, each where it finishes first, and better urgencies while time lasts.
+
+A node's urgency is the time that must pass from its start to the end, along the longest path of what waits for it. The
+most urgent ready node goes to the device where it finishes first, in a gap between nodes placed already where there is
+one. Several ways to count times and transfers are tried; then urgencies are shaken at random, the best kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._latency_bounds import latency_bound, least_rest
+from planner.solvers.partition._verified import verified
+from planner.space.partition.latency import MEMORY_SLACK, LatencyDecision, LatencyProblem, topological
+
+NAME = "latency-list"
+SPACE = "all placements and orders"
+_ROUNDS = 300
+_SEED = 20240229
+
+
+@dataclass(frozen=True)
+class _Graph:
+    problem: LatencyProblem
+    reads: list[list[int]]
+    readers: list[list[int]]
+    groups: list[list[int]]
+    """By node, the nodes of its colour, itself included."""
+
+
+def solve_latency_by_list(
+    problem: LatencyProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+) -> Result:
+    """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
+    deadline = time.monotonic() + time_limit_s
+    bound = latency_bound(problem)
+    if not np.isfinite(bound):  # some node runs on no device
+        return Result(None, np.inf, np.inf, NAME, SPACE)
+    best, decision = float("inf"), None
+    candidates = [plan for _, plan in problem.trivial()]
+    if isinstance(start, LatencyDecision):
+        candidates.insert(0, start)
+    for plan in candidates:
+        verdict = problem.judge(plan)
+        if verdict.feasible and verdict.objective < best:
+            best, decision = verdict.objective, plan
+    graph = _graph(problem)
+    random = np.random.default_rng(_SEED)
+    urgencies = _urgencies(problem)
+    leading, rounds = urgencies[0], 0
+    for rounds in range(_ROUNDS + len(urgencies)):
+        if best <= bound * (1 + 1e-12) or (rounds and time.monotonic() > deadline):
+            break
+        shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
+        urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
+        found = _schedule(graph, urgency)
+        if found is None:
+            continue
+        verdict = problem.judge(found)
+        if verdict.feasible and verdict.objective < best:
+            best, decision, leading = verdict.objective, found, urgency
+            if progress:
+                progress(NAME, best, bound)
+    return verified(problem, decision, best, bound, NAME, SPACE, {"rounds": rounds + 1})
+
+
+def _graph(problem: LatencyProblem) -> _Graph:
+    reads: list[list[int]] = [[] for _ in range(problem.nodes)]
+    readers: list[list[int]] = [[] for _ in range(problem.nodes)]
+    for u, v in problem.edges.tolist():
+        reads[v].append(u)
+        readers[u].append(v)
+    of_colour: dict[int, list[int]] = {}
+    for v, colour in enumerate(problem.colour.tolist()):
+        of_colour.setdefault(colour, []).append(v)
+    groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
+    return _Graph(problem, reads, readers, groups)
+
+
+def _urgencies(problem: LatencyProblem) -> list[np.ndarray]:
+    """[n] each: longest paths by least, mean and most times, with and without mean transfers."""
+    usable = np.isfinite(problem.time_ms)
+    times = np.where(usable, problem.time_ms, 0.0)
+    mean = times.sum(axis=1) / np.maximum(usable.sum(axis=1), 1)
+    least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
+    share = float(problem.hops.mean())
+    found = [(least_rest(problem) + problem.time_ms).min(axis=1)]
+    order = topological(problem.nodes, problem.edges)
+    readers: list[list[int]] = [[] for _ in range(problem.nodes)]
+    for u, v in problem.edges.tolist():
+        readers[u].append(v)
+    for base in (least, mean, times.max(axis=1)):
+        for weight in (0.0, share, 2 * share):
+            urgency = np.zeros(problem.nodes)
+            for u in reversed(order):
+                ahead = max((float(urgency[v]) for v in readers[u]), default=0.0)
+                urgency[u] = base[u] + ahead + (weight * problem.transfer_ms[u] if readers[u] else 0.0)
+            found.append(urgency)
+    return found
+
+
+@dataclass
+class _Plan:
+    """A schedule in the making."""
+
+    place: list[int]
+    begin: list[float]
+    finish: list[float]
+    busy: list[list[tuple[float, float]]]
+    """By device, (begin, end) of its nodes, in time order."""
+    room: list[float]
+
+
+def _schedule(graph: _Graph, urgency: np.ndarray) -> LatencyDecision | None:
+    """Place nodes one by one; None when memory leaves a node no device."""
+    problem = graph.problem
+    memory = problem.memory_bytes * (1 + MEMORY_SLACK)
+    room = [memory if limited else float("inf") for limited in problem.limited.tolist()]
+    n = problem.nodes
+    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], room)
+    waiting = [len(reads) for reads in graph.reads]
+    ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
+    heapq.heapify(ready)
+    while ready:
+        node = heapq.heappop(ready)[1]
+        if not _place(graph, plan, node):
+            return None
+        for reader in graph.readers[node]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, (-float(urgency[reader]), reader))
+    depth = {node: position for position, node in enumerate(topological(n, problem.edges))}
+    order = sorted(range(n), key=lambda v: (plan.begin[v], plan.finish[v], depth[v]))
+    return LatencyDecision(tuple(plan.place), tuple(order))
+
+
+def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
+    """Put a node where it finishes first; a colour's first node takes its companions' memory along."""
+    problem = graph.problem
+    group = graph.groups[node]
+    fixed = next((plan.place[v] for v in group if plan.place[v] >= 0), -1)
+    size = float(problem.size_bytes[group].sum())
+    best: tuple[float, float, int] | None = None
+    for device in range(problem.devices) if fixed < 0 else (fixed,):
+        if not np.isfinite(problem.time_ms[group, device]).all() or (fixed < 0 and size > plan.room[device]):
+            continue
+        seconds = float(problem.time_ms[node, device])
+        arrival = 0.0
+        for u in graph.reads[node]:
+            delay = float(problem.transfer_ms[u]) * float(problem.hops[plan.place[u], device])
+            arrival = max(arrival, plan.finish[u] + delay)
+        begin = _gap(plan.busy[device], arrival, seconds)
+        if best is None or (begin + seconds, begin) < best[:2]:
+            best = (begin + seconds, begin, device)
+    if best is None:
+        return False
+    plan.finish[node], plan.begin[node], plan.place[node] = best
+    if fixed < 0:
+        plan.room[best[2]] -= size
+    busy = plan.busy[best[2]]
+    busy.append((best[1], best[0]))
+    busy.sort()
+    return True
+
+
+def _gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> float:
+    """The first time from `arrival` on when a device is free for that long."""
+    begin = arrival
+    for start, end in busy:
+        if begin + seconds <= start:
+            return begin
+        begin = max(begin, end)
+    return begin
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((LatencyProblem,), exact=False, run=solve_latency_by_list))

@@ -1,0 +1,216 @@
+"""Latency of a single sample: an operator graph placed and ordered on devices so that one sample comes out soonest.
+
+Every node runs once, on one device, without interruption; a device runs its nodes one at a time, in an order that is
+part of the decision. What a node makes reaches another device after a delay and then stays there:
+
+    arrival of u's result on device b = finish of u + transfer[u] * hops[a, b]      (a: the device of u; hops[a, a] = 0)
+    start of v on b                   = max(end of the node before it on b, arrivals of all v reads)
+    latency                           = latest finish
+
+Transfers go beside the work and do not wait for each other. Between accelerators that share nothing but host memory a
+result moves twice (`hops` 2), to or from a CPU once. Node sizes add up on a device, and nodes of one colour stay
+together. Nothing is pipelined: there is one sample, so only what the graph lets run side by side gains from more
+devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import JobError
+from planner.importers.operator_graph import OperatorGraph
+from planner.space.partition.types import Verdict
+from planner.space.types import Violation
+
+MEMORY_SLACK = 1e-9
+"""Relative excess over a device's memory that counts as rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyDecision:
+    """Where nodes run and in which order.
+
+    Attributes:
+        devices: [n] device of every node.
+        order: [n] all nodes; each device runs its own in this order.
+    """
+
+    devices: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LatencyProblem:
+    """An instance, numbers only. n nodes, m edges, k devices.
+
+    Attributes:
+        time_ms: [n, k] time of a node on a device; infinite where it cannot run.
+        edges: [m, 2] source and target.
+        transfer_ms: [n] time of one hop of a node's result.
+        hops: [k, k] hops between devices; 0 on the diagonal.
+        size_bytes: [n].
+        memory_bytes: what every device has; see `limited`.
+        limited: [k] whether a device's memory is limited at all.
+        colour: [n] nodes with the same number from 0 on run on one device; -1 for none.
+        names: [n] for messages.
+    """
+
+    time_ms: np.ndarray
+    edges: np.ndarray
+    transfer_ms: np.ndarray
+    hops: np.ndarray
+    size_bytes: np.ndarray
+    memory_bytes: float
+    limited: np.ndarray
+    colour: np.ndarray
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n, k = self.time_ms.shape
+        shapes = {
+            "transfer_ms": (self.transfer_ms.shape, (n,)),
+            "size_bytes": (self.size_bytes.shape, (n,)),
+            "colour": (self.colour.shape, (n,)),
+            "hops": (self.hops.shape, (k, k)),
+            "limited": (self.limited.shape, (k,)),
+        }
+        for name, (found, wanted) in shapes.items():
+            if found != wanted:
+                raise JobError(f"{name} must have shape {wanted}, not {found}")
+        if n < 1 or k < 1:
+            raise JobError("a latency problem needs a node and a device")
+        if len(topological(n, self.edges)) < n:
+            raise JobError("the graph has a cycle")
+
+    @property
+    def unit(self) -> str:
+        """Unit of the objective."""
+        return "ms"
+
+    @property
+    def nodes(self) -> int:
+        """n."""
+        return int(self.time_ms.shape[0])
+
+    @property
+    def devices(self) -> int:
+        """k."""
+        return int(self.time_ms.shape[1])
+
+    def judge(self, decision: LatencyDecision) -> Verdict:
+        """Latency of a decision and every limit it breaks; the parts are the devices' last finishes."""
+        malformed = self._malformed(decision)
+        if malformed:
+            return Verdict(math.inf, malformed)
+        finish = [0.0] * self.nodes
+        free = [0.0] * self.devices
+        reads: list[list[int]] = [[] for _ in range(self.nodes)]
+        for u, v in self.edges.tolist():
+            reads[v].append(u)
+        for node in decision.order:
+            device = decision.devices[node]
+            begin = free[device]
+            for u in reads[node]:
+                delay = float(self.transfer_ms[u]) * float(self.hops[decision.devices[u], device])
+                begin = max(begin, finish[u] + delay)
+            finish[node] = free[device] = begin + float(self.time_ms[node, device])
+        return Verdict(max(finish), self._over_memory(decision) + self._torn(decision), tuple(free))
+
+    def _malformed(self, decision: LatencyDecision) -> tuple[Violation, ...]:
+        n = self.nodes
+        if len(decision.devices) != n or sorted(decision.order) != list(range(n)):
+            return (Violation("coverage", -1, f"every one of the {n} nodes needs a device and a turn"),)
+        found = []
+        for node, device in enumerate(decision.devices):
+            if not 0 <= device < self.devices:
+                found.append(Violation("devices", device, f"node {node} is on device {device}"))
+            elif not math.isfinite(self.time_ms[node, device]):
+                found.append(Violation("option", device, f"node {node} cannot run on device {device}"))
+        turn = {node: position for position, node in enumerate(decision.order)}
+        for u, v in self.edges.tolist():
+            if turn[u] > turn[v]:
+                found.append(Violation("order", -1, f"node {v} has its turn before node {u}, which it reads"))
+        return tuple(found)
+
+    def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
+        held = [0.0] * self.devices
+        for node, device in enumerate(decision.devices):
+            held[device] += float(self.size_bytes[node])
+        return tuple(
+            Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
+            for device, size in enumerate(held)
+            if self.limited[device] and size > self.memory_bytes * (1 + MEMORY_SLACK)
+        )
+
+    def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:
+        places: dict[int, set[int]] = {}
+        for node, device in enumerate(decision.devices):
+            if self.colour[node] >= 0:
+                places.setdefault(int(self.colour[node]), set()).add(device)
+        return tuple(
+            Violation("colour", -1, f"colour {colour} is on {len(where)} devices")
+            for colour, where in sorted(places.items())
+            if len(where) > 1
+        )
+
+    def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
+        """Everything on one device, for each device."""
+        order = tuple(topological(self.nodes, self.edges))
+        return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in range(self.devices))
+
+
+def topological(count: int, edges: np.ndarray) -> list[int]:
+    """A topological order, smallest number first; shorter than `count` when there is a cycle."""
+    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for u, v in edges.tolist():
+        readers[u].append(v)
+    ready = [v for v in range(count - 1, -1, -1) if waiting[v] == 0]
+    order: list[int] = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for reader in readers[node]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                ready.append(reader)
+        ready.sort(reverse=True)
+    return order
+
+
+def latency_problem(
+    graph: OperatorGraph,
+    *,
+    accelerators: int | None = None,
+    cpus: int | None = None,
+    memory_bytes: float | None = None,
+) -> LatencyProblem:
+    """The problem of an operator graph: accelerators first, then CPUs, transfers through host memory.
+
+    Args:
+        graph: the graph as read.
+        accelerators: how many, instead of the file's.
+        cpus: how many, instead of the file's.
+        memory_bytes: of one accelerator, instead of the file's.
+    """
+    fast = graph.accelerators if accelerators is None else accelerators
+    slow = graph.cpus if cpus is None else cpus
+    columns = [[node.accelerator_ms if node.supported else math.inf for node in graph.nodes]] * fast
+    columns += [[node.cpu_ms for node in graph.nodes]] * slow
+    away = np.array([1.0] * fast + [0.0] * slow)
+    hops = away[:, None] + away[None, :]
+    np.fill_diagonal(hops, 0.0)
+    return LatencyProblem(
+        time_ms=np.array(columns, dtype=np.float64).T.reshape(len(graph.nodes), fast + slow),
+        edges=np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
+        transfer_ms=np.array(graph.transfer_ms, dtype=np.float64),
+        hops=hops,
+        size_bytes=np.array([node.size_bytes for node in graph.nodes], dtype=np.float64),
+        memory_bytes=graph.memory_bytes if memory_bytes is None else memory_bytes,
+        limited=np.array([True] * fast + [False] * slow),
+        colour=np.array([-1 if node.colour is None else node.colour for node in graph.nodes], dtype=np.int64),
+        names=tuple(node.name for node in graph.nodes),
+    )

@@ -1,0 +1,169 @@
+"""Latency of one sample: schedules by hand, CP-SAT and lists against brute force, and real operator graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import JobError, UsageError
+from planner.importers.operator_graph import load_operator_graph
+from planner.solvers.partition import PARTITION_SOLVERS
+from planner.solvers.partition._latency_bounds import latency_bound
+from planner.solvers.partition.latency_brute import solve_latency_by_force
+from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
+from planner.solvers.partition.latency_list import solve_latency_by_list
+from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
+from tests.shared_data import shared_path
+
+
+def _diamond(transfer: float, accelerators: int = 2) -> LatencyProblem:
+    """1 -> (4, 3) -> 2 on accelerators that move results through host memory."""
+    hops = 2.0 * (1 - np.eye(accelerators))
+    return LatencyProblem(
+        time_ms=np.repeat(np.array([[1.0], [4.0], [3.0], [2.0]]), accelerators, axis=1),
+        edges=np.array([(0, 1), (0, 2), (1, 3), (2, 3)]),
+        transfer_ms=np.full(4, transfer),
+        hops=hops,
+        size_bytes=np.full(4, 10.0),
+        memory_bytes=40.0,
+        limited=np.ones(accelerators, dtype=bool),
+        colour=np.full(4, -1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("transfer", "latency"),
+    [(0.0, 7.0), (0.25, 7.0), (0.4, 7.6), (0.7, 8.4), (5.0, 10.0)],
+)
+def test_branches_run_side_by_side_when_moving_is_cheap(transfer: float, latency: float) -> None:
+    """The least of 1 + max(4, 3 + 4 x) + 2 (3 goes away and back), 1 + 4 + 2 x + 2 (3 and 2 away), 10 (all here)."""
+    found = solve_latency_by_cp_sat(_diamond(transfer))
+    assert found.objective == pytest.approx(latency, rel=1e-12)
+    assert found.proven
+
+
+def test_memory_and_colours_bind() -> None:
+    apart = replace(_diamond(5.0), memory_bytes=30.0)
+    assert solve_latency_by_cp_sat(apart).objective == pytest.approx(
+        17.0
+    )  # 1 and 3 here, 4 and 2 there: 1 + 10 + 4 + 2
+    tied = replace(apart, colour=np.array([0, 0, 0, 0]))
+    found = solve_latency_by_cp_sat(tied)
+    assert found.decision is None
+    assert found.bound == float("inf")
+    assert solve_latency_by_cp_sat(replace(tied, memory_bytes=float("inf"))).objective == 10.0
+
+
+def test_a_node_that_runs_nowhere() -> None:
+    problem = _diamond(0.0)
+    times = problem.time_ms.copy()
+    times[2] = np.inf
+    found = solve_latency_by_cp_sat(replace(problem, time_ms=times))
+    assert (found.decision, found.bound) == (None, float("inf"))
+
+
+def test_judge_plays_the_schedule() -> None:
+    problem = _diamond(0.5)
+    verdict = problem.judge(LatencyDecision((0, 0, 1, 0), (0, 1, 2, 3)))
+    assert verdict.parts == (8.0, 5.0)  # 3 begins at 1 + 1 elsewhere, ends at 5, is back at 6
+    assert problem.judge(LatencyDecision((0, 0, 0, 0), (0, 2, 1, 3))).objective == 10.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "order", "kind"),
+    [
+        ((0, 0, 0), (0, 1, 2, 3), "coverage"),
+        ((0, 0, 0, 0), (0, 1, 1, 3), "coverage"),
+        ((0, 0, 0, 2), (0, 1, 2, 3), "devices"),
+        ((0, 0, 0, 0), (1, 0, 2, 3), "order"),
+        ((0, 0, 1, 0), (0, 1, 2, 3), "colour"),
+    ],
+)
+def test_judge_names_what_is_wrong(devices: tuple[int, ...], order: tuple[int, ...], kind: str) -> None:
+    problem = replace(_diamond(0.5), colour=np.array([-1, 3, 3, -1]))
+    assert {v.kind for v in problem.judge(LatencyDecision(devices, order)).violations} == {kind}
+    crowded = replace(_diamond(0.5), memory_bytes=39.0).judge(LatencyDecision((0,) * 4, (0, 1, 2, 3)))
+    assert [v.kind for v in crowded.violations] == ["memory"]
+
+
+@st.composite
+def _instances(draw: st.DrawFn) -> LatencyProblem:
+    n = draw(st.integers(1, 5))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    fast, slow = [(1, 0), (2, 0), (1, 1), (2, 1), (3, 0)][int(random.integers(5 if n < 5 else 3))]
+    k = fast + slow
+    column = random.integers(0, 9, (n, 2)).astype(float) if random.integers(2) else random.uniform(0, 5, (n, 2))
+    times = np.concatenate([np.repeat(column[:, :1], fast, axis=1), np.repeat(column[:, 1:], slow, axis=1)], axis=1)
+    if slow:
+        times[random.random(n) < 0.2, :fast] = np.inf
+    pairs = [(u, v) for v in range(n) for u in range(v) if random.random() < 0.45]
+    away = np.array([1.0] * fast + [0.0] * slow)
+    hops = (away[:, None] + away[None, :]) * (1 - np.eye(k))
+    return LatencyProblem(
+        time_ms=times,
+        edges=np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        transfer_ms=random.integers(0, 4, n) * float(random.choice([0.25, 1.0])),
+        hops=hops,
+        size_bytes=random.integers(0, 5, n).astype(float),
+        memory_bytes=float(random.integers(2, 14)),
+        limited=np.array([True] * fast + [False] * slow),
+        colour=random.integers(-1, 2, n) if random.integers(3) == 0 else np.full(n, -1),
+    )
+
+
+@given(_instances())
+@settings(deadline=None, max_examples=80)
+def test_solvers_against_brute_force(problem: LatencyProblem) -> None:
+    best = solve_latency_by_force(problem)
+    exact = solve_latency_by_cp_sat(problem)
+    listed = solve_latency_by_list(problem)
+    assert exact.proven
+    assert latency_bound(problem) <= best.objective
+    if best.decision is None:
+        assert exact.decision is None
+        assert listed.decision is None
+        return
+    assert exact.objective == pytest.approx(best.objective, rel=1e-9)
+    assert problem.judge(exact.decision).feasible
+    assert listed.objective >= best.objective * (1 - 1e-9)
+    assert listed.bound <= best.objective * (1 + 1e-12)
+    assert listed.decision is None or problem.judge(listed.decision).feasible
+
+
+def test_two_runs_decide_alike() -> None:
+    problem = _diamond(0.7, accelerators=3)
+    assert solve_latency_by_cp_sat(problem) == solve_latency_by_cp_sat(problem)
+
+
+@pytest.mark.parametrize("name", ["bert24_inference", "resnet50_inference", "gnmt_inference", "inceptionv3_inference"])
+def test_real_graphs_are_scheduled_within_their_bound(name: str) -> None:
+    graph = load_operator_graph(shared_path(f"instances/operator_graphs/LayerGraphs/{name}.json"))
+    problem = latency_problem(graph, memory_bytes=float("inf"))
+    found = solve_latency_by_list(problem, time_limit_s=1.0)
+    assert found.bound <= found.objective
+    alone = [problem.judge(plan) for _, plan in problem.trivial()]
+    assert found.objective <= min(verdict.objective for verdict in alone if verdict.feasible)
+    assert found.gap < 0.5
+
+
+def test_graphs_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(JobError, match="cycle"):
+        replace(_diamond(0.0), edges=np.array([(0, 1), (1, 0)]))
+    with pytest.raises(JobError, match="shape"):
+        replace(_diamond(0.0), transfer_ms=np.zeros(3))
+    big = replace(
+        _diamond(0.0), time_ms=np.ones((9, 2)), edges=np.zeros((0, 2), dtype=np.int64), transfer_ms=np.zeros(9),
+        size_bytes=np.zeros(9), colour=np.full(9, -1),
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="at most"):
+        solve_latency_by_force(big)
+
+
+def test_solvers_are_registered() -> None:
+    assert PARTITION_SOLVERS.get("latency-cp-sat").exact
+    assert not PARTITION_SOLVERS.get("latency-list").exact
+    assert LatencyProblem in PARTITION_SOLVERS.get("latency-brute-force").takes
