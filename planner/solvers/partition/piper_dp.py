@@ -18,24 +18,13 @@ import numpy as np
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
 from planner.solvers.partition._piper_choices import cheapest_choices
 from planner.solvers.partition._piper_ideals import Pairs, pairs_of
+from planner.solvers.partition._piper_pass import Options, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage
 
 _MOST_IDEALS = 700
 _STEP = 1e-10
 """A plan is proven optimal by showing that nothing is better by this much."""
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Stages a pass may use, sorted by the ideal before them: at most `most_after` replicas may follow."""
-
-    lower: np.ndarray
-    upper: np.ndarray
-    tensor: np.ndarray
-    data: np.ndarray
-    most_after: np.ndarray
-    row: np.ndarray
 
 
 @dataclass
@@ -183,9 +172,16 @@ def _judged(problem: PiperProblem, decision: PiperDecision, cap: float) -> tuple
 
 def _attempt(search: _Search, cap: float) -> list[PiperStage] | None:
     """A plan within the cap; None when there is none; empty when time ran out."""
+    least = _least_shares(search, cap)
+    if not np.isfinite(least).all():
+        return None
+    members = search.pairs.members
+    reserve = np.ceil(members @ least / cap * (1 - 1e-6)) if cap > 0 else np.zeros(len(members))
     options = _options(search, cap)
     while True:
-        path = _pass(search, options, cap)
+        search.passes += 1
+        path, states = run_pass(search.problem, search.pairs, options, reserve)
+        search.states += states
         if path is None:
             return None
         stages = [_settle(search, cap, *step) for step in path]
@@ -213,7 +209,7 @@ def _settle(search: _Search, cap: float, row: int, tensor: int, data: int, after
     return PiperStage(tuple(nodes.tolist()), tensor, data, picked)
 
 
-def _options(search: _Search, cap: float) -> _Options:
+def _options(search: _Search, cap: float) -> Options:
     """The stages that keep the cap, each degree t with every d that bears more in flight than the smaller ones."""
     parts: list[tuple[np.ndarray, ...]] = [tuple(np.zeros((4, 0), dtype=np.int64))]
     for tensor, found in search.tables.items():
@@ -233,7 +229,7 @@ def _options(search: _Search, cap: float) -> _Options:
     order = np.argsort(row, kind="stable")  # pairs are sorted by their lower ideal
     row = row[order]
     ends = search.pairs.lower[row], search.pairs.upper[row]
-    return _Options(*ends, tensor_of[order], data_of[order], most[order], row)
+    return Options(*ends, tensor_of[order], data_of[order], most[order], row)
 
 
 def _apply_ruled_out(
@@ -245,78 +241,6 @@ def _apply_ruled_out(
         if counts:
             at = int(np.searchsorted(rows, row)), int(np.searchsorted(data, d))
             limit[at] = min(limit[at], min(counts) - 1)
-
-
-class _States:
-    """Undominated states of one pass, ideal by ideal: replicas, devices, state before, option taken."""
-
-    def __init__(self, ideals: int) -> None:
-        self.begin = np.zeros(ideals, dtype=np.int64)
-        self.count = np.zeros(ideals, dtype=np.int64)
-        self.table = np.zeros((4, 1024), dtype=np.int64)
-        self.table[:, 0] = 0, 0, -1, -1  # the whole graph: nothing comes after it
-        self.count[-1] = 1
-        self.filled = 1
-
-    def add(self, ideal: int, columns: tuple[np.ndarray, ...]) -> None:
-        """Keep those states of an ideal that no other one beats in replicas and devices."""
-        replicas, devices = columns[0], columns[1]
-        order = np.lexsort((devices, replicas))
-        devices = devices[order]
-        kept = np.ones(len(order), dtype=bool)
-        kept[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
-        order = order[kept]
-        end = self.filled + len(order)
-        while end > self.table.shape[1]:
-            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
-        for row, column in enumerate(columns):
-            self.table[row, self.filled : end] = column[order]
-        self.begin[ideal], self.count[ideal] = self.filled, len(order)
-        self.filled = end
-
-
-def _pass(search: _Search, options: _Options, cap: float) -> list[tuple[int, int, int, int]] | None:
-    """Stages (row, tensor, data, replicas after) of a plan within the cap, in order; None when there is none."""
-    search.passes += 1
-    problem = search.problem
-    ideals = len(search.pairs.members)
-    least = _least_shares(search, cap)
-    if not np.isfinite(least).all():
-        return None
-    reserve = np.ceil(search.pairs.members @ least / cap * (1 - 1e-6)) if cap > 0 else np.zeros(ideals)
-    most_devices = (problem.devices - np.minimum(reserve, problem.devices + 1)).astype(np.int64)
-    first = np.searchsorted(options.lower, np.arange(ideals + 1))
-    cost = options.data * options.tensor
-    states = _States(ideals)
-    for ideal in range(ideals - 2, -1, -1):
-        upper = options.upper[first[ideal] : first[ideal + 1]]
-        lengths = states.count[upper]
-        total = int(lengths.sum())
-        if not total:
-            continue
-        option = np.repeat(np.arange(first[ideal], first[ideal + 1]), lengths)
-        offset = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        source = np.repeat(states.begin[upper], lengths) + offset
-        after = states.table[0, source]
-        replicas = after + options.data[option]
-        devices = states.table[1, source] + cost[option]
-        fits = (after <= options.most_after[option]) & (replicas <= problem.batch) & (devices <= most_devices[ideal])
-        if fits.any():
-            states.add(ideal, (replicas[fits], devices[fits], source[fits], option[fits]))
-    search.states += states.filled
-    return _path(states, options) if states.count[0] else None
-
-
-def _path(states: _States, options: _Options) -> list[tuple[int, int, int, int]]:
-    """The stages that lead to the empty ideal's state with the fewest devices."""
-    reached = slice(states.begin[0], states.begin[0] + states.count[0])
-    state = int(states.begin[0] + np.argmin(states.table[1, reached]))
-    path = []
-    while states.table[3, state] >= 0:
-        option, state = int(states.table[3, state]), int(states.table[2, state])
-        stage = (int(options.row[option]), int(options.tensor[option]), int(options.data[option]))
-        path.append((*stage, int(states.table[0, state])))
-    return path
 
 
 PARTITION_SOLVERS.register("piper-dp", PartitionSolver((PiperProblem,), exact=True, run=solve_piper))
