@@ -151,7 +151,7 @@ def _cut_choice(
     share = local.share * _share(local.nests, names, -(-size // ranks) / size)
     nests = local.nests
     for name in names:
-        nests = tuple(_shrink(nest, name, ranks) for nest in nests)
+        nests = tuple(shrink(nest, name, ranks) for nest in nests)
     label = means.value if means is Means.RING else names[0]
     return [Choice(means, label, *parts, Local(nests, share, (*local.means, means)))]
 
@@ -191,7 +191,7 @@ def _part(access: Access, name: str, sizes: Mapping[str, int]) -> Part | None:
     return Part(hits[0], blocks) if blocks <= MOST_BLOCKS else None
 
 
-def _shrink(nest: LoopNest, name: str, ranks: int) -> LoopNest:
+def shrink(nest: LoopNest, name: str, ranks: int) -> LoopNest:
     """The nest that one rank runs: the dimension's size divided, factors of size 1 out of products."""
     dims = tuple(replace(d, size=-(-d.size // ranks)) if d.name == name else d for d in nest.dims)
     ones = {d.name for d in dims if d.size == 1 and d.kind is not DimKind.WHOLE}

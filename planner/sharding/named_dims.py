@@ -1,0 +1,105 @@
+"""Names for the dimensions of a graph's tensors: two dimensions that one loop nest iterates together share a name.
+
+Mesh-TensorFlow programs name their dimensions; here the names are found. A dimension that is a product (heads times
+head size) goes by its outermost factor, the one that a cut would cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.graph import Graph
+from planner.operators import LoopNest, OpCall, OpSpec
+from planner.sharding.equal_parts import named_nests
+
+Place = tuple[str, int]
+"""A tensor and one of its dimensions."""
+
+
+@dataclass
+class NamedDims:
+    """Names of tensor dimensions.
+
+    Attributes:
+        of: name of each dimension of each tensor.
+        sizes: greatest common divisor of the sizes under each name.
+        nest: by node index, the name of each iteration dimension that has one.
+    """
+
+    of: dict[Place, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    nest: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def tensor(self, name: str, rank: int) -> tuple[str, ...]:
+        """Names of a tensor's dimensions; a dimension of size 1 has an empty one."""
+        return tuple(self.of.get((name, k), "") for k in range(rank))
+
+
+class _Union:
+    def __init__(self) -> None:
+        self.parent: dict[Place, Place] = {}
+
+    def root(self, place: Place) -> Place:
+        self.parent.setdefault(place, place)
+        while self.parent[place] != place:
+            self.parent[place] = self.parent[self.parent[place]]
+            place = self.parent[place]
+        return place
+
+    def join(self, a: Place, b: Place) -> None:
+        a, b = self.root(a), self.root(b)
+        if a != b:
+            self.parent[max(a, b)] = min(a, b)
+
+
+def _places(nest: LoopNest, tensors: Mapping[tuple[bool, int], str]) -> dict[str, list[Place]]:
+    """For each iteration dimension the tensor dimensions that it leads."""
+    found: dict[str, list[Place]] = {}
+    for written, accesses in ((False, nest.reads), (True, nest.writes)):
+        for access in accesses:
+            for k, names in enumerate(access.dims):
+                if names and (written, access.position) in tensors:
+                    found.setdefault(names[0], []).append((tensors[written, access.position], k))
+    return found
+
+
+def named_dims(
+    graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec], tied: Mapping[str, str] | None = None
+) -> NamedDims:
+    """Names for all dimensions of the tensors of some nodes, `d0`, `d1`, ... in order of first use; O(operands).
+
+    Args:
+        graph: the model.
+        nodes: indices of the nodes.
+        specs: descriptions, aligned with the graph's nodes.
+        tied: tensors whose dimensions are those of another.
+    """
+    union, led = _Union(), {}
+    for i in nodes:
+        node = graph.nodes[i]
+        tensors = {(False, p): n for p, n in enumerate(node.inputs) if n}
+        tensors |= {(True, p): n for p, n in enumerate(node.outputs) if n}
+        led[i] = [(nest, _places(nest, tensors)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
+        for _, places in led[i]:
+            for spots in places.values():
+                for spot in spots:
+                    union.join(spots[0], spot)
+    for name, other in (tied or {}).items():
+        for k in range(len(graph.tensors[name].shape)):
+            union.join((name, k), (other, k))
+    result = NamedDims()
+    known: dict[Place, str] = {}
+    for i in nodes:
+        result.nest[i] = {}
+        for nest, places in led[i]:
+            for dim, spots in places.items():
+                root = union.root(spots[0])
+                name = known.setdefault(root, f"d{len(known)}")
+                result.nest[i][dim] = name
+                for tensor, k in spots:
+                    size = graph.tensors[tensor].shape[k]
+                    result.of[tensor, k] = name
+                    result.sizes[name] = math.gcd(result.sizes.get(name, 0), size, nest.dim(dim).size)
+    return result

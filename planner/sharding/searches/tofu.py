@@ -1,0 +1,416 @@
+"""Tofu: every tensor cut, one mesh axis after another, so that the bytes fetched and reduced are fewest.
+
+Partition-n-reduce: an operator is cut along one dimension of its loop nest; a worker fetches what it lacks of its
+operands and, where the dimension was reduced, partial results are added. One step cuts everything in p parts; the next
+step does the same inside each part, on what the operators of one part work on. Step i costs `groups_i * delta_i` bytes,
+groups being the parts made so far. Taking the best step each time is optimal where these never fall from step to step
+(Wang, Huang, Li, EuroSys 2019, theorem 1); `TofuPlan.monotone` says whether they do.
+
+Coarsening: a tensor and its gradient are cut alike, so forward and backward are one group; tensors that an element-wise
+operator joins are cut alike; so are those of equal operators that share a weight (unrolled time steps). What is left is
+nearly a chain, and its dynamic program is the elimination of one variable after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.errors import InfeasibleError
+from planner.graph import Graph, Tensor, TensorKind
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec, Placement, gradient_nest, graph_specs, needs_gradient
+from planner.operators import splits as legal_splits
+from planner.sharding.choices import shrink
+from planner.sharding.elimination import Factor, factor, minimise
+from planner.sharding.equal_parts import named_nests
+from planner.sharding.judge import evaluate
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
+from planner.sharding.problem import Choice, Setting
+from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.strategies import Strategy, strategies
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One loop nest of training: an operator's forward pass, or the gradient of one operand.
+
+    Attributes:
+        key: the node's key, with `#` and the operand's number for a gradient.
+        nests: loop nests whose accesses are numbered in order of `reads` and `writes`.
+        reads: names of the tensors read (a gradient goes by its tensor's name).
+        writes: names of the tensors written.
+    """
+
+    key: str
+    nests: tuple[LoopNest, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way to cut a pass: the dimension and what that makes of each operand; "" repeats the work."""
+
+    dim: str
+    reads: tuple[Part, ...]
+    writes: tuple[Part, ...]
+    halo_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TofuStep:
+    """One step of the recursion.
+
+    Attributes:
+        ranks: parts that everything is cut in.
+        groups: parts there were before.
+        bytes: bytes that one group moves.
+        rests: how each tensor is cut, by name.
+        cuts: dimension that each pass is cut along, by key.
+    """
+
+    ranks: int
+    groups: int
+    bytes: float
+    rests: Mapping[str, Part]
+    cuts: Mapping[str, str]
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes that all groups move."""
+        return self.groups * self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TofuPlan:
+    """What the recursion found.
+
+    Attributes:
+        steps: in order.
+        groups: variables left after coarsening.
+        tensors: tensors before it.
+    """
+
+    steps: tuple[TofuStep, ...]
+    groups: int
+    tensors: int
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes moved in one forward and backward pass by all workers together."""
+        return sum(step.total_bytes for step in self.steps)
+
+    @property
+    def monotone(self) -> bool:
+        """Whether no step moves less than the one before, the condition under which the plan is optimal."""
+        totals = [step.total_bytes for step in self.steps]
+        return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
+
+    def layout(self, name: str) -> TensorLayout:
+        """Layout of a tensor, one part a step."""
+        return tuple(step.rests[name] for step in self.steps)
+
+
+def prime_factors(ranks: int) -> tuple[int, ...]:
+    """Prime factors of a number of workers, smallest first.
+
+    >>> prime_factors(12)
+    (2, 2, 3)
+    """
+    found, left, p = [], ranks, 2
+    while left > 1:
+        while left % p == 0:
+            found.append(p)
+            left //= p
+        p += 1
+    return tuple(found)
+
+
+def _numbered(nest: LoopNest, reads: Sequence[int], writes: Sequence[int]) -> LoopNest:
+    """The nest with its accesses numbered by their place in those lists."""
+    return replace(
+        nest,
+        reads=tuple(replace(a, position=reads.index(a.position)) for a in nest.reads),
+        writes=tuple(replace(a, position=writes.index(a.position)) for a in nest.writes),
+    )
+
+
+def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset[str], key: str) -> list[Pass]:
+    """A pass for each operand of a nest whose gradient is wanted."""
+    found = []
+    for r, access in enumerate(nest.reads):
+        target = names[access.position]
+        if target not in wanted:
+            continue
+        back = gradient_nest(nest, r)
+        others = [names[a.position] for i, a in enumerate(nest.reads) if i != r]
+        reads = tuple(replace(a, position=i) for i, a in enumerate(back.reads))
+        writes = (replace(back.writes[0], position=0),)
+        found.append(Pass(f"{key}#{r}", (replace(back, reads=reads, writes=writes),), (out, *others), (target,)))
+    return found
+
+
+def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> list[Pass]:
+    """The forward pass of a node and the gradients that training asks of it."""
+    node = graph.nodes[i]
+    nests = [n for n in named_nests(OpCall.of(graph, node), spec) if n.reads or n.writes]
+    if not nests:
+        return []
+    reads = sorted({a.position for n in nests for a in n.reads})
+    writes = sorted({a.position for n in nests for a in n.writes})
+    forward = tuple(_numbered(n, reads, writes) for n in nests)
+    names, outs = tuple(node.inputs[p] for p in reads), tuple(node.outputs[p] for p in writes)
+    found = [Pass(node.key, forward, names, outs)]
+    if outs[0] in wanted:
+        for nest in forward:
+            found += _gradients(nest, names, outs[0], wanted, node.key)
+    return found
+
+
+def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
+    """All cuts of a pass in that many parts; repeating the work only where there is none."""
+    found = []
+    sizes = {d.name: d.size for n in one.nests for d in n.dims}
+    for split in legal_splits(one.nests):
+        if split.size % ranks:
+            continue
+        reads, writes = dict(split.reads), dict(split.writes)
+        halo = 0.0
+        for p, layout in reads.items():
+            if layout.halo:
+                surface = operand_elements(one, p, sizes) / (sizes[split.dim] or 1)
+                halo += 2 * (ranks - 1) * layout.halo * surface * item_bytes
+        parts = [
+            tuple(_part(found_in.get(p)) for p in range(count))
+            for found_in, count in ((reads, len(one.reads)), (writes, len(one.writes)))
+        ]
+        found.append(Cut(split.dim, parts[0], parts[1], halo))
+    if not found:
+        found.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
+    return found
+
+
+def _part(layout: object) -> Part:
+    placement, dim = getattr(layout, "placement", None), getattr(layout, "dim", -1)
+    if placement is Placement.SPLIT:
+        return Part(dim)
+    return PARTIAL if placement is Placement.PARTIAL else REPLICATED
+
+
+def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
+    """Elements of an operand that one group works on: the sizes of the dimensions that index it, windows by results."""
+    for nest in one.nests:
+        for access in nest.writes if written else nest.reads:
+            if access.position == read:
+                whole = {d.name for d in nest.dims if d.kind is DimKind.WHOLE}
+                windows = {k for k, _ in access.halo}
+                return float(math.prod(
+                    sizes[n] for k, names in enumerate(access.dims) for n in names
+                    if not (k in windows and n in whole)
+                ))  # fmt: skip
+    return 0.0
+
+
+def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, written: bool = False) -> float:
+    """Bytes that all ranks fetch to use a tensor as `used` when it rests as `rest`, or to bring a result to rest."""
+    if written and used == PARTIAL:
+        return byte_count * (ranks - 1) * (1 if rest.cuts else 2)
+    have, want = (used, rest) if written else (rest, used)
+    if not have.cuts or have == want:
+        return 0.0
+    return byte_count * (ranks - 1) / (ranks if want.cuts else 1)
+
+
+def cut_bytes(one: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
+    """Bytes that all ranks move in one pass, given how its tensors rest (reads first, then writes)."""
+    sizes = {d.name: d.size for n in one.nests for d in n.dims}
+    total = cut.halo_bytes
+    for p, used in enumerate(cut.reads):
+        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(one, p, sizes))
+    for p, used in enumerate(cut.writes):
+        elements = operand_elements(one, p, sizes, written=True)
+        total += moved_bytes(rests[len(one.reads) + p], used, ranks, item_bytes * elements, written=True)
+    return total
+
+
+@dataclass
+class _Groups:
+    """Tensors that are cut alike."""
+
+    parent: dict[str, str] = field(default_factory=dict)
+
+    def root(self, name: str) -> str:
+        self.parent.setdefault(name, name)
+        while self.parent[name] != name:
+            self.parent[name] = self.parent[self.parent[name]]
+            name = self.parent[name]
+        return name
+
+    def join(self, a: str, b: str) -> None:
+        a, b = self.root(a), self.root(b)
+        if a != b:
+            self.parent[max(a, b)] = min(a, b)
+
+
+def _elementwise(one: Pass) -> bool:
+    """Whether all full-size operands and results are indexed alike by plain dimensions."""
+    if len(one.nests) != 1 or one.nests[0].matrix_flops:
+        return False
+    nest = one.nests[0]
+    dims = nest.writes[0].dims
+    plain = all(len(names) == 1 for names in dims) and all(d.kind is DimKind.PARALLEL for d in nest.dims)
+    return plain and len(nest.dims) == len(dims)
+
+
+def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> _Groups:
+    """Joins tensors of element-wise operators, and of equal operators that share a weight."""
+    groups = _Groups()
+    shared: dict[tuple[object, ...], Pass] = {}
+    for i, one in forward.items():
+        for name in (*one.reads, *one.writes):
+            groups.root(name)
+        if _elementwise(one):
+            nest = one.nests[0]
+            alike = [one.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
+            names = [n for n in (*alike, *one.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
+            for name in names[1:]:
+                groups.join(names[0], name)
+        weights = tuple(n for n in one.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
+        if weights:
+            key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*one.reads, *one.writes)))
+            first = shared.setdefault(key, one)
+            for a, b in zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True):
+                groups.join(a, b)
+    return groups
+
+
+class _Recursion:
+    """Sizes left after the steps done."""
+
+    def __init__(self, graph: Graph, passes: list[Pass], groups: _Groups, item_bytes: float) -> None:
+        self.passes, self.item_bytes = passes, item_bytes
+        names = sorted({n for one in passes for n in (*one.reads, *one.writes)})
+        self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
+        self.shapes = {n: list(graph.tensors[n].shape) for n in names}
+        self.root = {n: groups.root(n) for n in names}
+        self.roots = sorted({self.root[n] for n in names if n not in self.free})
+        self.index = {r: v for v, r in enumerate(self.roots)}
+
+    def rests(self, root: str, ranks: int) -> list[Part]:
+        """Cuts of a group that all its tensors allow; whole only where none is."""
+        members = [n for n, r in self.root.items() if r == root and n not in self.free]
+        rank = min(len(self.shapes[n]) for n in members)
+        parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
+        return parts or [REPLICATED]
+
+    def table(self, one: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
+        """Least bytes of a pass for every way its tensors may rest, and which cut that is."""
+        cuts = cuts_of(one, ranks, self.item_bytes)
+        names = [*one.reads, *one.writes]
+        bound = [self.root[n] for n in names if n not in self.free]
+        shape = [len(rests[r]) for r in bound]
+        best, which = np.full(shape, math.inf), np.zeros(shape, dtype=np.int64)
+        for at in np.ndindex(*shape):
+            picked = iter(at)
+            given = [None if n in self.free else rests[self.root[n]][next(picked)] for n in names]
+            for c, cut in enumerate(cuts):
+                wanted = [p if p is not None else u for p, u in zip(given, (*cut.reads, *cut.writes), strict=True)]
+                cost = cut_bytes(one, cut, wanted, ranks, self.item_bytes)
+                if cost < best[at]:
+                    best[at], which[at] = cost, c
+        return factor([self.index[r] for r in bound], best), which, cuts
+
+    def step(self, ranks: int, groups: int) -> TofuStep:
+        """The best step, after which sizes are what one part has."""
+        rests = {r: self.rests(r, ranks) for r in self.roots}
+        sizes = [len(rests[r]) for r in self.roots]
+        tables = [self.table(one, ranks, rests) for one in self.passes]
+        found = minimise(sizes, [t for t, _, _ in tables])
+        if found is None:
+            raise InfeasibleError("the coarsened graph is too far from a chain", hint="shard a block of the model")
+        total, chosen = found
+        rest = {n: rests[r][chosen[self.index[r]]] for n, r in self.root.items() if n not in self.free}
+        cuts, left = {}, []
+        for one, (_, which, options) in zip(self.passes, tables, strict=True):
+            at = tuple(chosen[self.index[self.root[n]]] for n in (*one.reads, *one.writes) if n not in self.free)
+            cut = options[int(which[at])]
+            cuts[one.key] = cut.dim
+            left.append(replace(one, nests=tuple(shrink(n, cut.dim, ranks) for n in one.nests)) if cut.dim else one)
+        for name, part in rest.items():
+            if part.cuts:
+                self.shapes[name][part.dim] //= ranks
+        self.passes = left
+        return TofuStep(ranks, groups, total, rest, cuts)
+
+
+def tofu_plan(
+    graph: Graph, ranks: int | Sequence[int], *, nodes: Sequence[int] | None = None, item_bytes: float = 4.0
+) -> TofuPlan:
+    """Tofu's recursion on a graph or some of its nodes.
+
+    Args:
+        graph: the model.
+        ranks: workers (cut by their prime factors), or the parts of each step.
+        nodes: indices of the nodes, all by default.
+        item_bytes: bytes an element.
+    """
+    members = list(range(len(graph.nodes))) if nodes is None else list(nodes)
+    specs, wanted = graph_specs(graph), needs_gradient(graph)
+    forward: dict[int, Pass] = {}
+    passes: list[Pass] = []
+    for i in members:
+        found = passes_of(graph, i, specs[i], wanted)
+        if found:
+            forward[i] = found[0]
+            passes += found
+    recursion = _Recursion(graph, passes, coarsen(graph, forward), item_bytes)
+    steps: list[TofuStep] = []
+    for p in prime_factors(ranks) if isinstance(ranks, int) else ranks:
+        steps.append(recursion.step(p, math.prod(s.ranks for s in steps)))
+    return TofuPlan(tuple(steps), len(recursion.roots), len(recursion.shapes) - len(recursion.free))
+
+
+def _nearest(found: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
+    """The strategy with those cuts, else the one that agrees on most axes."""
+    return max(found, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -found.index(s)))
+
+
+@SEARCHES.entry("tofu")
+def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
+    """Tofu's plan on the axes of a mesh, priced like every other plan; a gradient follows its forward cut.
+
+    Raises:
+        InfeasibleError: the plan does not fit the memory.
+    """
+    graph, mesh = setting.graph, setting.mesh
+    plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
+    specs, carrying = graph_specs(graph), needs_gradient(graph)
+    decision: dict[str, Choice] = {}
+    for i in setting.members:
+        node = graph.nodes[i]
+        wanted = [step.cuts.get(node.key, "") for step in plan.steps]
+        options = replace(setting.options, interleaved=False)
+        found = strategies(OpCall.of(graph, node), specs[i], mesh, setting.item_bytes, options)
+        decision[f"op:{node.key}"] = _nearest(found, wanted)
+        for name in (*node.inputs, *node.outputs):
+            if name:
+                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in carrying)
+    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
+    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
+        raise InfeasibleError("Tofu's plan does not fit the devices' memory", hint="use a larger mesh")
+    return ShardingAnswer(decision, verdict, 0.0, "recursion", plan.groups)
+
+
+def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient: bool) -> None:
+    if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT) or tensor.name in decision:
+        return
+    layout = tuple(step.rests.get(tensor.name, REPLICATED) for step in plan.steps)
+    if tensor.kind is TensorKind.PARAMETER:
+        decision[tensor.name] = WeightChoice(layout, layout, layout)
+    else:
+        decision[tensor.name] = TensorChoice(layout, layout if gradient else None)
