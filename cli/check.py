@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from . import _partition
 from ._options import dims_option, parse_dims
 
 FOUND = 7
@@ -32,9 +33,13 @@ def command(
     Examples:
       shardplan check model.plan.json
       shardplan check model.plan.json --model model.onnx --dim seq=2048 --hardware dgx-a100 --nodes 2
+      shardplan check gnmt.partition.json --model gnmt_training.json
     """
     import planner
 
+    if planner.is_partition_plan(plan_file):
+        given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes}
+        return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
     sizes = parse_dims(dims)
     if sizes and not model:
         raise click.UsageError("--dim needs --model")

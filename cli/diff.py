@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from . import _partition
 from ._report import show
 
 DIFFERENT = 1
@@ -51,6 +52,8 @@ def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, 
     """
     import planner
 
+    if planner.is_partition_plan(old) or planner.is_partition_plan(new):
+        return _partition.diff(old, new, form, tolerance, ignore)
     before, after = planner.read_plan(old), planner.read_plan(new)
     changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=[planner.Area(area) for area in ignore])
     show(planner.diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from . import _partition
 from ._report import show
 
 
@@ -20,5 +21,8 @@ def command(plan_file: str, form: str) -> None:
     """
     import planner
 
+    if planner.is_partition_plan(plan_file):
+        _partition.explain(plan_file, form)
+        return
     explanation = planner.explain_plan(planner.read_plan(plan_file))
     show(planner.explanation_report(explanation), explanation, form)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ._options import dims_option, model_argument, parse_dims
+from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._progress import progress_line
 
 SAMPLES_A_DEVICE = 8
@@ -16,9 +17,7 @@ SAMPLES_A_DEVICE = 8
 
 @click.command("plan")
 @model_argument
-@click.option(
-    "--hardware", "-H", required=True, help="Hardware profile: a name (`shardplan hardware list`) or a YAML file."
-)
+@click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
 @click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
 @click.option(
@@ -81,17 +80,38 @@ SAMPLES_A_DEVICE = 8
     help="What to print: a summary, or the plan itself.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
-def command(model: str, form: str, output: str | None, quiet: bool, **options: Any) -> None:  # noqa: ANN401
+@partition_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: str,
+    form: str,
+    output: str | None,
+    quiet: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
     """Plan how to train MODEL (an ONNX file or a bundled model's name) on a cluster.
+
+    MODEL may also be an instance of a published partition problem: an operator graph, a Piper instance or, with an
+    --objective or --machines, a PipeDream profile. Such files carry their own costs.
 
     \b
     Examples:
       shardplan plan model.onnx --hardware dgx-a100 --global-batch 512 -o model.plan.json
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
       shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
+      shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
+      shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
     """
     import planner
 
+    if planned_as_partition(ctx, model):
+        plan_partition(model, form, output, quiet, options)
+        return
+    if not options["hardware"]:
+        raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
+    options = {name: value for name, value in options.items() if name not in OWN}
     dims = parse_dims(options.pop("dims"))
     graph = planner.load_graph(model, dims=dims)
     hardware = options.pop("hardware")

@@ -8,9 +8,9 @@ import click
 
 
 @click.command("schema")
-@click.argument("subject", type=click.Choice(["plan", "hardware"]))
+@click.argument("subject", type=click.Choice(["plan", "partition", "hardware"]))
 def command(subject: str) -> None:
-    """Print the JSON Schema of plan files or of hardware profiles.
+    """Print the JSON Schema of plan files, of partition plans or of hardware profiles.
 
     \b
     Examples:
@@ -19,5 +19,9 @@ def command(subject: str) -> None:
     """
     import planner
 
-    schema = planner.plan_schema() if subject == "plan" else planner.profile_json_schema()
-    click.echo(json.dumps(schema, indent=1, ensure_ascii=False))
+    schemas = {
+        "plan": planner.plan_schema,
+        "partition": planner.partition_schema,
+        "hardware": planner.profile_json_schema,
+    }
+    click.echo(json.dumps(schemas[subject](), indent=1, ensure_ascii=False))

@@ -57,6 +57,22 @@ if TYPE_CHECKING:
     from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto
     from planner.operators.batching import rebatch as rebatch
+    from planner.partitions import PartitionChange as PartitionChange
+    from planner.partitions import PartitionFinding as PartitionFinding
+    from planner.partitions import PartitionPlan as PartitionPlan
+    from planner.partitions import check_partition as check_partition
+    from planner.partitions import dump_partition as dump_partition
+    from planner.partitions import instance_family as instance_family
+    from planner.partitions import is_partition_plan as is_partition_plan
+    from planner.partitions import load_instance as load_instance
+    from planner.partitions import load_partition as load_partition
+    from planner.partitions import partition as partition
+    from planner.partitions import partition_changes as partition_changes
+    from planner.partitions import partition_diff_report as partition_diff_report
+    from planner.partitions import partition_report as partition_report
+    from planner.partitions import partition_schema as partition_schema
+    from planner.partitions import read_partition as read_partition
+    from planner.partitions import write_partition as write_partition
     from planner.plan import Area as Area
     from planner.plan import Plan as Plan
     from planner.plan import Provenance as Provenance
@@ -85,6 +101,7 @@ if TYPE_CHECKING:
     from planner.simulate import simulate_plan as simulate_plan
     from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
+    from planner.solvers.partition.auto import solve_partition as solve_partition
     from planner.space.types import Job as Job
     from planner.units import format_bytes as format_bytes
     from planner.units import format_flop_rate as format_flop_rate
@@ -182,8 +199,27 @@ _EXPORTS = {
     "diff_report": "planner.plan.diff_report",
     "report_to_text": "planner.plan",
     "report_to_markdown": "planner.plan",
+    # partitions
+    "PartitionChange": "planner.partitions",
+    "PartitionFinding": "planner.partitions",
+    "PartitionPlan": "planner.partitions",
+    "check_partition": "planner.partitions",
+    "dump_partition": "planner.partitions",
+    "instance_family": "planner.partitions",
+    "is_partition_plan": "planner.partitions",
+    "load_instance": "planner.partitions",
+    "load_partition": "planner.partitions",
+    "partition": "planner.partitions",
+    "partition_changes": "planner.partitions",
+    "partition_diff_report": "planner.partitions",
+    "partition_report": "planner.partitions",
+    "partition_schema": "planner.partitions",
+    "read_partition": "planner.partitions",
+    "write_partition": "planner.partitions",
     # importers
     "graph_from_proto": "planner.importers",
+    # solvers
+    "solve_partition": "planner.solvers.partition.auto",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,0 +1,213 @@
+"""Partition problems on the command line: `shardplan plan` on an instance file, and the other commands on its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ._progress import SHOW_AFTER_S
+from ._report import show
+
+Progress = Callable[[str, float, float], None]
+FOUND = 7
+DIFFERENT = 1
+SHARED = frozenset({"model", "output", "form", "quiet"})
+"""Options of `shardplan plan` that models and instances share."""
+RENAMED = {"devices": "devices", "global_batch": "batch"}
+"""Options for models that mean something for some instances too, and what they are called there."""
+OWN = {
+    "objective": "--objective",
+    "solver": "--solver",
+    "time_limit": "--time-limit",
+    "contiguous": "--contiguous",
+    "cpus": "--cpus",
+    "memory": "--memory",
+    "bandwidth": "--bandwidth",
+    "machines": "--machines",
+    "cost": "--cost",
+    "layout": "--layout",
+    "transfers": "--transfers",
+    "idle": "--idle",
+}
+
+_OPTIONS = (
+    click.option("--objective", metavar="NAME", help="Instances: what to minimise, such as max-load, time-per-sample, "
+                 "time-per-minibatch."),
+    click.option("--solver", metavar="NAME", help="Instances: use only this solver. [default: auto]"),
+    click.option("--time-limit", metavar="TIME", help="Instances: search no longer than this. [default: 60s]"),
+    click.option("--contiguous/--non-contiguous", default=None, help="Operator graphs: whether devices must be stages "
+                 "of a pipeline. [default: contiguous]"),
+    click.option("--cpus", type=click.IntRange(min=0), help="Operator graphs: CPUs beside the accelerators."),
+    click.option("--memory", metavar="SIZE", help="Instances: memory of one device, such as 16GiB."),
+    click.option("--bandwidth", metavar="RATE,...", help="Instances: of the links, one a level, innermost first."),
+    click.option("--machines", metavar="AxB", help="PipeDream profiles: 4x2 for two servers of four devices."),
+    click.option("--cost", type=click.Choice(["released", "published"]), help="PipeDream profiles: whose prices. "
+                 "[default: released]"),
+    click.option("--layout", type=click.Choice(["placed", "nested"]), help="PipeDream profiles: stages on devices of "
+                 "their own, or all servers of a stage alike."),
+    click.option("--transfers/--no-transfers", default=None, help="PipeDream profiles: whether moving activations "
+                 "takes time."),
+    click.option("--idle/--no-idle", default=None, help="PipeDream profiles: whether devices may stay idle."),
+)  # fmt: skip
+
+
+def partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of partition problems."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def planned_as_partition(ctx: click.Context, model: str) -> bool:
+    """Whether a file is planned as an instance of a partition problem; refuses options of the other kind.
+
+    A file that is both a model and an instance is planned as a model, unless something is said that only instances
+    know.
+    """
+    import planner
+
+    given = _given(ctx)
+    own = [name for name in OWN if name in given]
+    family = planner.instance_family(model)
+    if family is None or (family.model and not own):
+        if own:
+            raise planner.UsageError(
+                f"{OWN[own[0]]} is for instances of partition problems, and {model} is none",
+                hint="operator graphs, Piper instances and PipeDream profiles are",
+            )
+        return False
+    ours = {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}
+    stray = [name for name in given if name not in ours]
+    if stray:
+        flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
+        raise planner.UsageError(
+            f"{flag} does not apply to an instance of kind {family.title}",
+            hint="options that say Instances in --help do, where the objective knows them",
+        )
+    if "nodes" in given and "hardware" not in given:
+        raise planner.UsageError("--nodes needs --hardware", hint="or say --machines 8x2")
+    return True
+
+
+def _given(ctx: click.Context) -> list[str]:
+    """Names of the options on the command line."""
+    places = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return [name for name, source in places.items() if source is ParameterSource.COMMANDLINE]
+
+
+def plan_partition(model: str, form: str, output: str | None, quiet: bool, options: dict[str, Any]) -> None:
+    """Plan an instance and print or write what was found."""
+    import planner
+
+    family: Any = planner.instance_family(model)
+    asked = {name: options[name] for name in OWN}
+    asked |= {theirs: options[ours] for ours, theirs in RENAMED.items()}
+    limit = asked.pop("time_limit") or "60s"
+    solver = asked.pop("solver") or "auto"
+    cluster = planner.load_cluster(options["hardware"], nodes=options["nodes"]) if options["hardware"] else None
+    unit = family.objective(asked["objective"]).unit
+    with _search_line(quiet or form == "json", unit) as progress:
+        plan = planner.partition(model, solver=solver, time_limit=limit, cluster=cluster, progress=progress, **asked)
+    if output:
+        planner.write_partition(plan, output)
+    if form == "json":
+        click.echo(planner.dump_partition(plan), nl=False)
+    elif not quiet:
+        show(planner.partition_report(plan), plan, "text")
+        click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
+
+
+@contextlib.contextmanager
+def _search_line(silent: bool, unit: str) -> Iterator[Progress | None]:
+    """A callback (solver, incumbent, bound) that draws the search on a terminal; None when it should stay silent."""
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    begin = time.monotonic()
+    bar = Bar(
+        SpinnerColumn(), TextColumn("{task.fields[solver]}"), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    task = bar.add_task("search", total=None, solver="", found="")
+
+    def update(solver: str, incumbent: float, bound: float) -> None:
+        if not bar.live.is_started and time.monotonic() - begin > SHOW_AFTER_S:
+            bar.start()
+        found = f"bound {bound:.6g} {unit}"
+        if incumbent < float("inf"):
+            gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
+            found = f"best {incumbent:.6g} {unit}, {found}, gap {gap:.2%}"
+        bar.update(task, solver=solver, found=found)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) -> int:
+    """`shardplan check` of a partition plan."""
+    import planner
+
+    _refuse(stray)
+    plan = planner.read_partition(plan_file)
+    findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
+    if form == "json":
+        document: dict[str, Any] = {"plan": plan_file, "model": model, "ok": not findings}
+        document |= {"findings": [dataclasses.asdict(finding) for finding in findings]}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return FOUND if findings else 0
+    for finding in findings:
+        click.echo(str(finding.problem(plan_file)))
+    if findings:
+        click.echo(f"{plan_file}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
+        return FOUND
+    goal = plan.objective
+    shape = f"{len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit}"
+    click.echo(f"{plan_file}: ok ({shape})" + (f", judged against {model}" if model else ""))
+    if not model:
+        click.echo("not judged against its instance: name it with --model")
+    return 0
+
+
+def explain(plan_file: str, form: str) -> None:
+    """`shardplan explain` of a partition plan."""
+    import planner
+
+    plan = planner.read_partition(plan_file)
+    show(planner.partition_report(plan), plan, form)
+
+
+def diff(old: str, new: str, form: str, tolerance: float, ignore: Sequence[str]) -> int:
+    """`shardplan diff` of two partition plans."""
+    import planner
+
+    _refuse(["--ignore"] if ignore else [])
+    for path in (old, new):
+        if not planner.is_partition_plan(path):
+            raise planner.PlanError(
+                "is no partition plan, and the other one is", where=path, hint="compare two plans of the same kind"
+            )
+    before, after = planner.read_partition(old), planner.read_partition(new)
+    changes = planner.partition_changes(before, after, tolerance=tolerance)
+    show(planner.partition_diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
+    return DIFFERENT if changes else 0
+
+
+def _refuse(stray: Sequence[str]) -> None:
+    import planner
+
+    if stray:
+        raise planner.UsageError(f"{stray[0]} does not apply to a partition plan", hint="leave it out")

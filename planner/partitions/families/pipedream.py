@@ -1,0 +1,179 @@
+"""PipeDream's profiles: time a minibatch of replicated stages on a hierarchical cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.costs import imported_profile
+from planner.errors import PlanError, UsageError
+from planner.importers import load_graph
+from planner.importers.pipedream import sniff
+from planner.partitions.families import FAMILIES, Family, Instance, Objective
+from planner.partitions.options import Options
+from planner.partitions.types import Part
+from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition.pipedream_layers import Layers, priced_layers, recorded_layers
+from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
+from planner.space.partition.pipedream_terms import BoundaryBytes, CutJudge, Frontiers, Memory, StageCost, StashRule
+from planner.space.partition.types import PartitionProblem, Verdict
+
+_COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
+_UNCOUNTED = {"batch-unknown"}
+"""Notes of the importer that do not matter here: times are those of a minibatch, however many samples it holds."""
+
+
+def _read(path: Path) -> Instance:
+    graph = load_graph(path)
+    return Instance(
+        "pipedream",
+        graph.name,
+        graph.fingerprint,
+        graph,
+        tuple(int(node.key.removeprefix("node")) for node in graph.nodes),
+        len(graph.edges),
+        tuple(note.message for note in graph.report.notes if note.code not in _UNCOUNTED),
+    )
+
+
+def _settle(instance: Instance, options: Options) -> Options:
+    machines = options.machines or ((options.devices,) if options.devices else None)
+    if options.machines and options.devices:
+        raise UsageError("--machines and --devices both say how many devices there are", hint="give one of them")
+    rates = options.bandwidth_byte_per_s
+    if machines is None or rates is None:
+        missing = "--machines" if machines is None else "--bandwidth"
+        raise UsageError(
+            f"a PipeDream profile carries no machine: {missing} is missing", where=instance.name,
+            hint="say --machines 4x2 --bandwidth 10GB/s,1.25GB/s, or --hardware NAME",
+        )  # fmt: skip
+    if len(rates) != len(machines):
+        raise UsageError(
+            f"{len(rates)} bandwidths for {len(machines)} levels of machines", where="--bandwidth",
+            hint="give one a level, innermost first",
+        )  # fmt: skip
+    layout = options.layout or ("nested" if len(machines) == 1 else "placed")
+    return Options(
+        machines=machines,
+        bandwidth_byte_per_s=rates,
+        memory_bytes=math.inf if options.memory_bytes is None else options.memory_bytes,
+        cost=options.cost or "released",
+        layout=layout,
+        transfers=True if options.transfers is None else options.transfers,
+        idle=layout == "placed" if options.idle is None else options.idle,
+    )
+
+
+def layers_of(instance: Instance, cost: str | None) -> Layers:
+    """Layers with sizes as recorded, which the released code reads, or as they are."""
+    graph = instance.content
+    return recorded_layers(graph) if cost == "released" else priced_layers(graph, imported_profile(graph))
+
+
+def _problem(instance: Instance, options: Options) -> PartitionProblem:
+    layers = layers_of(instance, options.cost)
+    released = options.cost == "released"
+    machines, rates = options.machines or (), options.bandwidth_byte_per_s or ()
+    memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes, StashRule.STASHED)
+    boundary = BoundaryBytes.RELEASED if released else BoundaryBytes.LIVE
+    cost = _COSTS[options.cost or "released"]
+    if options.layout == "placed":
+        return PlacedPipelineProblem(
+            layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
+            use_all=not options.idle,
+        )  # fmt: skip
+    return PipeDreamProblem(
+        layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
+        frontiers=Frontiers.FIRST_SOURCE if released else Frontiers.ALL, use_fewer=bool(options.idle),
+    )  # fmt: skip
+
+
+def _encode(
+    instance: Instance,
+    problem: PipeDreamProblem | PlacedPipelineProblem,
+    decision: Sequence[ReplicatedStage] | Sequence[PlacedStage],
+    verdict: Verdict,
+) -> tuple[Part, ...]:
+    stages: tuple[ReplicatedStage | PlacedStage, ...] = tuple(decision)
+    parts, behind, before = [], sum(stage.replicas for stage in stages), frozenset[int]()
+    cuts = CutJudge(problem.layers, problem.boundary)
+    for stage, value in zip(stages, verdict.parts, strict=True):
+        behind -= stage.replicas
+        received = cuts.cut_bytes(before) if before else 0.0
+        before = before | set(stage.layers)
+        kept = None if getattr(stage, "inner", ()) else _kept_bytes(problem, stage, behind, received)
+        parts.append(_part(instance, problem, stage, value, kept))
+    return tuple(parts)
+
+
+def _kept_bytes(
+    problem: PipeDreamProblem | PlacedPipelineProblem,
+    stage: ReplicatedStage | PlacedStage,
+    behind: int,
+    received: float,
+) -> float:
+    members = list(stage.layers)
+    weights, saved = (math.fsum(v[members]) for v in (problem.layers.weight_bytes, problem.layers.saved_bytes))
+    return problem.memory.needed(weights, saved, received, problem.memory.in_flight(behind, stage.replicas))
+
+
+def _part(
+    instance: Instance,
+    problem: PipeDreamProblem | PlacedPipelineProblem,
+    stage: ReplicatedStage | PlacedStage,
+    value: float | None,
+    kept: float | None,
+) -> Part:
+    nodes = instance.ranges(stage.layers)
+    if isinstance(stage, PlacedStage):
+        return Part(
+            "stage", nodes, value, kept, devices=stage.replicas, replicas=stage.replicas, first_device=stage.first,
+            copies=stage.copies, stride=stage.stride,
+        )  # fmt: skip
+    inner = tuple(_part(instance, problem, part, None, None) for part in stage.inner)
+    below = math.prod(problem.machines[: _depth(stage)]) if isinstance(problem, PipeDreamProblem) else 1
+    return Part("stage", nodes, value, kept, devices=stage.replicas * below, replicas=stage.replicas, inner=inner)
+
+
+def _depth(stage: ReplicatedStage) -> int:
+    return 1 + _depth(stage.inner[0]) if stage.inner else 0
+
+
+def _decode(
+    instance: Instance, problem: PipeDreamProblem | PlacedPipelineProblem, parts: Sequence[Part]
+) -> tuple[ReplicatedStage, ...] | tuple[PlacedStage, ...]:
+    if isinstance(problem, PipeDreamProblem):
+        return tuple(_stage(instance, part) for part in parts)
+    stages = []
+    for number, part in enumerate(parts):
+        if part.first_device is None or part.copies < 1 or part.replicas % part.copies:
+            raise PlanError(f"stage {number} has no place among the devices", where=instance.name)
+        nodes, width = instance.positions(part.nodes), part.replicas // part.copies
+        stages.append(PlacedStage(nodes, part.first_device, width, part.copies, part.stride))
+    return tuple(stages)
+
+
+def _stage(instance: Instance, part: Part) -> ReplicatedStage:
+    return ReplicatedStage(
+        instance.positions(part.nodes), part.replicas, tuple(_stage(instance, inner) for inner in part.inner)
+    )
+
+
+TIME_PER_MINIBATCH = Objective(
+    name="time-per-minibatch",
+    unit="s",
+    what="time of the slowest stage or transfer a minibatch",
+    options=frozenset(
+        {"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "cost", "layout", "transfers", "idle"}
+    ),
+    settle=_settle,
+    problem=_problem,
+    encode=_encode,
+    decode=_decode,
+    aliases=("max-load",),
+)
+
+FAMILIES.register(
+    "pipedream", Family("PipeDream profile (graph.txt)", sniff, _read, (TIME_PER_MINIBATCH,), cluster=True, model=True)
+)

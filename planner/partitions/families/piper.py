@@ -1,0 +1,105 @@
+"""Piper's instances: time per sample of stages with tensor and data degrees."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.errors import PlanError, UsageError
+from planner.importers.piper import PiperFile, read_piper, sniff_piper
+from planner.partitions.families import FAMILIES, Family, Instance, Objective
+from planner.partitions.options import Options
+from planner.partitions.types import ChoiceRun, Part
+from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
+from planner.space.partition.types import Verdict
+
+
+def _read(path: Path) -> Instance:
+    file = read_piper(path)
+    return Instance(
+        "piper",
+        path.stem,
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+        file,
+        tuple(node.id for node in file.nodes),
+        len(file.edges),
+        tuple(note.message for note in file.notes),
+    )
+
+
+def _settle(instance: Instance, options: Options) -> Options:
+    file: PiperFile = instance.content
+    bandwidth = options.bandwidth_byte_per_s or (file.bandwidth_bytes_per_s,)
+    return Options(
+        devices=file.devices if options.devices is None else options.devices,
+        memory_bytes=file.memory_bytes if options.memory_bytes is None else options.memory_bytes,
+        bandwidth_byte_per_s=bandwidth,
+        batch=file.batch if options.batch is None else options.batch,
+    )
+
+
+def _problem(instance: Instance, options: Options) -> PiperProblem:
+    rates = options.bandwidth_byte_per_s or ()
+    if len(rates) != 1:
+        raise UsageError("Piper's devices have one bandwidth", where="--bandwidth", hint="give one figure")
+    problem = piper_problem(
+        instance.content, devices=options.devices, memory_bytes=options.memory_bytes, batch=options.batch
+    )
+    return dataclasses.replace(problem, bandwidth_bytes_per_s=rates[0])
+
+
+def _encode(instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: Verdict) -> tuple[Part, ...]:
+    parts = []
+    ahead = sum(stage.data for stage in decision.stages)
+    for stage, value in zip(decision.stages, verdict.parts, strict=True):
+        in_flight = -(-ahead // stage.data)
+        ahead -= stage.data
+        parts.append(
+            Part(
+                "stage",
+                instance.ranges(stage.nodes),
+                value,
+                stage_figures(problem, stage, in_flight)[1],
+                devices=stage.data * stage.tensor,
+                replicas=stage.data,
+                tensor=stage.tensor,
+                choices=_choice_runs(instance, problem, stage),
+            )
+        )
+    return tuple(parts)
+
+
+def _choice_runs(instance: Instance, problem: PiperProblem, stage: PiperStage) -> tuple[ChoiceRun, ...]:
+    by_choice: dict[tuple[int, str], list[int]] = {}
+    for node, choice in zip(stage.nodes, stage.choices, strict=True):
+        index = int(problem.options(node, stage.tensor)[choice])
+        name = problem.choice_names[index] if problem.choice_names else ""
+        by_choice.setdefault((choice, name), []).append(node)
+    return tuple(ChoiceRun(*key, instance.ranges(nodes)) for key, nodes in sorted(by_choice.items()))
+
+
+def _decode(instance: Instance, problem: PiperProblem, parts: Sequence[Part]) -> PiperDecision:
+    stages = []
+    for number, part in enumerate(parts):
+        nodes = instance.positions(part.nodes)
+        choice_of = {i: run.choice for run in part.choices for i in instance.positions(run.nodes)}
+        if sorted(choice_of) != list(nodes):
+            raise PlanError(f"the choices of stage {number} are not those of its nodes", where=instance.name)
+        stages.append(PiperStage(nodes, part.tensor, part.replicas, tuple(choice_of[i] for i in nodes)))
+    return PiperDecision(tuple(stages))
+
+
+TIME_PER_SAMPLE = Objective(
+    name="time-per-sample",
+    unit="s",
+    what="time of the slowest stage a sample",
+    options=frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch"}),
+    settle=_settle,
+    problem=_problem,
+    encode=_encode,
+    decode=_decode,
+)
+
+FAMILIES.register("piper", Family("Piper instance (TMPC JSON)", sniff_piper, _read, (TIME_PER_SAMPLE,)))

@@ -1,0 +1,89 @@
+"""Partition plans as JSON: strict to read, canonical to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from planner.files import write_whole
+from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, PartitionPlan, TrivialPlan
+from planner.plan import layout, strict
+from planner.plan.schema import described
+
+_SPARSE = (Part, ChoiceRun, TrivialPlan)
+"""Types whose fields are left out of the file when they have their default."""
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not isinstance(value, _SPARSE) or getattr(value, field.name) != field.default
+        }
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in sorted(value.items())}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def digest_of(plan: PartitionPlan) -> str:
+    """sha256 (hex) over everything but the digest itself."""
+    document = _plain(plan)
+    del document["digest"]
+    return hashlib.sha256(layout.compact(document).encode()).hexdigest()
+
+
+def seal(plan: PartitionPlan) -> PartitionPlan:
+    """The same plan with the digest that belongs to it."""
+    return dataclasses.replace(plan, digest=digest_of(plan))
+
+
+def dumps(plan: PartitionPlan) -> str:
+    """The plan as JSON text; the same plan gives the same bytes."""
+    return layout.pretty(_plain(plan)) + "\n"
+
+
+def loads(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
+    """Read a plan from JSON text; its digest is not compared (`check_partition` does).
+
+    Raises:
+        PlanError: not JSON, of another format or version, or not as the schema says.
+    """
+    return strict.parse(text, PartitionPlan, FORMAT, SCHEMA_VERSION, name=name)
+
+
+def read(path: str | Path) -> PartitionPlan:
+    """Read a plan file.
+
+    Raises:
+        PlanError: the file is missing, unreadable or not a partition plan.
+    """
+    return loads(strict.read_bytes(path), name=str(path))
+
+
+def write(plan: PartitionPlan, path: str | Path) -> None:
+    """Write a plan file, whole or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_whole(path, dumps(plan))
+
+
+def is_partition_plan(path: str | Path) -> bool:
+    """Whether a file is JSON that says that it holds a partition plan; whatever else it is, others will say."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
+    return described(strict.adapter(PartitionPlan).json_schema())

@@ -1,0 +1,234 @@
+"""What defines a partition problem besides its instance, and how people write it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import PlanError, UsageError
+from planner.hardware.types import Cluster
+from planner.partitions.types import Scalar
+from planner.registry import did_you_mean
+from planner.units import Dimension, parse
+
+Quantity = float | int | str
+"""A number in SI units, or text with a unit ("16 GiB", "1.25 GB/s", "60 s")."""
+
+COSTS = ("released", "published")
+LAYOUTS = ("placed", "nested")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of all families; None where nothing was said.
+
+    Attributes:
+        contiguous: whether devices must be stages of a pipeline.
+        devices: accelerators, or devices in all.
+        cpus: CPUs beside the accelerators.
+        memory_bytes: memory of one device; infinite for no limit.
+        bandwidth_byte_per_s: of the links of each level, innermost first.
+        machines: units of the level below by level, innermost first: (8, 2) for two servers of eight devices.
+        cost: "released" or "published" prices, where the two differ.
+        layout: "placed" (each stage on its own devices) or "nested" (all servers of a stage alike, as published).
+        transfers: whether moving activations between stages takes time.
+        idle: whether devices may stay idle.
+        batch: samples, or micro-batches, from one update of the weights to the next.
+    """
+
+    contiguous: bool | None = None
+    devices: int | None = None
+    cpus: int | None = None
+    memory_bytes: float | None = None
+    bandwidth_byte_per_s: tuple[float, ...] | None = None
+    machines: tuple[int, ...] | None = None
+    cost: str | None = None
+    layout: str | None = None
+    transfers: bool | None = None
+    idle: bool | None = None
+    batch: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What was said, by name."""
+        every = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in every.items() if value is not None}
+
+    def only(self, allowed: Collection[str], what: str) -> None:
+        """Refuse options that mean nothing here.
+
+        Raises:
+            UsageError: names the option and those that apply.
+        """
+        stray = [name for name in self.given() if name not in allowed]
+        if stray:
+            known = ", ".join(sorted(FLAGS[name] for name in allowed)) or "none"
+            raise UsageError(f"{FLAGS[stray[0]]} does not apply to {what}", hint=f"options that do: {known}")
+
+
+FLAGS: Mapping[str, str] = {
+    "contiguous": "--contiguous",
+    "devices": "--devices",
+    "cpus": "--cpus",
+    "memory_bytes": "--memory",
+    "bandwidth_byte_per_s": "--bandwidth",
+    "machines": "--machines",
+    "cost": "--cost",
+    "layout": "--layout",
+    "transfers": "--transfers",
+    "idle": "--idle",
+    "batch": "--global-batch",
+}
+"""What the command line calls each option."""
+
+
+def read_options(
+    *,
+    contiguous: bool | None = None,
+    devices: int | None = None,
+    cpus: int | None = None,
+    memory: Quantity | None = None,
+    bandwidth: Quantity | Collection[Quantity] | None = None,
+    machines: str | int | Collection[int] | None = None,
+    cost: str | None = None,
+    layout: str | None = None,
+    transfers: bool | None = None,
+    idle: bool | None = None,
+    batch: int | None = None,
+) -> Options:
+    """Options as people write them.
+
+    Raises:
+        UsageError: a quantity without a unit, a number that is not positive, an unknown name.
+    """
+    _least("devices", devices, 0)
+    _least("cpus", cpus, 0)
+    _least("batch", batch, 1)
+    _one_of("cost", cost, COSTS)
+    _one_of("layout", layout, LAYOUTS)
+    return Options(
+        contiguous=contiguous,
+        devices=devices,
+        cpus=cpus,
+        memory_bytes=None if memory is None else _quantity(memory, Dimension.BYTES, "--memory"),
+        bandwidth_byte_per_s=None if bandwidth is None else _bandwidths(bandwidth),
+        machines=None if machines is None else _machines(machines),
+        cost=cost,
+        layout=layout,
+        transfers=transfers,
+        idle=idle,
+        batch=batch,
+    )
+
+
+def seconds(value: Quantity) -> float:
+    """A time limit; a bare number is seconds."""
+    if isinstance(value, str):
+        number = value.strip()
+        value = float(number) if number.replace(".", "", 1).isdigit() else parse(value, Dimension.SECONDS)
+    if not value > 0 or not math.isfinite(value):
+        raise UsageError(f"a time limit of {value:g} s leaves no time", where="--time-limit", hint="write 60s or 2min")
+    return float(value)
+
+
+def from_cluster(options: Options, cluster: Cluster) -> Options:
+    """The options with machines, bandwidth and memory of a cluster where they were not given.
+
+    The bandwidth of a level is what one device can send into it, times the fraction that is achieved.
+    """
+    if options.machines is not None or options.bandwidth_byte_per_s is not None or options.devices is not None:
+        raise UsageError(
+            "--machines, --bandwidth and --devices describe a cluster, and so does --hardware", hint="give one of them"
+        )
+    levels = [level for level in cluster.levels if level.size > 1]
+    memory = min(device.memory_bytes - device.reserve_bytes for device in cluster.devices)
+    return dataclasses.replace(
+        options,
+        machines=tuple(level.size for level in levels) or (1,),
+        bandwidth_byte_per_s=tuple(
+            min(level.device_byte_per_s, level.byte_per_s) * level.efficiency for level in levels
+        ) or (math.inf,),
+        memory_bytes=float(memory) if options.memory_bytes is None else options.memory_bytes,
+    )  # fmt: skip
+
+
+def recorded(options: Options) -> dict[str, Scalar | None]:
+    """Options as a plan file has them; no limit of memory is written as null."""
+    return {
+        name: None if isinstance(value, float) and math.isinf(value) else value
+        for name, value in options.given().items()
+    }
+
+
+def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
+    """Options of a plan file.
+
+    Raises:
+        PlanError: an unknown option, or a value of another kind.
+    """
+    names = {field.name for field in dataclasses.fields(Options)}
+    stray = sorted(set(values) - names)
+    if stray:
+        raise PlanError(f"unknown option {stray[0]!r}", where=f"{where}: options", hint=did_you_mean(stray[0], names))
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "contiguous": bool, "devices": int, "cpus": int, "memory_bytes": (float, int), "bandwidth_byte_per_s": tuple,
+        "machines": tuple, "cost": str, "layout": str, "transfers": bool, "idle": bool, "batch": int,
+    }  # fmt: skip
+    for name, value in values.items():
+        fits = isinstance(value, kinds[name]) and not (isinstance(value, bool) and kinds[name] is not bool)
+        if not fits and not (value is None and name == "memory_bytes"):
+            raise PlanError(f"option {name!r} cannot be {value!r}", where=f"{where}: options", hint="plan again")
+    read: dict[str, Any] = dict(values)
+    if "memory_bytes" in read:
+        read["memory_bytes"] = math.inf if read["memory_bytes"] is None else float(read["memory_bytes"])
+    return Options(**read)
+
+
+def _quantity(value: Quantity, dimension: Dimension, flag: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    else:
+        try:
+            number = parse(value, dimension)
+        except UsageError as error:
+            raise UsageError(error.problem.message, where=flag, hint=error.problem.hint) from error
+    if not number >= 0:
+        raise UsageError(f"{value} is negative", where=flag)
+    return number
+
+
+def _bandwidths(value: Quantity | Collection[Quantity]) -> tuple[float, ...]:
+    parts: Collection[Quantity] = value.split(",") if isinstance(value, str) else value  # type: ignore[assignment]
+    parts = [parts] if isinstance(parts, int | float) else parts
+    rates = tuple(_quantity(part, Dimension.BYTE_RATE, "--bandwidth") for part in parts)
+    if not rates or min(rates) <= 0:
+        raise UsageError("a bandwidth is positive", where="--bandwidth", hint="write 10GB/s,1.25GB/s")
+    return rates
+
+
+def _machines(value: str | int | Collection[int]) -> tuple[int, ...]:
+    """(4, 2) for "4x2": two servers of four devices."""
+    parts: list[Any] = value.lower().split("x") if isinstance(value, str) else [value]
+    if isinstance(value, Collection) and not isinstance(value, str):
+        parts = list(value)
+    try:
+        counts = tuple(int(part) for part in parts)
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise UsageError(
+            f"{value!r} are no machines", where="--machines", hint="write 4x2 for two servers of four devices"
+        )
+    return counts
+
+
+def _least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{value} is less than {least}", where=FLAGS[name])
+
+
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise UsageError(f"{value!r} is no {name}", where=FLAGS[name], hint=did_you_mean(value, known))

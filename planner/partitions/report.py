@@ -1,0 +1,211 @@
+"""Partition plans for people: what was found, why it is no better, and what differs between two."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.partitions.options import FLAGS
+from planner.partitions.ranges import in_words
+from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar
+from planner.plan.report import Report, Section, Table, bar
+from planner.units import format_bytes, format_rate
+
+_MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChange:
+    """One difference: where, and what it was and is (None where it is absent)."""
+
+    path: str
+    old: Any
+    new: Any
+
+
+def figure(value: float, unit: str) -> str:
+    """An objective for people: `17.79 ms`, seconds below one as milliseconds."""
+    if unit == "s" and value < 1:
+        value, unit = value * _MS, "ms"
+    return f"{value:.6g} {unit}"
+
+
+def partition_report(plan: PartitionPlan) -> Report:
+    """The plan with its proof, its parts, what trivial plans reach, and what defines the problem."""
+    goal = plan.objective
+    title = f"{plan.instance.name}: {goal.name} {figure(goal.value, goal.unit)}"
+    sections = [
+        Section(lines=(proof(goal, plan.solver), *_pace(plan))),
+        Section("Parts", table=_parts_table(plan)),
+        Section("Plans that anybody would try first", table=_trivial_table(plan)),
+        Section("The problem", lines=(f"{plan.instance.family}, {plan.instance.nodes} nodes, "
+                                      f"{plan.instance.edges} edges",), items=tuple(_options(plan))),
+    ]  # fmt: skip
+    if plan.statistics:
+        counts = ", ".join(f"{name} {count:,}" for name, count in plan.statistics.items())
+        sections.append(Section("The search", lines=(counts,)))
+    if plan.notes:
+        sections.append(Section("Notes", items=plan.notes))
+    return Report(title, tuple(sections))
+
+
+def proof(goal: ObjectiveSection, solver: str) -> str:
+    """What is proven, in a sentence."""
+    if goal.proven_optimal:
+        return f"Proven optimal among {goal.space} (found by {solver})."
+    limit = "" if goal.stopped_after_s is None else f" after {goal.stopped_after_s:g} s"
+    return (
+        f"No plan among {goal.space} is below {figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
+        f"it; the search stopped{limit} (best plan by {solver})."
+    )
+
+
+def _pace(plan: PartitionPlan) -> list[str]:
+    """Which part sets the pace, where the objective is the largest of the parts' values."""
+    values = [(part.value or 0.0, number) for number, part in enumerate(plan.parts)]
+    if not values or max(values)[0] < plan.objective.value * (1 - 1e-9):
+        return []
+    values.sort(key=lambda pair: (-pair[0], pair[1]))
+    number, part = values[0][1], plan.parts[values[0][1]]
+    text = f"Part {number} ({part.kind}, nodes {in_words(part.nodes)}) sets the pace"
+    if len(values) > 1:
+        text += f"; the next one takes {figure(values[1][0], plan.objective.unit)}"
+    return [text + "."]
+
+
+def _parts_table(plan: PartitionPlan) -> Table:
+    wide: list[tuple[str, bool, Callable[[Part], str]]] = [
+        ("devices", any(p.devices > 1 for p in plan.parts), lambda p: str(p.devices)),
+        ("replicas", any(p.replicas > 1 for p in plan.parts), lambda p: str(p.replicas)),
+        ("tensor", any(p.tensor > 1 for p in plan.parts), lambda p: str(p.tensor)),
+        ("from", any(p.first_device is not None for p in plan.parts), _place),
+        ("runs as", any(p.configuration for p in plan.parts), lambda p: p.configuration),
+        ("memory", any(p.memory_bytes is not None for p in plan.parts), _memory),
+        ("choices", any(p.choices for p in plan.parts), lambda p: _choices(p.choices)),
+        ("inside", any(p.inner for p in plan.parts), lambda p: _inside(p.inner)),
+    ]
+    shown = [(name, cell) for name, needed, cell in wide if needed]
+    rows = []
+    for number, part in enumerate(plan.parts):
+        value = "" if part.value is None else figure(part.value, plan.objective.unit)
+        share = bar((part.value or 0.0) / plan.objective.value) if plan.objective.value > 0 else ""
+        rows.append(
+            (str(number), part.kind, in_words(part.nodes) or "-", value, share, *(cell(part) for _, cell in shown))
+        )
+    headers = ("#", "part", "nodes", "value", "", *(name for name, _ in shown))
+    right = frozenset(
+        c for c, name in enumerate(headers) if name in ("#", "value", "devices", "replicas", "tensor", "memory")
+    )
+    return Table(headers, tuple(rows), right)
+
+
+def _place(part: Part) -> str:
+    if part.first_device is None:
+        return ""
+    return f"{part.first_device}" + (f" (x{part.copies}, every {part.stride})" if part.copies > 1 else "")
+
+
+def _memory(part: Part) -> str:
+    return "" if part.memory_bytes is None else format_bytes(part.memory_bytes)
+
+
+def _choices(runs: Sequence[ChoiceRun]) -> str:
+    named = [run.name or f"choice {run.choice}" for run in runs]
+    if len(runs) == 1:
+        return named[0]
+    return "; ".join(f"{name}: {in_words(run.nodes, 3)}" for name, run in zip(named, runs, strict=True))
+
+
+def _inside(parts: Sequence[Part]) -> str:
+    return " | ".join(f"{in_words(part.nodes, 2)} x{part.replicas}" for part in parts)
+
+
+def _trivial_table(plan: PartitionPlan) -> Table:
+    rows = []
+    for trivial in plan.trivial:
+        value, times = "-", ""
+        if trivial.value is not None:
+            value = figure(trivial.value, plan.objective.unit)
+            times = f"{trivial.value / plan.objective.value:.2f}x" if plan.objective.value > 0 else ""
+        rows.append((trivial.name, value, times, ", ".join(trivial.breaks) or "nothing"))
+    return Table(("plan", "value", "of this", "breaks"), tuple(rows), frozenset({1, 2}))
+
+
+def _options(plan: PartitionPlan) -> list[str]:
+    return [f"{FLAGS.get(name, name)} {_option(name, value)}" for name, value in plan.options.items()]
+
+
+def _option(name: str, value: Scalar | None) -> str:
+    if name == "memory_bytes":
+        return "unlimited" if value is None else format_bytes(float(value))  # type: ignore[arg-type]
+    if name == "bandwidth_byte_per_s":
+        return ",".join(format_rate(float(rate)) for rate in value)  # type: ignore[union-attr]
+    if name == "machines":
+        return "x".join(str(count) for count in value)  # type: ignore[union-attr]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def partition_changes(old: PartitionPlan, new: PartitionPlan, *, tolerance: float = 0.0) -> tuple[PartitionChange, ...]:
+    """What differs between two plans, digest left aside.
+
+    Args:
+        old: the one.
+        new: the other.
+        tolerance: relative difference of two numbers that counts as none.
+    """
+    found: list[PartitionChange] = []
+    for field in dataclasses.fields(PartitionPlan):
+        if field.name != "digest":
+            _compare(field.name, getattr(old, field.name), getattr(new, field.name), tolerance, found)
+    return tuple(found)
+
+
+def _compare(path: str, old: Any, new: Any, tolerance: float, found: list[PartitionChange]) -> None:  # noqa: ANN401
+    if dataclasses.is_dataclass(old) and type(old) is type(new):
+        for field in dataclasses.fields(old):
+            _compare(f"{path}.{field.name}", getattr(old, field.name), getattr(new, field.name), tolerance, found)
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            _compare(f"{path}.{key}", old.get(key), new.get(key), tolerance, found)
+    elif isinstance(old, tuple) and isinstance(new, tuple) and any(map(dataclasses.is_dataclass, (*old, *new))):
+        for i in range(max(len(old), len(new))):
+            pair = (old[i] if i < len(old) else None, new[i] if i < len(new) else None)
+            _compare(f"{path}[{i}]", *pair, tolerance, found)
+    elif isinstance(old, float) and isinstance(new, float):
+        if abs(old - new) > tolerance * max(abs(old), abs(new)):
+            found.append(PartitionChange(path, old, new))
+    elif old != new:
+        found.append(PartitionChange(path, old, new))
+
+
+def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Sequence[PartitionChange]) -> Report:
+    """The changes, values first."""
+    if not changes:
+        return Report("The plans say the same", ())
+    a, b = old.objective, new.objective
+    lines = [f"{a.name} {figure(a.value, a.unit)} -> {b.name} {figure(b.value, b.unit)}"]
+    if (a.name, a.unit) == (b.name, b.unit) and a.value > 0:
+        lines[0] += f" ({b.value / a.value - 1:+.2%})"
+    rows = tuple((change.path, _cell(change.old), _cell(change.new)) for change in changes)
+    plural = "s" if len(changes) > 1 else ""
+    return Report(
+        f"{len(changes)} change{plural} between the plans",
+        (Section(lines=tuple(lines)), Section("Changes", table=Table(("what", "old", "new"), rows))),
+    )
+
+
+def _cell(value: Any) -> str:  # noqa: ANN401
+    if value is None:
+        return "-"
+    if isinstance(value, Part):
+        return f"{value.kind}, nodes {in_words(value.nodes)}"
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return in_words(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

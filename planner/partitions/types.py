@@ -1,0 +1,160 @@
+"""A partition plan: what a partitioner decided on one instance, with what is proven about it.
+
+These types are the file's schema: field names are the keys of the JSON. Fields of parts that have their default are
+left out of the file. The file holds no times of the search, so that equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+SCHEMA_VERSION: Literal[1] = 1
+FORMAT: Literal["shardplan-partition"] = "shardplan-partition"
+
+Scalar = bool | int | float | str | tuple[int, ...] | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSection:
+    """The instance that the plan is for.
+
+    Attributes:
+        name: for people.
+        family: kind of file ("operator-graph", "piper", "pipedream").
+        fingerprint: sha256 (hex) of the file; a plan holds for this instance only.
+        nodes: nodes that the plan places.
+        edges: edges between them.
+    """
+
+    name: str
+    family: str
+    fingerprint: str
+    nodes: int
+    edges: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveSection:
+    """What was minimised, what was reached and what is proven.
+
+    Attributes:
+        name: of the objective, as `--objective` takes it.
+        unit: of value and bound.
+        value: what the plan reaches.
+        bound: no plan of the space is below it.
+        gap: (value - bound) / value.
+        proven_optimal: whether the gap is zero up to rounding.
+        space: in words, what the bound speaks of.
+        stopped_after_s: the time limit that ended the search before it proved its plan, so that another run may find
+            another plan; null for a proven plan, which does not depend on it.
+    """
+
+    name: str
+    unit: str
+    value: float
+    bound: float
+    gap: float
+    proven_optimal: bool
+    space: str
+    stopped_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRun:
+    """Nodes of a part that run by the same choice.
+
+    Attributes:
+        choice: its position among those the instance offers.
+        name: what the instance calls it.
+        nodes: ranges of node numbers, both ends included.
+    """
+
+    choice: int
+    name: str
+    nodes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A device with its nodes, or a stage of a pipeline.
+
+    Attributes:
+        kind: "accelerator", "cpu" or "stage".
+        nodes: ranges of node numbers as the instance has them, both ends included.
+        value: its share of the objective (load or time), in the objective's unit.
+        memory_bytes: what one device of it keeps; absent where the problem counts no memory.
+        devices: devices that it takes in all.
+        replicas: copies that take turns at the samples.
+        tensor: devices that share one sample's work.
+        first_device: leftmost device, where stages have places.
+        copies: units beside one another that run the same stages.
+        stride: devices from one copy to the next.
+        configuration: what a mesh is used as, in words.
+        choices: how its nodes run, where they have a choice.
+        inner: stages inside one unit, where a stage is replicated over units of several devices.
+    """
+
+    kind: str
+    nodes: tuple[tuple[int, int], ...]
+    value: float | None = None
+    memory_bytes: float | None = None
+    devices: int = 1
+    replicas: int = 1
+    tensor: int = 1
+    first_device: int | None = None
+    copies: int = 1
+    stride: int = 0
+    configuration: str = ""
+    choices: tuple[ChoiceRun, ...] = ()
+    inner: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrivialPlan:
+    """A plan that anybody would try first, priced beside the one found.
+
+    Attributes:
+        name: what it is.
+        value: what it would reach; null when it cannot be carried out at all.
+        breaks: the limits that it breaks, by kind; empty when it is feasible.
+    """
+
+    name: str
+    value: float | None
+    breaks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """A partition plan as its file has it.
+
+    Attributes:
+        format: says what kind of file this is.
+        version: of this schema.
+        digest: sha256 (hex) over everything else.
+        instance: what it is for.
+        objective: what was reached and proven.
+        options: what defines the problem besides the instance: devices, memory (bytes), bandwidths (bytes a second),
+            rules.
+        solver: who found the plan.
+        parts: devices or stages, in order.
+        trivial: plans priced beside it.
+        statistics: counts of the search.
+        notes: what was assumed in reading the instance.
+    """
+
+    FORMAT: ClassVar[str] = FORMAT
+
+    format: Literal["shardplan-partition"]
+    version: Literal[1]
+    digest: str
+    instance: InstanceSection
+    objective: ObjectiveSection
+    options: Mapping[str, Scalar | None]
+    solver: str
+    parts: tuple[Part, ...]
+    trivial: tuple[TrivialPlan, ...] = ()
+    statistics: Mapping[str, int] | None = None
+    notes: tuple[str, ...] = ()

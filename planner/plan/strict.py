@@ -1,0 +1,149 @@
+"""Read JSON documents strictly: one format and version, no key twice or unknown, findings with line and column."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from planner.errors import PlanError, Problem
+from planner.plan import locate
+from planner.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+MAKE_AGAIN = "plan again with this version"
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        PlanError: it is missing or cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PlanError(
+            f"cannot read: {reason}", where=str(path), hint="name a file that `shardplan plan` wrote"
+        ) from error
+
+
+def parse(text: str | bytes, kind: type[T], form: str, version: int, *, name: str) -> T:
+    """A document as an object of a dataclass type.
+
+    Args:
+        text: the JSON.
+        kind: the dataclass.
+        form: what its key `format` must say.
+        version: what its key `version` must say.
+        name: what errors call it (a file name).
+
+    Raises:
+        PlanError: not JSON, of another format or version, or not as the type says; `problems` holds every finding with
+            line, column and path.
+    """
+    content = _decode(text, name)
+    document = _document(content, form, name)
+    if document.get("version") != version:
+        raise PlanError(
+            f"plan schema version {document.get('version')!r} cannot be read, only {version}",
+            where=name, hint=MAKE_AGAIN,
+        )  # fmt: skip
+    from pydantic import ValidationError
+
+    target: Any = kind
+    try:
+        read: T = adapter(target).validate_json(content, strict=True)
+    except ValidationError as error:
+        places = locate.positions(content)
+        schema = adapter(target).json_schema()
+        problems = [_problem(details, places, schema, name) for details in error.errors(include_url=False)]
+        first = problems[0]
+        raise PlanError(first.message, where=first.where, hint=first.hint, problems=problems) from error
+    return read
+
+
+@functools.cache
+def adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    """The validator of a type."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _decode(text: str | bytes, name: str) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError("not a text file", where=name, hint="a plan is a JSON file") from error
+
+
+def _document(text: str, form: str, name: str) -> dict[str, Any]:
+    """The JSON's content, refused when keys repeat or numbers are not finite."""
+    repeated: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        repeated.extend(key for key, count in _counts(key for key, _ in items) if count > 1 and key in found)
+        return found
+
+    def refuse(literal: str) -> float:
+        raise PlanError(f"{literal} is not JSON", where=name, hint=MAKE_AGAIN)
+
+    try:
+        document = json.loads(text, object_pairs_hook=pairs, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"not JSON: {error.msg}", where=f"{name}:{error.lineno}:{error.colno}", hint="the file may be cut off"
+        ) from error
+    except RecursionError as error:
+        raise PlanError("not a plan: nested too deeply", where=name, hint=MAKE_AGAIN) from error
+    if repeated:
+        raise PlanError(f"key {repeated[0]!r} appears twice in one object", where=name, hint="remove one of them")
+    if not isinstance(document, dict) or document.get("format") != form:
+        raise PlanError("not a plan file", where=name, hint=f'a plan says "format": "{form}"')
+    return document
+
+
+def _counts(keys: Iterable[str]) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    return list(counts.items())
+
+
+def _problem(
+    details: ErrorDetails, places: dict[locate.Path, tuple[int, int]], schema: Mapping[str, Any], name: str
+) -> Problem:
+    path = tuple(details["loc"])
+    line, column = locate.nearest(path, places)
+    message, hint = f"{locate.readable(path)}: {_lower(details['msg'])}", ""
+    if details["type"] == "unexpected_keyword_argument":
+        message = f"unknown key {locate.readable(path)!r}"
+        hint = did_you_mean(str(path[-1]), _known_keys(path[:-1], schema))
+    elif details["type"] == "missing":
+        message, hint = f"missing key {locate.readable(path)!r}", "every key of the schema is required"
+    return Problem(message, f"{name}:{line}:{column}", hint)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _known_keys(path: locate.Path, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that a schema knows at a path."""
+    node: Any = schema
+    for part in path:
+        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+    return tuple(node.get("properties", ()))

@@ -1,0 +1,228 @@
+"""The front: picks solvers that take a problem, lets them take turns within the time limit, and judges every answer.
+
+The turns: trivial plans first, as incumbents; then the family's own front, where it has one that knows better in which
+order to let its solvers run; else quick improvers, programmes made for the problem, and general engines, each beginning
+with the best plan so far. Engines race: every one gets a first turn, the one that got further gets the rest. All stop
+as soon as the bound meets the plan. Oracles that try everything run only when they are named, or when there is nothing
+else.
+
+No answer is taken on trust: the front judges each plan itself, and refuses solvers whose plan breaks a limit, whose
+objective is not the judge's, or whose bound a known plan contradicts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from planner.errors import UsageError
+from planner.registry import did_you_mean
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._reasons import no_plan
+from planner.space.partition.types import PartitionProblem
+
+AUTO = "auto"
+_FRONTS = ("max-load",)
+"""Solvers that let others of their family run in turn."""
+_ENGINES = ("cp-sat", "highs")
+"""Parts of the names of solvers that hand the problem to a general engine."""
+_ORACLES = ("brute",)
+"""Parts of the names of solvers that try everything."""
+_IMPROVER_SHARE = 0.25
+_PROGRAMME_SHARE = 0.6
+_FIRST_TURN_SHARE = 0.3
+
+
+def solvers_for(problem: object) -> tuple[str, ...]:
+    """Names of all solvers that take a problem's type, sorted."""
+    return tuple(name for name, entry in PARTITION_SOLVERS.items() if isinstance(problem, entry.takes))
+
+
+def solve(
+    problem: PartitionProblem,
+    *,
+    solver: str = AUTO,
+    time_limit_s: float = 60.0,
+    start: Any = None,  # noqa: ANN401
+    progress: Progress | None = None,
+) -> Result:
+    """The best plan that can be found within a time limit, with a bound on all plans.
+
+    Args:
+        problem: a problem of any family.
+        solver: a solver's name, or "auto" to let all that take the problem have their turns.
+        time_limit_s: about how long to search.
+        start: a decision to begin with; left aside when it is not feasible.
+        progress: called with (solver, incumbent, bound) whenever incumbent or bound improve.
+
+    Returns:
+        a result whose decision has passed the judge.
+
+    Raises:
+        UsageError: no such solver, one that does not take the problem, or a time limit that is not positive.
+        InfeasibleError: no plan was found; says whether there is none, and which limits stand in the way.
+        RuntimeError: a solver broke its word (a limit, its objective or its bound); a bug.
+    """
+    if not time_limit_s > 0:
+        raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
+    names = _chosen(problem, solver)
+    race = Race(problem, time.monotonic() + time_limit_s, progress)
+    race.offer(start)
+    if solver == AUTO:
+        race.run_all(names)
+    else:
+        race.turn(solver, 1.0)
+    found = race.result()
+    if found.decision is None:
+        raise no_plan(problem, found, time_limit_s, lambda p, limit: _feasible(p, solver, limit))
+    return found
+
+
+def _chosen(problem: PartitionProblem, solver: str) -> tuple[str, ...]:
+    able = solvers_for(problem)
+    kind = type(problem).__name__
+    if solver == AUTO:
+        if not able:
+            raise UsageError(f"no solver takes a {kind}", hint="register one in planner.solvers.partition")
+        return able
+    if solver not in able:
+        known = PARTITION_SOLVERS.find(solver) is not None
+        message = f"the solver {solver!r} does not take a {kind}" if known else f"unknown partition solver {solver!r}"
+        hint = f"these do: {', '.join((AUTO, *able))}" if known else did_you_mean(solver, (AUTO, *able))
+        raise UsageError(message, where="--solver", hint=hint)
+    return (solver,)
+
+
+def _feasible(problem: PartitionProblem, solver: str, time_limit_s: float) -> Any:  # noqa: ANN401
+    """A feasible decision of a problem, None when none is found in time."""
+    race = Race(problem, time.monotonic() + time_limit_s, None)
+    for name in _chosen(problem, solver):
+        if race.decision is None and not _is(name, _ORACLES):
+            race.turn(name, 1.0)
+    return race.decision
+
+
+class Race:
+    """The best plan and bound so far, and the clock.
+
+    Attributes:
+        problem: what is solved.
+        decision: the best plan, None before there is one.
+        objective: as the judge says; infinite without a plan.
+        bound: the highest bound that any solver proved.
+        solver: who found the plan.
+        space: what the bound speaks of.
+        statistics: counts by solver.
+    """
+
+    def __init__(self, problem: PartitionProblem, deadline: float, progress: Progress | None) -> None:
+        self.problem, self.deadline, self.progress = problem, deadline, progress
+        self.decision: Any = None
+        self.objective, self.bound = math.inf, 0.0
+        self.solver, self.space = "", ""
+        self.counts: dict[str, dict[str, int]] = {}
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing better exists, or nothing at all."""
+        return self.bound >= self.objective * (1 - RELATIVE_TOLERANCE)
+
+    @property
+    def left_s(self) -> float:
+        """Time that remains."""
+        return self.deadline - time.monotonic()
+
+    def offer(self, decision: Any, solver: str = "start") -> None:  # noqa: ANN401
+        """Begin with a plan when it is feasible and better."""
+        if decision is None:
+            return
+        verdict = self.problem.judge(decision)
+        if verdict.feasible and verdict.objective < self.objective:
+            self.decision, self.objective, self.solver = decision, float(verdict.objective), solver
+            self._report(solver)
+
+    def run_all(self, names: Sequence[str]) -> None:
+        """Give every solver its turn."""
+        for label, plan in self.problem.trivial():
+            self.offer(plan, f"trivial plan: {label}")
+        fronts = [name for name in names if name in _FRONTS]
+        names = fronts or [name for name in names if not _is(name, _ORACLES)] or list(names)
+        engines = [name for name in names if _is(name, _ENGINES)]
+        own = sorted((name for name in names if name not in engines), key=lambda n: (_entry(n).exact, n))
+        for name in own:
+            alone = not engines and name == own[-1]
+            share = _PROGRAMME_SHARE if _entry(name).exact else _IMPROVER_SHARE
+            self.turn(name, 1.0 if alone else share)
+        self._engines(engines)
+
+    def _engines(self, engines: list[str]) -> None:
+        """A first turn for each, the rest for the one that got further."""
+        if len(engines) == 1:
+            self.turn(engines[0], 1.0)
+            return
+        reached: list[tuple[float, str]] = []
+        for name in engines:
+            reached.append((-self.turn(name, _FIRST_TURN_SHARE / (1 - _FIRST_TURN_SHARE * len(reached))), name))
+        if reached:
+            self.turn(min(reached)[1], 1.0)
+
+    def turn(self, name: str, share: float) -> float:
+        """Let a solver run for a share of the time that remains, unless all is settled; its bound."""
+        left = self.left_s * share
+        if self.settled or left <= 0:
+            return 0.0
+        found = _entry(name).run(self.problem, time_limit_s=left, start=self.decision, progress=self._listen)
+        self._take(name, found)
+        return found.bound
+
+    def _take(self, name: str, found: Result) -> None:
+        """Check what a solver says and keep what is new."""
+        if found.decision is not None:
+            verdict = self.problem.judge(found.decision)
+            if not verdict.feasible:
+                raise RuntimeError(f"{name}: its plan breaks a limit: {verdict.violations[0].message}")
+            if not math.isclose(verdict.objective, found.objective, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-300):
+                raise RuntimeError(f"{name}: says {found.objective!r}, the judge says {verdict.objective!r}")
+            if verdict.objective <= self.objective:
+                self.decision, self.objective, self.solver = found.decision, float(verdict.objective), name
+        if found.bound > self.objective * (1 + RELATIVE_TOLERANCE):
+            raise RuntimeError(f"{name}: proves a bound of {found.bound!r}, yet a plan has {self.objective!r}")
+        if math.isnan(found.bound):
+            raise RuntimeError(f"{name}: its bound is not a number")
+        if found.bound > self.bound or not self.space:
+            self.space = found.space
+        self.bound = max(self.bound, float(found.bound))
+        known = self.counts.setdefault(name, {})
+        known.update(found.statistics)
+        self._report(name)
+
+    def _listen(self, solver: str, incumbent: float, bound: float) -> None:
+        if self.progress:
+            self.progress(solver, min(incumbent, self.objective), max(bound, self.bound))
+
+    def _report(self, solver: str) -> None:
+        self._listen(solver, self.objective, self.bound)
+
+    def result(self) -> Result:
+        """What was found."""
+        alone = len(self.counts) == 1
+        counts = {
+            key if alone else f"{name}: {key}": int(value)
+            for name, found in self.counts.items()
+            for key, value in found.items()
+        }
+        bound = self.bound if self.decision is None else min(self.bound, self.objective)
+        return Result(self.decision, self.objective, bound, self.solver, self.space, counts)
+
+
+def _entry(name: str) -> PartitionSolver:
+    return PARTITION_SOLVERS.get(name)
+
+
+def _is(name: str, kinds: Sequence[str]) -> bool:
+    return any(kind in name for kind in kinds)
+
+
+solve_partition = solve
