@@ -6,6 +6,9 @@ import numpy as np
 
 from planner.space.partition.latency import LatencyProblem, topological
 
+_ROUNDING = 1e-12
+"""What sums of times may be off by; a bound has to stay below."""
+
 
 def earliest_begin(problem: LatencyProblem) -> np.ndarray:
     """[n, k] when a node can begin on a device at the soonest if devices had all the time in the world."""
@@ -46,7 +49,7 @@ def latency_bound(problem: LatencyProblem) -> float:
         order = np.argsort(-tail[late], kind="stable")
         sums = np.cumsum(work[late][order]) / problem.devices
         best = max(best, float((since + sums + tail[late][order]).max()))
-    return best
+    return best * (1 - _ROUNDING)
 
 
 def _neighbours(problem: LatencyProblem, *, backwards: bool) -> list[list[int]]:

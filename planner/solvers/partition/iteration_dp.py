@@ -1,20 +1,15 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-Let g(T) be the least sum of stage times when no stage takes more than T. A plan with longest stage m has a sum of at
-least g(m), so g(T) + (M - 1) a bounds all plans with their longest stage in [a, T]; and the plan behind g(T), whose
-longest stage is m, settles all of [m, T] at once. Ranges of T are split, best bound first, until none can beat the plan
-found: some ten to forty passes in place of one a candidate value.
-
-A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends on how
-many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not fit is
-it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
+The ranges of the longest stage are those of `_longest_stage`: some ten to forty passes in place of one a candidate
+value. A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends
+on how many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not
+fit is it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,25 +25,21 @@ from planner.solvers.partition._iteration_tables import (
     tables_of,
     under_cap,
 )
+from planner.solvers.partition._longest_stage import LongestStage
+from planner.solvers.partition._verified import verified
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
 
+NAME = "iteration-dp"
 _SPACE = "all cuts of the chain, meshes in line and their configurations"
-_STEP = 1e-12
 
 
 @dataclass
 class _Search:
     tables: Tables
-    values: np.ndarray
-    """Candidates for the longest stage, ascending."""
     relaxed: np.ndarray
     """[G, L, L] stage times with one micro-batch in flight."""
-    incumbent: float = float("inf")
-    decision: IterationDecision | None = None
     passes: int = 0
     staged_passes: int = 0
-    open_ranges: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """(bound, first value, last value, least sum) of ranges of the longest stage still to be settled."""
 
 
 def solve_iteration(
@@ -60,76 +51,30 @@ def solve_iteration(
     binds.
     """
     deadline = time.monotonic() + time_limit_s
+    best, objective = None, np.inf
+    if isinstance(start, IterationDecision):
+        verdict = problem.judge(start)
+        if verdict.feasible:
+            best, objective = start, verdict.objective
     tables = tables_of(problem)
     if not tables.sizes:
-        return _result(_Search(tables, np.zeros(0), np.zeros((0, 0, 0))), True)
-    search = _Search(tables, tables.candidates(), tables.stage_seconds(1))
-    if isinstance(start, IterationDecision):
-        _offer(search, start)
-    if len(search.values):
-        _push(search, 0, len(search.values) - 1, 0.0)
-    finished = True
-    while search.open_ranges:
-        if time.monotonic() > deadline:
-            finished = False
-            break
+        return Result(None, np.inf, np.inf, NAME, _SPACE)
+    values = tables.candidates()
+    search = _Search(tables, tables.stage_seconds(1))
+    ranges = LongestStage(values, problem.micro_batches - 1, objective)
+    while time.monotonic() <= deadline and (step := ranges.next_cap()) is not None:
+        least, stages = _least_sum(search, *step)
+        longest = np.inf
+        if stages is not None:
+            verdict = problem.judge(IterationDecision(tuple(stages)))
+            longest = max(verdict.parts)
+            if verdict.objective < objective:
+                best, objective = IterationDecision(tuple(stages)), verdict.objective
+        ranges.settle(least if stages is not None else np.inf, longest)
         if progress:
-            progress("iteration-dp", search.incumbent, min(search.open_ranges[0][0], search.incumbent))
-        _settle(search, *heapq.heappop(search.open_ranges)[1:])
-    return _result(search, finished)
-
-
-def _result(search: _Search, finished: bool) -> Result:
-    bound = search.incumbent * (1 - _STEP) if np.isfinite(search.incumbent) else np.inf
-    if not finished:
-        bound = min([bound, *(entry[0] for entry in search.open_ranges)])
-    statistics = {
-        "candidates": len(search.values),
-        "passes": search.passes,
-        "staged_passes": search.staged_passes,
-    }
-    return Result(search.decision, search.incumbent, bound, "iteration-dp", _SPACE, statistics)
-
-
-def _push(search: _Search, first: int, last: int, least_sum: float) -> None:
-    """Keep a range of the longest stage unless it is empty or cannot hold anything better."""
-    more = search.tables.problem.micro_batches - 1
-    if first > last:
-        return
-    bound = least_sum + more * float(search.values[first])
-    if bound < search.incumbent * (1 - _STEP):
-        heapq.heappush(search.open_ranges, (bound, first, last, least_sum))
-
-
-def _settle(search: _Search, first: int, last: int, least_sum: float) -> None:
-    """Try one cap inside a range and split the rest."""
-    more = search.tables.problem.micro_batches - 1
-    if least_sum + more * float(search.values[first]) >= search.incumbent * (1 - _STEP):
-        return
-    if np.isfinite(search.incumbent) and more:
-        last = min(last, int(np.searchsorted(search.values, (search.incumbent - least_sum) / more, side="right")) - 1)
-    if last < first:
-        return
-    if search.passes == 0:
-        cap_at = last  # the unbounded plan: whether anything fits, and the largest longest stage worth having
-    else:
-        middle = (float(search.values[first]) + float(search.values[last])) / 2
-        cap_at = min(max(int(np.searchsorted(search.values, middle, side="right")) - 1, first), last)
-    cap = float(search.values[cap_at])
-    enough = search.incumbent - more * float(search.values[first])
-    least, stages = _least_sum(search, cap, enough)
-    if stages is not None:
-        longest = _offer(search, IterationDecision(tuple(stages)))
-        _push(search, first, int(np.searchsorted(search.values, longest)) - 1, least)
-    _push(search, cap_at + 1, last, least_sum)
-
-
-def _offer(search: _Search, decision: IterationDecision) -> float:
-    """Judge a plan, keep it if it is the best, and give its longest stage."""
-    verdict = search.tables.problem.judge(decision)
-    if verdict.feasible and verdict.objective < search.incumbent:
-        search.incumbent, search.decision = verdict.objective, decision
-    return max(verdict.parts, default=np.inf)
+            progress(NAME, objective, min(ranges.bound, objective))
+    counts = {"candidates": len(values), "passes": search.passes, "staged_passes": search.staged_passes}
+    return verified(problem, best, objective, ranges.bound, NAME, _SPACE, counts)
 
 
 def _least_sum(search: _Search, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
@@ -225,4 +170,4 @@ def _trace_staged(search: _Search, history: list[np.ndarray], cap: float) -> lis
     return stages
 
 
-PARTITION_SOLVERS.register("iteration-dp", PartitionSolver((IterationProblem,), exact=True, run=solve_iteration))
+PARTITION_SOLVERS.register(NAME, PartitionSolver((IterationProblem,), exact=True, run=solve_iteration))

@@ -57,7 +57,8 @@ def solve_layerwise(
     """
     usable = np.where(np.isfinite(problem.time_s), problem.memory_bytes, np.inf)
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
-    room = min(problem.capacity_bytes * (1 + MEMORY_SLACK), float(problem.memory_bytes.max(axis=1).sum()))
+    most = float(problem.memory_bytes.max(axis=1).sum())
+    room = min(problem.capacity_bytes * (1 + MEMORY_SLACK / 2), most * (1 + RELATIVE_TOLERANCE))
     search = _Search(problem, room, least, time.monotonic() + time_limit_s)
     if isinstance(start, LayerwiseDecision):
         verdict = problem.judge(start)
@@ -154,7 +155,7 @@ def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
 def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
     """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
     problem = search.problem
-    fits = problem.memory_bytes[0] + search.least_memory[1] <= search.room * (1 + 1e-15)
+    fits = problem.memory_bytes[0] + search.least_memory[1] <= search.room * (1 + _SAME)
     state = np.flatnonzero(np.isfinite(problem.time_s[0]) & fits)
     memory, seconds = problem.memory_bytes[0, state], problem.time_s[0, state]
     came = np.zeros(len(state), dtype=np.int64)
@@ -212,7 +213,7 @@ def _extended(
         wide_memory = memory[part, None] + problem.memory_bytes[layer]
         wide_seconds = seconds[part, None] + (problem.switch_before(layer)[state[part]] + problem.time_s[layer])
         bound = wide_seconds + ahead[layer] - price * (search.room - wide_memory)
-        fits = wide_memory + search.least_memory[layer + 1] <= search.room * (1 + 1e-15)
+        fits = wide_memory + search.least_memory[layer + 1] <= search.room * (1 + _SAME)
         row, column = np.nonzero(fits & (bound < search.incumbent * (1 - _STEP)) & np.isfinite(wide_seconds))
         parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
     memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
