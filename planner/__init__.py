@@ -90,12 +90,21 @@ if TYPE_CHECKING:
     from planner.plan.assemble import assemble as assemble
     from planner.plan.diff_report import diff_report as diff_report
     from planner.registry import did_you_mean as did_you_mean
+    from planner.schedules import orders_json as orders_json
+    from planner.schedules import read_orders as read_orders
     from planner.simulate import SYMBOLS as SYMBOLS
     from planner.simulate import Activity as Activity
+    from planner.simulate import Conditions as Conditions
+    from planner.simulate import Cost as Cost
+    from planner.simulate import Measurement as Measurement
+    from planner.simulate import StageBytes as StageBytes
+    from planner.simulate import StageTimes as StageTimes
     from planner.simulate import Timeline as Timeline
     from planner.simulate import Transfers as Transfers
     from planner.simulate import draw_gantt as draw_gantt
     from planner.simulate import draw_svg as draw_svg
+    from planner.simulate import measure_orders as measure_orders
+    from planner.simulate import measure_schedule as measure_schedule
     from planner.simulate import rank_ranges as rank_ranges
     from planner.simulate import simulate_decision as simulate_decision
     from planner.simulate import simulate_plan as simulate_plan
@@ -170,7 +179,17 @@ _EXPORTS = {
     "format_flop_rate": "planner.units",
     "format_seconds": "planner.units",
     "format_fraction": "planner.units",
+    # schedules
+    "orders_json": "planner.schedules",
+    "read_orders": "planner.schedules",
     # simulate
+    "Conditions": "planner.simulate",
+    "Cost": "planner.simulate",
+    "Measurement": "planner.simulate",
+    "StageBytes": "planner.simulate",
+    "StageTimes": "planner.simulate",
+    "measure_orders": "planner.simulate",
+    "measure_schedule": "planner.simulate",
     "simulate_plan": "planner.simulate",
     "simulate_decision": "planner.simulate",
     "Timeline": "planner.simulate",

@@ -51,6 +51,7 @@ def toy_plan(
                 exposed_sync_s=0.002,
                 update_s=0.0005,
                 in_flight=in_flight[at],
+                unit_bytes=GIB // 4,
                 memory=memory,
                 capacity_bytes=capacity_gib * GIB,
             )
