@@ -23,18 +23,6 @@ class Context:
     behind: int
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Best times of runs on one level: `runs[m][i, j]` for cuts i to j on m units; `units[i, j]` what one unit takes.
-
-    With `first_row_only` the tables hold only runs that start at the empty cut.
-    """
-
-    level: int
-    context: Context
-    runs: tuple[np.ndarray, ...]
-
-
 class Nested:
     """Tables of all levels, made when asked for.
 
@@ -53,14 +41,14 @@ class Nested:
         self.compute = self._differences(cuts.compute_s, np.inf)
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
-        self.tables: dict[tuple[int, Context], Table] = {}
+        self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
         self.by_device = math.isfinite(problem.memory.device_bytes) and problem.memory.rule is StashRule.STASHED
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The best time of the whole network on the whole cluster, and the plan."""
         context = Context(1, 0)
         machines = self.problem.machines[self.top]
-        best = float(self._table(self.top, context).runs[machines][0, -1])
+        best = float(self._table(self.top, context)[machines][0, -1])
         if math.isinf(best):
             return best, None
         return best, self._trace(self.top, context, 0, self.cuts.count - 1, machines)
@@ -79,7 +67,7 @@ class Nested:
         """Time that one unit of the level below takes from each cut to each."""
         if level == 0:
             return self.compute
-        return self._table(level - 1, context).runs[self.problem.machines[level - 1]]
+        return self._table(level - 1, context)[self.problem.machines[level - 1]]
 
     def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
         """Time of a stage from each cut to each, transfers at its ends included unless it is the first of its run."""
@@ -113,13 +101,14 @@ class Nested:
             needed = -(-behind // replicas) * kept
         return np.where(needed > memory.device_bytes * _SAME, np.inf, time)
 
-    def _table(self, level: int, context: Context) -> Table:
+    def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
+        """Best times of runs on one level: [m][i, j] for cuts i to j on m units; on the last level i is 0 only."""
         key = (level, context)
         if key not in self.tables:
             self.tables[key] = self._fill(level, context)
         return self.tables[key]
 
-    def _fill(self, level: int, context: Context) -> Table:
+    def _fill(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
         machines = self.problem.machines[level]
         rows = 1 if level == self.top else self.cuts.count
         runs = [np.full((rows, self.cuts.count), np.inf)]
@@ -133,7 +122,7 @@ class Nested:
                 stage = self._stage(level, context, machines - used, replicas, first=False)
                 self._join(runs[used - replicas], stage, best)
             runs.append(best)
-        return Table(level, context, tuple(runs))
+        return tuple(runs)
 
     def _join(self, runs: np.ndarray, stage: np.ndarray, best: np.ndarray) -> None:
         """best[i, j] = min(best, min over k of max(runs[i, k], stage[k, j]))."""
@@ -146,7 +135,7 @@ class Nested:
 
     def _trace(self, level: int, context: Context, start: int, stop: int, units: int) -> tuple[ReplicatedStage, ...]:
         """The stages behind a figure of a table."""
-        runs = self._table(level, context).runs
+        runs = self._table(level, context)
         machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
         if self.problem.use_fewer and units > 1 and runs[units - 1][start, stop] <= time:
             return self._trace(level, context, start, stop, units - 1)
