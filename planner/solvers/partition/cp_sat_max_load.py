@@ -60,10 +60,9 @@ def solve_by_cp_sat(
     program, binaries = _program(model, scale, known, top)
     hinted = start is not None and _hint(program, binaries, model, start)
     found = _Watch(problem, model, start, load, known, scale, progress)
-    infeasible = _search(program, binaries, found, deadline, workers, presolve=True)
+    infeasible = _search(program, binaries, found, deadline, workers)
     if infeasible and hinted:
-        # The start satisfies the model, so that the engine's simplifications have gone wrong: do without them.
-        infeasible = _search(program, binaries, found, deadline, workers, presolve=False) and not hinted
+        raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
     return found.result(infeasible)
 
 
@@ -156,15 +155,7 @@ class _Watch:
         )
 
 
-def _search(
-    program: Any,  # noqa: ANN401
-    binaries: list[Any],
-    found: _Watch,
-    deadline: float,
-    workers: int,
-    *,
-    presolve: bool,
-) -> bool:
+def _search(program: Any, binaries: list[Any], found: _Watch, deadline: float, workers: int) -> bool:  # noqa: ANN401
     """Run the engine; true when it proves the model infeasible."""
     from ortools.sat.python import cp_model
 
@@ -179,8 +170,10 @@ def _search(
     solver.parameters.num_workers = workers
     solver.parameters.interleave_search = True
     solver.parameters.random_seed = 0
-    solver.parameters.cp_model_presolve = presolve
-    # One simplification of version 9.15 cuts off optimal solutions of models like this (or-tools issue 5293).
+    # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been seen to
+    # drop all the best ones of models like this (or-tools issue 5293 is one case).
+    solver.parameters.keep_all_feasible_solutions_in_presolve = True
+    solver.parameters.symmetry_level = 0
     solver.parameters.presolve_inclusion_work_limit = 0
     status = solver.solve(program, Callback())
     if status == cp_model.INFEASIBLE:

@@ -1,0 +1,139 @@
+"""HiGHS for max-load plans, through MathOpt: often the quicker engine where transfers outweigh work.
+
+It computes in floats with tolerances, so that its bound is lowered by a millionth before it counts, and an infeasible model
+proves nothing by itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
+from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
+from planner.solvers.partition.local_search_max_load import group_devices
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+
+NAME = "max-load-highs"
+TRUSTED = 1 - 1e-6
+"""The part of a bound of this engine that counts."""
+
+
+def solve_by_highs(
+    problem: MaxLoadProblem,
+    *,
+    time_limit_s: float,
+    start: MaxLoadDecision | None = None,
+    progress: Progress | None = None,
+    bound: float = 0.0,
+) -> Result:
+    """The best plan, given time, up to a millionth.
+
+    Args:
+        problem: the problem.
+        time_limit_s: stop after about this long.
+        start: a feasible plan to begin with; it also bounds the search from above.
+        progress: called at the end, when incumbent or bound have improved.
+        bound: a lower bound known already, ms.
+    """
+    deadline = time.monotonic() + time_limit_s
+    start, load = usable(problem, start)
+    form = form_of(problem)
+    known = max(bound, simple_bound(form))
+    if start is None:
+        start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
+    if start is not None and known >= load * (1 - 1e-12):
+        return result(problem, start, known, NAME)
+    form = reduce_form(form, load)
+    model = build_model(form)
+    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    program, binaries = _program(model, known / top, top)
+    hint = values_of(model, group_devices(form, start)) if start is not None else None
+    found = _solve(program, binaries, hint, max(0.05, deadline - time.monotonic()))
+    known = max(known, _bound(found, top, start is not None))
+    best = start
+    if found.has_primal_feasible_solution():
+        value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
+        plan = canonical(problem, form.decision(plan_of(model, value)))
+        verdict = problem.judge(plan)
+        if verdict.feasible and verdict.objective < load:
+            best, load = plan, verdict.objective
+    if progress:
+        progress(NAME, load, min(known, load))
+    statistics = {"groups": form.groups, "binaries": model.binaries}
+    return result(problem, best, min(known, load) if best is not None else known, NAME, statistics=statistics)
+
+
+def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]]:
+    """The model with loads as fractions of `top` and memory as a fraction of an accelerator's."""
+    from ortools.math_opt.python import mathopt
+
+    program = mathopt.Model()
+    binaries = [program.add_binary_variable() for _ in range(model.binaries)]
+    largest = program.add_variable(lb=least * (1 - 1e-9), ub=1 + 1e-9)
+    for row in model.rows:
+        total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
+        program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
+    for load in model.loads:
+        terms = [(b, t / top) for b, t in load.work]
+        for cost, part, whole in load.nets:
+            terms.append((part, cost / top))
+            if whole >= 0:
+                terms.append((whole, -cost / top))
+        _at_most(program, binaries, terms, largest, load.unless)
+    for memory in model.memory:
+        held = max(model.form.problem.memory_bytes, 1.0)
+        allowed = min(model.form.problem.memory_bytes, 1.0)
+        _at_most(program, binaries, [(b, s / held) for b, s in memory.sizes], allowed, memory.unless)
+    program.minimize(largest)
+    return program, binaries
+
+
+def _at_most(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    terms: list[tuple[int, float]],
+    most: Any,  # noqa: ANN401
+    unless: int,
+) -> None:
+    from ortools.math_opt.python import mathopt
+
+    total = mathopt.fast_sum(c * binaries[b] for b, c in terms)
+    if unless >= 0:
+        total -= sum(c for _, c in terms if c > 0) * binaries[unless]
+    program.add_linear_constraint(total <= most)
+
+
+def _solve(program: Any, binaries: list[Any], hint: np.ndarray | None, seconds: float) -> Any:  # noqa: ANN401
+    from ortools.math_opt.python import mathopt
+
+    parameters = mathopt.SolveParameters(
+        time_limit=datetime.timedelta(seconds=seconds), random_seed=0, relative_gap_tolerance=1e-9
+    )  # fmt: skip
+    hints = []
+    if hint is not None:
+        values = {b: float(v) for b, v in zip(binaries, hint.tolist(), strict=True)}
+        hints.append(mathopt.SolutionHint(variable_values=values))
+    return mathopt.solve(
+        program, mathopt.SolverType.HIGHS, params=parameters,
+        model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+    )  # fmt: skip
+
+
+def _bound(found: Any, top: float, started: bool) -> float:  # noqa: ANN401
+    from ortools.math_opt.python import mathopt
+
+    if found.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+        # With a start the model asks for plans no worse than it.
+        return top * TRUSTED if started else 0.0
+    dual = float(found.termination.objective_bounds.dual_bound)
+    return dual * top * TRUSTED if math.isfinite(dual) else 0.0
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=False, run=solve_by_highs))
