@@ -27,6 +27,7 @@ from planner.plan.sections import (
 )
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, ScheduleSection, Stage
 from planner.plan.words import module_ranges, significant
+from planner.space.heads import head_block
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
 
 NOT_MODELLED = (
@@ -85,7 +86,8 @@ def assemble(
     duplicated = _duplicated(chain, decision)
     staging = _staging(graph, chain, decision, duplicated, chosen)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
-    stages = tuple(_stage(staging, blocks, decision, groups[at], at) for at in range(len(decision.stages)))
+    head = head_block(chain)
+    stages = tuple(_stage(staging, blocks, decision, groups[at], at, head) for at in range(len(decision.stages)))
     shared = staging.shared_parameters()
     plan = Plan(
         format=FORMAT,
@@ -206,7 +208,12 @@ def _block(graph: Graph, chain: Chain, at: int) -> Block:
 
 
 def _stage(
-    staging: Staging, blocks: Sequence[Block], decision: Decision, replicas: tuple[tuple[int, ...], ...], index: int
+    staging: Staging,
+    blocks: Sequence[Block],
+    decision: Decision,
+    replicas: tuple[tuple[int, ...], ...],
+    index: int,
+    head: int,
 ) -> Stage:
     choice = decision.stages[index]
     own = blocks[choice.start : choice.stop]
@@ -219,6 +226,7 @@ def _stage(
         outputs=staging.outputs(index),
         replicas=replicas,
         recompute=choice.recompute,
+        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
         zero=decision.zero,
         parameters=sum(owners.values()),
     )

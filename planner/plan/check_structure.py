@@ -40,6 +40,11 @@ def _stages(plan: Plan) -> Iterator[Finding]:
             yield Finding(Fault.STAGE_RANGE, message, "stages follow each other without gap or overlap", position)
         if not stage.replicas or not all(stage.replicas):
             yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", _MAKE_AGAIN, position)
+        outside = [b for b in stage.kept_blocks if not start <= b < stop]
+        if outside or (stage.kept_blocks and not stage.recompute):
+            message = f"stage {position} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
+            hint = "a stage that recomputes keeps blocks of its own, others none"
+            yield Finding(Fault.STAGE_RANGE, message, hint, position)
         expected = stop
     if expected != len(plan.block_table):
         message = f"stages end at block {expected}, the plan lists {len(plan.block_table)}"
@@ -173,6 +178,10 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
+        if prediction.in_flight * prediction.unit_bytes > prediction.memory.activations_bytes:
+            kept = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {kept}, but says {prediction.memory.activations_bytes} in all"
+            yield Finding(Fault.MEMORY, message, _MAKE_AGAIN, stage.index)
 
 
 def _predictions(plan: Plan) -> Iterator[Finding]:

@@ -260,5 +260,15 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         f"gradient synchronisation hides behind {options.overlap:.0%} of the backward pass"
         if options.overlap
         else "gradient synchronisation does not overlap with the backward pass",
+        *_recomputation(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
+
+
+def _recomputation(plan: Plan) -> tuple[str, ...]:
+    """What a recomputed stage does not compute again."""
+    kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
+    if not any(stage.recompute for stage in plan.stages):
+        return ()
+    less = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
+    return (f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}",)

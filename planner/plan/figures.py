@@ -60,6 +60,8 @@ class StagePrediction:
         exposed_sync_s: the part of `sync_s` not hidden behind backward work.
         update_s: optimizer step, per iteration.
         in_flight: most micro-batches whose activations one replica keeps at a time.
+        unit_bytes: activations of each of these; what `memory` has beyond `in_flight` of them is held only while a
+            recomputed stage repeats a forward and runs its backward.
         memory: of one device.
         capacity_bytes: memory of the smallest device that the stage uses.
         collectives: per iteration.
@@ -74,6 +76,7 @@ class StagePrediction:
     exposed_sync_s: float
     update_s: float
     in_flight: int
+    unit_bytes: int
     memory: StageMemory
     capacity_bytes: int
     collectives: tuple[StageCollective, ...]

@@ -1,26 +1,11 @@
-"""Which tensors carry a gradient back, and where the loss is."""
+"""Which tensors carry a gradient back."""
 
 from __future__ import annotations
 
 from planner.graph import Graph, Node
 from planner.operators import needs_gradient
 from planner.operators.site import find_rule
-
-LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
-
-
-def loss_outputs(graph: Graph) -> tuple[str, ...]:
-    """Outputs that are a training loss: made by a loss operator, or floating-point scalars; () when there is none."""
-    return tuple(name for name in graph.outputs if _is_loss(graph, name))
-
-
-def _is_loss(graph: Graph, name: str) -> bool:
-    at = graph.producer.get(name)
-    tensor = graph.tensors.get(name)
-    if at is None or tensor is None or not tensor.dtype.is_float:
-        return False
-    node = graph.nodes[at]
-    return (node.op in LOSS_OPS and node.outputs[0] == name) or tensor.shape == ()
+from planner.space.heads import loss_outputs
 
 
 def differentiable(graph: Graph) -> frozenset[str]:

@@ -21,9 +21,9 @@ from planner.plan.figures import (
     StageMemory,
     StagePrediction,
 )
-from planner.plan.gradients import loss_outputs
 from planner.plan.types import DeviceRun, HardwareSection, LinkLevel, Loss, MicroBatches, ModelSection, Stage
 from planner.plan.words import significant, summary
+from planner.space.heads import loss_outputs
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, StageTerms
 
 
@@ -111,6 +111,7 @@ def _stage_prediction(stage: Stage, terms: StageTerms, chosen: Precision) -> Sta
         exposed_sync_s=significant(terms.exposed_sync_s),
         update_s=significant(terms.update_s),
         in_flight=int(terms.in_flight),
+        unit_bytes=math.floor(terms.unit_bytes),
         memory=StageMemory(
             weights_bytes=math.ceil(memory.weights),
             gradients_bytes=math.ceil(memory.gradients),

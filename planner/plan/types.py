@@ -176,6 +176,8 @@ class Stage:
         replicas: rank groups; each group is one replica of the stage, several ranks in it share its work (tensor
             parallel).
         recompute: activations are dropped after forward and computed again before backward.
+        kept_blocks: blocks of a recomputed stage whose activations are kept all the same (logits and loss), so that
+            their forward is not repeated.
         zero: 0, or 1 when the optimizer state is sharded over the replicas.
         parameters: trained weight elements of one replica, a tied copy counted once.
     """
@@ -187,6 +189,7 @@ class Stage:
     outputs: tuple[str, ...]
     replicas: tuple[tuple[int, ...], ...]
     recompute: bool
+    kept_blocks: tuple[int, ...]
     zero: int
     parameters: int
 

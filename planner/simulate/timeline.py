@@ -176,13 +176,14 @@ def _times(plan: Plan) -> StageTimes:
 
 
 def _stage_bytes(plan: Plan) -> StageBytes:
-    """Fixed and per-micro-batch memory; activations are spread evenly over the micro-batches that the plan counts."""
+    """Fixed and per-micro-batch memory; activations beyond those of the micro-batches in flight are working memory."""
     stages = plan.predictions.stages
     memory = [stage.memory for stage in stages]
+    working = [max(0, s.memory.activations_bytes - s.in_flight * s.unit_bytes) for s in stages]
     return StageBytes(
         np.array([m.weights_bytes + m.gradients_bytes + m.optimizer_bytes for m in memory], float),
-        np.array([s.memory.activations_bytes / max(s.in_flight, 1) for s in stages]),
-        np.array([m.workspace_bytes for m in memory], float),
+        np.array([s.unit_bytes for s in stages], float),
+        np.array([m.workspace_bytes + w for m, w in zip(memory, working, strict=True)], float),
         np.array([m.reserve_bytes for m in memory], float),
     )
 

@@ -60,7 +60,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
     """Tables of a problem; O(P n^2 + R^2 W n)."""
     forward = problem.forward_s[problem.place_kind]
     backward = problem.backward_s[problem.place_kind]
-    again = backward + forward
+    again = backward + problem.repeat_s[problem.place_kind]
     receive, transfer = _least_transfers(problem)
     per_block = (
         np.diagonal(problem.forward_s, axis1=1, axis2=2) + np.diagonal(problem.backward_s, axis1=1, axis2=2)

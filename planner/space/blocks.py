@@ -10,6 +10,7 @@ from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.costs.types import Profile
 from planner.graph import Chain, Graph
 from planner.hardware.types import Device
+from planner.space.heads import head_block
 from planner.space.types import BlockCosts
 
 
@@ -35,7 +36,7 @@ def block_costs(
 
     O(nodes + blocks^2).
     """
-    n = len(chain.blocks)
+    n, head = len(chain.blocks), head_block(chain)
     elements, shared = _parameter_tables(chain, graph)
     saved = _saved_table(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for names in chain.crossing for name in names}
@@ -54,6 +55,8 @@ def block_costs(
         workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
         names=tuple(b.name for b in chain.blocks),
         shared_elements=shared if n and shared.any() else None,
+        repeated=None if head < 0 else np.arange(n) != head,
+        kept_bytes=None if head < 0 else _kept_bytes(chain, profiles[0], head),
     )
 
 
@@ -118,6 +121,15 @@ def _saved_table(chain: Chain, profile: Profile) -> np.ndarray:
             if not blocks or blocks[-1] != b:
                 blocks.append(b)
     return range_sums(*range_table(users, len(chain.blocks)))
+
+
+def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
+    """[n] activation bytes that one block keeps beyond the tensors that come into it; 0 for all others."""
+    inputs = set(chain.crossing[block])
+    kept = {s.storage: s.byte_count for node in chain.blocks[block].nodes for s in profile.saved[node]}
+    found = np.zeros(len(chain.blocks))
+    found[block] = sum(size for storage, size in kept.items() if storage not in inputs)
+    return found
 
 
 def _checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:

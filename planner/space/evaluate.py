@@ -31,7 +31,7 @@ from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, get, names
 from planner.space.layout import slice_width, stage_ranks
-from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageTerms, Violation
+from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms, Violation
 
 MEMORY_TOLERANCE = 1e-9
 """A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
@@ -104,7 +104,8 @@ def _stage_terms(
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[ranks[index]]).tolist()
     forward_s = max(sum(float(costs.forward_s[t, b]) for b in blocks) for t in types)
-    recompute_s = forward_s if choice.recompute else 0.0
+    repeated = [b for b in blocks if choice.recompute and (costs.repeated is None or costs.repeated[b])]
+    recompute_s = max(sum(float(costs.forward_s[t, b]) for b in repeated) for t in types)
     backward_s = max(sum(float(costs.backward_s[t, b]) for b in blocks) for t in types) + recompute_s
     held = charged = sum(float(costs.parameter_elements[b]) for b in blocks)
     if costs.shared_elements is not None:
@@ -120,11 +121,12 @@ def _stage_terms(
         receive_s = _transfer_s(cluster, before, here, float(costs.boundary_bytes[choice.start]))
         return_s = _transfer_s(cluster, before, here, float(costs.gradient_boundary_bytes[choice.start]))
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+    unit_bytes, working_bytes = _activations(costs, choice, repeated)
     memory = MemoryBytes(
         weights=held * chosen.weight_bytes,
         gradients=held * chosen.gradient_bytes,
         optimizer=held * optimizer_state_bytes(job.optimizer, chosen) / shards,
-        activations=_activation_bytes(costs, choice.start, choice.stop, in_flight, choice.recompute),
+        activations=in_flight * unit_bytes + working_bytes,
         workspace=max(float(costs.workspace_bytes[b]) for b in blocks),
         reserve=float(device.reserve_bytes),
     )
@@ -140,15 +142,22 @@ def _stage_terms(
         memory=memory,
         capacity_bytes=float(device.memory_bytes),
         return_s=return_s,
+        unit_bytes=unit_bytes,
     )
 
 
-def _activation_bytes(costs: BlockCosts, start: int, stop: int, in_flight: int, recompute: bool) -> float:
-    """What a replica keeps of its micro-batches in flight; recomputing, also all of the block it is working on."""
-    if not recompute:
-        return in_flight * float(costs.saved_bytes[start, stop - 1])
-    working = max(float(costs.saved_bytes[b, b]) for b in range(start, stop))
-    return in_flight * float(costs.checkpoint_bytes[start, stop - 1]) + working
+def _activations(costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]) -> tuple[float, float]:
+    """What a replica keeps of each micro-batch in flight, and beside it of the one it is working on.
+
+    A recomputed stage keeps the inputs of its blocks and all of the blocks that it does not repeat. By the time it
+    repeats a block, the micro-batch in work has freed the latter: these come last.
+    """
+    first, last = choice.start, choice.stop - 1
+    if not choice.recompute:
+        return float(costs.saved_bytes[first, last]), 0.0
+    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
+    largest = max((float(costs.saved_bytes[b, b]) for b in repeated), default=0.0)
+    return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
 
 
 def _sync_s(

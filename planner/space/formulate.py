@@ -122,6 +122,7 @@ class Formulator:
             place_kind=placement.place_kind,
             forward_s=np.stack([ranges.forward_s[kind].max(axis=0) for kind in kinds]),
             backward_s=np.stack([ranges.backward_s[kind].max(axis=0) for kind in kinds]),
+            repeat_s=np.stack([ranges.repeat_s[kind].max(axis=0) for kind in kinds]),
             sync_s=self._sync_table(placement, ranges.elements, zero),
             update_s=update_s / shards[:, None, None],
             resident_bytes=per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
@@ -129,7 +130,7 @@ class Formulator:
                 [min(self._cluster.devices[t].usable_bytes for t in k) for k in placement.kinds], float
             ),
             saved_bytes=costs.saved_bytes,
-            checkpoint_bytes=costs.checkpoint_bytes,
+            checkpoint_bytes=ranges.checkpoint_bytes,
             working_bytes=ranges.working_bytes,
             in_flight=in_flight,
             passing=passing,
@@ -143,7 +144,7 @@ class Formulator:
         job, ranges = self._job, self._range_tables(costs)
         shards = self.devices if zero else 1
         held = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
-        kept = {"never": costs.saved_bytes, "always": costs.checkpoint_bytes + ranges.working_bytes}
+        kept = {"never": costs.saved_bytes, "always": ranges.checkpoint_bytes + ranges.working_bytes}
         activations = kept.get(job.recompute, np.minimum(*kept.values()))
         return np.asarray(held * ranges.elements + ranges.workspace_bytes + activations)
 
@@ -181,7 +182,14 @@ class _Ranges:
         held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
         self.update_s = _range_sums(costs.update_s) * held
         self.workspace_bytes = _range_maxima(costs.workspace_bytes)
-        self.working_bytes = _range_maxima(np.diagonal(costs.saved_bytes))
+        repeated = np.ones(len(charged), dtype=bool) if costs.repeated is None else costs.repeated
+        kept_bytes = np.zeros(len(charged)) if costs.kept_bytes is None else costs.kept_bytes
+        self.repeat_s = _range_sums(np.where(repeated, costs.forward_s, 0.0))
+        kept = _range_sums(kept_bytes)
+        self.checkpoint_bytes = costs.checkpoint_bytes + kept
+        # When a block's forward is repeated, the micro-batch has freed what was kept of its later blocks.
+        largest = _range_maxima(np.where(repeated, np.diagonal(costs.saved_bytes), 0.0))
+        self.working_bytes = np.maximum(largest - kept, 0.0)
 
 
 def _range_sums(values: np.ndarray) -> np.ndarray:

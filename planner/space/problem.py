@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Decision, StageChoice
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +37,14 @@ class StageProblem:
         place: int64 [R, W], -1 where a + r > W.
         place_kind: int64 [P], the kind (set of device types) of each place.
         forward_s: [K, n, n] forward of blocks i..j on the slowest type of a kind; backward_s likewise, not recomputed.
+        repeat_s: [K, n, n] what recomputation adds to the backward: the forward of those blocks that it repeats.
         sync_s: [P, n, n] gradient synchronisation.
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
         resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
         saved_bytes: [n, n] activations kept for one micro-batch.
         checkpoint_bytes: [n, n] the same when the stage is recomputed.
-        working_bytes: [n, n] what a recomputed stage needs beside: all of one block's activations.
+        working_bytes: [n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
         in_flight: int64 [R, X + 1], micro-batches kept by a replica of a stage with replicas[o] when x of them pass the
             stage after it before that one's first backward (0 for the last stage; x never falls below the number of
             devices of all later stages, except where it does not matter).
@@ -67,6 +68,7 @@ class StageProblem:
     place_kind: np.ndarray
     forward_s: np.ndarray
     backward_s: np.ndarray
+    repeat_s: np.ndarray
     sync_s: np.ndarray
     update_s: np.ndarray
     resident_bytes: np.ndarray

@@ -112,6 +112,8 @@ class StageTerms:
         memory: bytes of one device, by kind.
         capacity_bytes: memory of the smallest device that the stage uses, reserve included.
         return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
+        unit_bytes: activations kept for each micro-batch in flight; what `memory.activations` has beyond `in_flight` of
+            these is of the micro-batch whose forward a recomputed stage repeats.
     """
 
     forward_s: float
@@ -125,6 +127,7 @@ class StageTerms:
     memory: MemoryBytes
     capacity_bytes: float
     return_s: float = 0.0
+    unit_bytes: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -205,8 +208,8 @@ class BlockCosts:
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j),
             storages once.
-        checkpoint_bytes: [n, n] activation bytes kept by a stage of blocks i..j inclusive when it is recomputed: the
-            inputs of its blocks, each tensor once.
+        checkpoint_bytes: [n, n] the inputs of blocks i..j, each tensor once: what a stage of them keeps when it is
+            recomputed.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
@@ -214,6 +217,10 @@ class BlockCosts:
         shared_elements: [n, n] trainable elements that blocks i..j have in common (tied weights), charged once too
             often by the sum of `parameter_elements[i..j]`: a stage of blocks i..j holds that sum less this. None means
             zero.
+        repeated: bool [n], the blocks whose forward a recomputed stage repeats. Of the others (logits and loss) it
+            keeps all activations. None means all blocks.
+        kept_bytes: [n] activation bytes of a block that is not repeated, beyond its inputs; 0 for other blocks. None
+            means zero.
     """
 
     micro_batch: int
@@ -228,3 +235,5 @@ class BlockCosts:
     workspace_bytes: np.ndarray
     names: tuple[str, ...] = field(default=())
     shared_elements: np.ndarray | None = None
+    repeated: np.ndarray | None = None
+    kept_bytes: np.ndarray | None = None

@@ -80,6 +80,7 @@ def evaluation(chosen: Decision, iteration_s: float = 0.5, violations: tuple[Vio
         memory=MemoryBytes(GIB / 2, GIB / 4, GIB / 4, GIB * 0.75, GIB / 4, GIB),
         capacity_bytes=16.0 * GIB,
         return_s=0.0001,
+        unit_bytes=GIB * 0.375,
     )
     return Evaluation(iteration_s, (terms,) * len(chosen.stages), violations, len(chosen.stages) - 1)
 

@@ -8,10 +8,11 @@ import pytest
 
 from planner.errors import PlanError
 from planner.plan import dumps
-from planner.plan.gradients import differentiable, loss_outputs
+from planner.plan.gradients import differentiable
 from planner.plan.types import Boundary, Duplicated, Loss, Requirement, SharedParameter
 from planner.plan.words import module_ranges, summary
 from planner.schedules.types import ActionKind
+from planner.space.heads import loss_outputs
 from tests.graph import make_graph
 from tests.plan.sample import decision, make_plan
 

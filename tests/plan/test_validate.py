@@ -71,6 +71,17 @@ def memory(plan: Plan) -> Plan:
     return dataclasses.replace(plan, predictions=predictions)
 
 
+def more_in_flight(plan: Plan) -> Plan:
+    first, *rest = plan.predictions.stages
+    predictions = dataclasses.replace(plan.predictions, stages=(dataclasses.replace(first, in_flight=3), *rest))
+    return dataclasses.replace(plan, predictions=predictions)
+
+
+def keeps_a_block_of_another_stage(plan: Plan) -> Plan:
+    first, *rest = plan.stages
+    return dataclasses.replace(plan, stages=(dataclasses.replace(first, recompute=True, kept_blocks=(4,)), *rest))
+
+
 def wrong_route(plan: Plan) -> Plan:
     orders = tuple(dataclasses.replace(o, first=o.first[::-1]) for o in plan.schedule.orders)
     return dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders))
@@ -245,6 +256,8 @@ MUTATIONS: dict[str, tuple[Callable[[Plan], Plan], Fault, dict[str, object]]] = 
     ),
     "stage gap": (lambda p: stage(p, 1, blocks=(3, 4)), Fault.STAGE_RANGE, {"stage": 1}),
     "over memory": (memory, Fault.MEMORY, {"stage": 0, "rank": 0}),
+    "more in flight than there is room for": (more_in_flight, Fault.MEMORY, {"stage": 0}),
+    "keeps another stage's block": (keeps_a_block_of_another_stage, Fault.STAGE_RANGE, {"stage": 0}),
     "parameter count": (lambda p: stage(p, 0, parameters=7), Fault.PARAMETERS, {"stage": 0}),
     "another model": (
         lambda p: dataclasses.replace(p, model=dataclasses.replace(p.model, fingerprint="0" * 64)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from planner.hardware.types import Cluster, Curve, Device, Level
@@ -118,6 +120,10 @@ def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
         max_stages=int(rng.choice([0, 0, 0, 1, 2, 3])),
         overlap=float(rng.choice([0.0, 0.5, 1.0])),
     )
+    if rng.random() < 0.5:
+        repeated = rng.random(n) < 0.6
+        kept = np.where(repeated, 0.0, np.asarray(whole(0, 60)))
+        costs = dataclasses.replace(costs, repeated=repeated, kept_bytes=kept)
     return costs, machine, job
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -78,6 +79,22 @@ def test_activations_in_flight_by_schedule_and_recomputation() -> None:
     assert found.stages[0].memory.activations == 6.0 + 30.0
     assert found.stages[0].memory.workspace == 7.0
     assert found.iteration_s == pytest.approx(8 * (9.0 + 3.0))
+
+
+def test_a_recomputed_stage_keeps_its_head_and_repeats_the_rest() -> None:
+    # The head keeps 30 beside its input; when a layer's 40 (or 20) bytes are there again, the head's are gone.
+    costs = chain([1.0, 1.0, 4.0], saved=[20.0, 40.0, 33.0], checkpoint=[1.0, 2.0, 3.0])
+    costs = dataclasses.replace(costs, repeated=np.array([True, True, False]), kept_bytes=np.array([0.0, 0.0, 30.0]))
+    whole, split = (StageChoice(0, 3, 1, True),), (StageChoice(0, 2, 1, True), StageChoice(2, 3, 1, True))
+    for machine, stages in ((cluster((), ()), whole), (cluster((2,), (1.0,)), split)):
+        found = evaluate(costs, machine, JOB, Decision(stages, 1, 1, 8, "gpipe")).stages
+        assert sum(terms.recompute_s for terms in found) == 2.0
+        if len(stages) == 1:
+            assert (found[0].forward_s, found[0].backward_s, found[0].unit_bytes) == (6.0, 14.0, 36.0)
+            assert found[0].memory.activations == 8 * 36.0 + 10.0
+        else:
+            assert (found[1].backward_s, found[1].unit_bytes, found[1].memory.activations) == (8.0, 33.0, 8 * 33.0)
+            assert (found[0].unit_bytes, found[0].memory.activations) == (3.0, 8 * 3.0 + 40.0)
 
 
 def test_slowest_and_smallest_device_of_a_stage_count() -> None:
