@@ -1,6 +1,7 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.choices import Means, Options
+from planner.sharding.judge import Communication, Verdict, evaluate
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -15,13 +16,16 @@ from planner.sharding.layout import (
     shard_shape,
 )
 from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
+from planner.sharding.problem import Setting, ShardingProblem, formulate
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
+from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
     "REPLICATED",
     "Axis",
+    "Communication",
     "Exchange",
     "Means",
     "Mesh",
@@ -30,12 +34,20 @@ __all__ = [
     "Part",
     "Reason",
     "ReshardTable",
+    "Setting",
+    "ShardingProblem",
+    "StateBytes",
     "Step",
     "Strategy",
+    "TensorChoice",
     "TensorLayout",
+    "Verdict",
+    "WeightChoice",
+    "evaluate",
     "exchange_bytes",
     "exchange_s",
     "factorisations",
+    "formulate",
     "ideal_mesh",
     "layout_text",
     "layouts",

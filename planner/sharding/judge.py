@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.graph import Tensor, TensorKind
-from planner.operators import OpCall, graph_specs, needs_gradient
-from planner.sharding.layout import REPLICATED, TensorLayout, layout_text, refusal, shard_elements
-from planner.sharding.problem import Choice, Setting, saved_of, weight_gathers
+from planner.operators import OpCall, graph_specs
+from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
+from planner.sharding.problem import Choice, Setting, carrying_of, saved_of, weight_gathers
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
@@ -84,7 +84,7 @@ class _Judge:
     def __init__(self, setting: Setting, decision: Mapping[str, Choice]) -> None:
         self.setting, self.decision, self.graph = setting, decision, setting.graph
         self.specs = graph_specs(setting.graph)
-        self.carrying = needs_gradient(setting.graph)
+        self.carrying = carrying_of(setting)
         self.saved = saved_of(setting, self.specs)
         self.verdict = Verdict()
         self.whole = (REPLICATED,) * len(setting.mesh.axes)
@@ -170,8 +170,27 @@ class _Judge:
                 if name in self.carrying and rest.gradient is not None:
                     self.move(tensor, "backward", rest.gradient, gradients.get(p, self.whole), 1.0)
 
+    def fits(self, tensor: Tensor, choice: TensorChoice | WeightChoice) -> bool:
+        """Whether a tensor can lie where it is said to rest; a result that nobody reads must not stay in parts."""
+        rests = [choice.gradient] if choice.gradient is not None else []
+        rests += [choice.weight, choice.optimizer] if isinstance(choice, WeightChoice) else [choice.value]
+        padded = self.setting.options.padded
+        for layout in rests:
+            why = refusal(tensor.shape, layout, self.setting.mesh.sizes, padded=padded)
+            if why:
+                self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
+                return False
+        read = any(tensor.name in self.graph.nodes[i].inputs for i in self.setting.members)
+        tied = tensor.name in self.setting.tied.values()
+        if isinstance(choice, TensorChoice) and PARTIAL in choice.value and tensor.elements > 1 and not (read or tied):
+            self.verdict.violations.append(f"{tensor.name} is a result and stays in partial sums")
+        return True
+
     def resting(self, name: str, choice: TensorChoice | WeightChoice) -> None:
+        """Memory of a tensor or weight where it rests, and a weight's update."""
         tensor, sizes, state = self.graph.tensors[name], self.setting.mesh.sizes, self.setting.state
+        if not self.fits(tensor, choice):
+            return
         if isinstance(choice, TensorChoice):
             kept = max(
                 (s.byte_count for i in self.setting.members for s in self.saved[i] if s.storage == name), default=0

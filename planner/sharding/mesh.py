@@ -120,11 +120,11 @@ def _distinct(groups: np.ndarray, cluster: Cluster) -> np.ndarray:
 
 
 def _slowest(terms: Terms) -> Terms:
-    """Terms of many groups as the one that is slowest for large payloads, its latency the largest of all."""
+    """Terms of many groups as those of the one slowest for large payloads, its latency raised to the largest."""
     best = np.where(np.isfinite(terms.latency_s), terms.s_per_byte, math.inf).min(axis=1)
     worst = int(np.argmax(best))
-    latency = np.where(np.isfinite(terms.latency_s[worst]), terms.latency_s.max(axis=0), math.inf)
-    return Terms(latency, terms.s_per_byte[worst])
+    least = terms.latency_s.min(axis=1)
+    return Terms(terms.latency_s[worst] + (least.max() - least[worst]), terms.s_per_byte[worst])
 
 
 def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:

@@ -90,7 +90,7 @@ def schedule(program: Program) -> tuple[int, ...]:
 
 
 def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
-    """Tensors in memory while each scheduled operation runs: the program's inputs always, results while they are read."""
+    """Tensors in memory while each scheduled operation runs: the program's inputs always, results while read."""
     place = {i: t for t, i in enumerate(order)}
     made = {name: place[i] for i, op in enumerate(program.operations) for name in op.outputs}
     last = {t.name: len(order) - 1 if t.name not in made else made[t.name] for t in program.tensors}

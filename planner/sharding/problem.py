@@ -24,7 +24,7 @@ from planner.operators.types import SavedBytes
 from planner.sharding.block_tags import block_tags
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor, factor
-from planner.sharding.layout import REPLICATED, Part, TensorLayout, shard_elements
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, shard_elements
 from planner.sharding.mesh import Mesh
 from planner.sharding.reshard import ReshardTable, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice, tensor_choices, weight_choices
@@ -138,6 +138,13 @@ def weight_gathers(spec: OpSpec) -> float:
     return 2.0 if spec.matrix_flops else 1.0
 
 
+def carrying_of(setting: Setting) -> frozenset[str]:
+    """Names of the tensors that carry a gradient; one that rests like another carries one if the other does."""
+    found = set(needs_gradient(setting.graph))
+    found |= {other for name, other in setting.tied.items() if name in found}
+    return frozenset(found | {name for name, other in setting.tied.items() if other in found})
+
+
 def saved_of(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
     """What each node of the graph keeps for backward, by storage."""
     if setting.saved is not None:
@@ -163,7 +170,7 @@ class _Builder:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
         self.specs = graph_specs(setting.graph)
-        self.carrying = needs_gradient(setting.graph)
+        self.carrying = carrying_of(setting)
         self.saved = saved_of(setting, self.specs)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
         self.names: list[str] = []
@@ -205,9 +212,17 @@ class _Builder:
                 self._tensor(tensor, tags)
         return self.index[name]
 
+    def ends(self, tensor: Tensor) -> bool:
+        """Whether nobody here reads the tensor, so that it must be whole or cut; a loss may stay a partial sum."""
+        tied = tensor.name in self.setting.tied or tensor.name in self.setting.tied.values()
+        readers = set(self.graph.consumers.get(tensor.name, ())) & set(self.setting.members)
+        return not readers and not tied and tensor.elements > 1
+
     def _tensor(self, tensor: Tensor, tags: Sequence[Part]) -> None:
         carries, padded = tensor.name in self.carrying, self.setting.options.padded
         found = tensor_choices(tensor, self.mesh.sizes, tags, gradient=carries, padded=padded)
+        if self.ends(tensor):
+            found = tuple(c for c in found if PARTIAL not in c.value)
         kept = max(
             (s.byte_count for i in self.setting.members for s in self.saved[i] if s.storage == tensor.name), default=0
         )

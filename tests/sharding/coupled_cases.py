@@ -52,8 +52,9 @@ def softmax(log: bool = False) -> Case:
     return Case(what, [numbers(4, 2, 4)], _alone(forward), forward=forward, backward=backward)
 
 
-def _moments(op: str, shape: tuple[int, ...], over: tuple[int, ...], weights: int, weight_dim: int, **attributes: Any
-             ) -> Case:  # fmt: skip
+def _moments(
+    op: str, shape: tuple[int, ...], over: tuple[int, ...], weights: int, weight_dim: int, **attributes: Any
+) -> Case:
     """Mean and deviation over some dimensions, then maybe scale and shift along one."""
     count = np.prod([shape[d] for d in over])
     align = [1] * len(shape)
@@ -89,8 +90,7 @@ def layer_norm() -> Case:
 
 
 def batch_norm() -> Case:
-    case = _moments("BatchNormalization", (4, 2, 2, 2), (0, 2, 3), 4, 1, training_mode=1)
-    return case
+    return _moments("BatchNormalization", (4, 2, 2, 2), (0, 2, 3), 4, 1, training_mode=1)
 
 
 def mean_variance_norm() -> Case:
@@ -165,13 +165,22 @@ def skip_layer_norm() -> Case:
         (y,), kept = yield from inner.forward(context, x + skip, w, b)
         return (y, x + skip), kept
 
-    def backward(context: Context, x: np.ndarray, skip: np.ndarray, w: np.ndarray, b: np.ndarray, kept: Any,
-                 g: np.ndarray, g_sum: np.ndarray) -> Program:  # fmt: skip
+    def backward(
+        context: Context,
+        x: np.ndarray,
+        skip: np.ndarray,
+        w: np.ndarray,
+        b: np.ndarray,
+        kept: Any,
+        g: np.ndarray,
+        g_sum: np.ndarray,
+    ) -> Program:
         found = yield from inner.backward(context, x + skip, w, b, kept, g)
         return {0: found[0] + g_sum, 1: found[0] + g_sum, 2: found[1], 3: found[2]}
 
-    what = call("com.microsoft.SkipLayerNormalization", ["x 4 2 4", "x 4 2 4", "w 4", "w 4"],
-                ["x 4 2 4", None, None, "x 4 2 4"])  # fmt: skip
+    what = call(
+        "com.microsoft.SkipLayerNormalization", ["x 4 2 4", "x 4 2 4", "w 4", "w 4"], ["x 4 2 4", None, None, "x 4 2 4"]
+    )
     arrays = [numbers(4, 2, 4), numbers(4, 2, 4), numbers(4), numbers(4)]
     return Case(what, arrays, _alone(forward), (0, 1, 2, 3), forward=forward, backward=backward, outputs=(0, 3))
 
@@ -226,9 +235,13 @@ def reduction(op: str) -> Case:
 
     values = np.abs(numbers(*shape)) + 0.5
     what = call(op, ["x 4 2 2", "c:int64 2"], ["x 4 1 1"], constants={1: over}, opset=18)
-    case = Case(what, [values, None], _alone(lambda c, x, axes=None: forward(c, x)), forward=lambda c, x, a: forward(c, x),
-                backward=lambda c, x, a, y, g: backward(c, x, y, g))  # fmt: skip
-    return case
+    return Case(
+        what,
+        [values, None],
+        _alone(lambda c, x, axes=None: forward(c, x)),
+        forward=lambda c, x, a: forward(c, x),
+        backward=lambda c, x, a, y, g: backward(c, x, y, g),
+    )
 
 
 def global_max_pool() -> Case:
@@ -245,9 +258,15 @@ def global_max_pool() -> Case:
 
 
 def windowed(
-    op: str, arrays: Sequence[np.ndarray], kernel: Callable[..., np.ndarray], out: str, pads: Sequence[int],
-    halos: Sequence[int], wanted: Sequence[int], **attributes: Any,
-) -> Case:  # fmt: skip
+    op: str,
+    arrays: Sequence[np.ndarray],
+    kernel: Callable[..., np.ndarray],
+    out: str,
+    pads: Sequence[int],
+    halos: Sequence[int],
+    wanted: Sequence[int],
+    **attributes: Any,
+) -> Case:
     """A convolution or pooling: `kernel` runs on a padded input, borders come from neighbours or are zeros."""
     spatial = len(halos)
     before, after = pads[:spatial], pads[spatial:]
@@ -298,8 +317,7 @@ def convolve(strides: tuple[int, ...], dilations: tuple[int, ...], group: int = 
         y = 0.0
         for at in np.ndindex(w.shape[2:]):
             index = tuple(
-                slice(o * d, o * d + (n - 1) * s + 1, s)
-                for o, d, n, s in zip(at, dilations, out, strides, strict=True)
+                slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, n, s in zip(at, dilations, out, strides, strict=True)
             )
             part = x[(slice(None), slice(None), *index)].reshape(x.shape[0], groups, -1, *out)
             weight = w[(slice(None), slice(None), *at)].reshape(groups, -1, w.shape[1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.sharding import PARTIAL, REPLICATED, TensorLayout
+from planner.sharding import PARTIAL, REPLICATED, Move, Part, Step, TensorLayout
 
 Coordinate = tuple[int, ...]
 Pieces = dict[Coordinate, np.ndarray]
@@ -55,9 +55,7 @@ def scatter(array: np.ndarray, layout: TensorLayout, sizes: Sequence[int]) -> Pi
         terms[key] = random.normal(size=array.shape)
         left = left - terms[key]
     terms[groups[-1]] = left
-    return {
-        at: _piece(terms[tuple(at[a] for a in partial)], layout, sizes, at) for at in coordinates(sizes)
-    }
+    return {at: _piece(terms[tuple(at[a] for a in partial)], layout, sizes, at) for at in coordinates(sizes)}
 
 
 def join(pieces: Pieces, layout: TensorLayout, sizes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
@@ -230,7 +228,9 @@ def local_program(function: Callable[..., tuple[np.ndarray, ...]], *arguments: A
 
 
 def pullback(
-    function: Callable[..., tuple[np.ndarray, ...]], inputs: Sequence[np.ndarray | None], wanted: Sequence[int],
+    function: Callable[..., tuple[np.ndarray, ...]],
+    inputs: Sequence[np.ndarray | None],
+    wanted: Sequence[int],
     gradients: Sequence[np.ndarray],
 ) -> dict[int, np.ndarray]:
     """Gradients of sum(output * gradient) for the wanted inputs, by central differences."""
@@ -251,3 +251,41 @@ def pullback(
         values[position] = inputs[position]
         found[position] = gradient
     return found
+
+
+def _cut(array: np.ndarray, part: Part, ranks: int, rank: int) -> np.ndarray:
+    blocks = np.split(array, part.blocks, axis=part.dim)
+    return np.concatenate([np.split(b, ranks, axis=part.dim)[rank] for b in blocks], axis=part.dim)
+
+
+def _uncut(pieces: Sequence[np.ndarray], part: Part) -> np.ndarray:
+    blocks = [np.split(p, part.blocks, axis=part.dim) for p in pieces]
+    return np.concatenate([b[k] for k in range(part.blocks) for b in blocks], axis=part.dim)
+
+
+def apply_step(pieces: Pieces, step: Step, sizes: Sequence[int]) -> Pieces:
+    """What a step of a change of layout does to the ranks' pieces."""
+    result = {}
+    if step.move is Move.PERMUTE:
+        a, b = step.axes
+        for at in pieces:
+            source = list(at)
+            source[a], source[b] = at[b], at[a]
+            result[at] = pieces[tuple(source)]
+        return result
+    if len(step.axes) > 1:
+        assert step.move is Move.ALL_REDUCE
+        for at in pieces:
+            others = [o for o in pieces if all(o[i] == at[i] for i in range(len(at)) if i not in step.axes)]
+            result[at] = sum(pieces[o] for o in others)
+        return result
+    (axis,) = step.axes
+    before, after = step.before[axis], step.after[axis]
+    for at, own in pieces.items():
+        group, rank = [pieces[o] for o in _along(at, axis, sizes)], at[axis]
+        if step.move is Move.MASK:
+            result[at] = own if rank == 0 else np.zeros_like(own)
+            continue
+        whole = _uncut(group, before) if before.cuts else sum(group) if before == PARTIAL else own
+        result[at] = _cut(whole, after, sizes[axis], rank) if after.cuts else whole
+    return result

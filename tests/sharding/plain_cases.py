@@ -19,8 +19,14 @@ def _one(function: Callable[..., np.ndarray]) -> Callable[..., tuple[np.ndarray,
     return lambda *arrays: (function(*arrays),)
 
 
-def _simple(op: str, inputs: list[str], output: str, function: Callable[..., np.ndarray], wanted: tuple[int, ...],
-            **attributes: Any) -> Case:  # fmt: skip
+def _simple(
+    op: str,
+    inputs: list[str],
+    output: str,
+    function: Callable[..., np.ndarray],
+    wanted: tuple[int, ...],
+    **attributes: Any,
+) -> Case:
     arrays = [np.abs(numbers(*map(int, text.split()[1:]))) + 0.5 for text in inputs]
     return Case(call(op, inputs, [output], **attributes), arrays, _one(function), wanted)
 
@@ -30,8 +36,13 @@ def _quantised(op: str, inputs: list[str | None], output: str, a: int, b: int) -
     values: list[np.ndarray | None] = []
     for p, text in enumerate(inputs):
         shape = [] if text is None else [int(n) for n in text.split()[1:]]
-        values.append(None if text is None else np.arange(np.prod(shape), dtype=float).reshape(shape) if p in (a, b)
-                      else np.ones(shape))  # fmt: skip
+        values.append(
+            None
+            if text is None
+            else np.arange(np.prod(shape), dtype=float).reshape(shape)
+            if p in (a, b)
+            else np.ones(shape)
+        )
     return Case(call(op, inputs, [output]), values, lambda *arrays: (arrays[a] @ arrays[b],), ())
 
 
@@ -94,7 +105,9 @@ def _gather_nd() -> Case:
     def local(context: Context, table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         rows, columns = list(context.held(0, 0)), list(context.held(0, 1))
         zero = np.zeros(table.shape[2:])
-        picked = [table[rows.index(i), columns.index(j)] if i in rows and j in columns else zero for i, j in ids.tolist()]
+        picked = [
+            table[rows.index(i), columns.index(j)] if i in rows and j in columns else zero for i, j in ids.tolist()
+        ]
         return (np.stack(picked),)
 
     what = call("GatherND", ["x 2 4 2", "i:int64 4 2"], ["x 4 2"])
@@ -132,9 +145,12 @@ def _scatter_elements() -> Case:
 
     what = call("ScatterElements", ["x 2 4", "i:int64 2 2", "x 2 2"], ["x 2 4"], axis=1)
     return Case(
-        what, [numbers(2, 4), ids, numbers(2, 2)], lambda d, i, u: (put(d, list(range(4)), i, u),), (0, 2),
+        what,
+        [numbers(2, 4), ids, numbers(2, 2)],
+        lambda d, i, u: (put(d, list(range(4)), i, u),),
+        (0, 2),
         local=lambda c, d, i, u: (put(d, list(c.held(0, 1)), i, u),),
-    )  # fmt: skip
+    )
 
 
 def _one_hot() -> Case:
@@ -171,8 +187,9 @@ def _experts() -> Case:
     def whole(x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray) -> tuple:
         return (run(x, router, first, second, np.arange(4)),)
 
-    def local(context: Context, x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray
-              ) -> tuple:  # fmt: skip
+    def local(
+        context: Context, x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray
+    ) -> tuple:
         return (run(x, router, first, second, context.held(2, 0)),)
 
     what = call("com.microsoft.MoE", ["x 2 2 2", "x 4 4", "w 4 3 2", None, "w 4 2 3"], ["x 2 2 2"], k=2)
@@ -206,8 +223,9 @@ def _likelihood() -> Case:
         return (np.asarray(-np.where(ids[:, None] == classes[None], x, 0).sum() / 4),)
 
     what = call("NegativeLogLikelihoodLoss", ["x 4 4", "i:int64 4"], ["x"])
-    return Case(what, [numbers(4, 4), ids], lambda x, i: run(x, i, np.arange(4)),
-                local=lambda c, x, i: run(x, i, c.held(0, 1)))  # fmt: skip
+    return Case(
+        what, [numbers(4, 4), ids], lambda x, i: run(x, i, np.arange(4)), local=lambda c, x, i: run(x, i, c.held(0, 1))
+    )
 
 
 def _rotary() -> Case:
@@ -318,13 +336,21 @@ CASES: dict[str, Maker] = {
         "com.microsoft.FusedGemm", ["x 4 2", "w 2 4", "w 4"], "x 4 4", lambda a, b, c: a @ b + c, (0, 1, 2)
     ),
     "Einsum": lambda: _simple(
-        "Einsum", ["x 2 2 2 2", "x 2 4 2 2"], "x 2 2 2 4", lambda a, b: np.einsum("bshd,bthd->bhst", a, b), (0, 1),
+        "Einsum",
+        ["x 2 2 2 2", "x 2 4 2 2"],
+        "x 2 2 2 4",
+        lambda a, b: np.einsum("bshd,bthd->bhst", a, b),
+        (0, 1),
         equation="bshd,bthd->bhst",
-    ),  # fmt: skip
+    ),
     "Einsum without sum": _einsum_sum,
     "MatMulInteger": lambda: _quantised("MatMulInteger", ["x:int8 2 4", "w:int8 4 2"], "x:int32 2 2", 0, 1),
     "QLinearMatMul": lambda: _quantised(
-        "QLinearMatMul", ["x:uint8 2 4", "c", "c:uint8", "w:int8 4 2", "c", "c:int8", "c", "c:uint8"], "x:uint8 2 2", 0, 3
+        "QLinearMatMul",
+        ["x:uint8 2 4", "c", "c:uint8", "w:int8 4 2", "c", "c:int8", "c", "c:uint8"],
+        "x:uint8 2 2",
+        0,
+        3,
     ),
     "MatMulIntegerToFloat": lambda: _quantised(
         "com.microsoft.MatMulIntegerToFloat", ["x:int8 2 4", "w:int8 4 2", "c", "c"], "x 2 2", 0, 1
@@ -334,9 +360,11 @@ CASES: dict[str, Maker] = {
     "Gelu": lambda: _window_free("Gelu", "2 4", "2 4", _gelu),
     "Sign": lambda: Case(call("Sign", ["x 2 4"], ["x 2 4"]), [numbers(2, 4)], _one(np.sign), ()),
     "Greater": lambda: Case(
-        call("Greater", ["x 2 4", "x 4"], ["x:bool 2 4"]), [numbers(2, 4), numbers(4)],
-        _one(lambda a, b: (a > b).astype(float)), (),
-    ),  # fmt: skip
+        call("Greater", ["x 2 4", "x 4"], ["x:bool 2 4"]),
+        [numbers(2, 4), numbers(4)],
+        _one(lambda a, b: (a > b).astype(float)),
+        (),
+    ),
     "Add": lambda: _binary("Add", np.add),
     "Sub": lambda: _binary("Sub", np.subtract),
     "Mul": lambda: _binary("Mul", np.multiply),
@@ -346,9 +374,7 @@ CASES: dict[str, Maker] = {
     "Max": lambda: _binary("Max", np.maximum),
     "PRelu": lambda: _binary("PRelu", lambda x, s: np.where(x > 0.9, x, s * (x - 0.9))),
     "BiasGelu": lambda: _binary("com.microsoft.BiasGelu", lambda x, b: _gelu(x + b)),
-    "SwiGLU": lambda: _simple(
-        "SwiGLU", ["x 2 4", "x 2 4"], "x 2 4", lambda a, b: a / (1 + np.exp(-a)) * b, (0, 1)
-    ),
+    "SwiGLU": lambda: _simple("SwiGLU", ["x 2 4", "x 2 4"], "x 2 4", lambda a, b: a / (1 + np.exp(-a)) * b, (0, 1)),
     "Where": _where,
     "Dropout that keeps all": lambda: Case(
         call("Dropout", ["x 2 4", "c"], ["x 2 4"], constants={1: (0.0,)}), [numbers(2, 4), None], lambda x, r: (x,)
@@ -357,22 +383,25 @@ CASES: dict[str, Maker] = {
     "ReduceSum": lambda: _mean("ReduceMean", "4 2 2", "4 1 1", (1, 2), opset=18),
     "GlobalAveragePool": lambda: _mean("GlobalAveragePool", "2 2 2 4", "2 2 1 1", (2, 3)),
     "ArgMax": lambda: Case(
-        call("ArgMax", ["x 4 2"], ["x:int64 4 1"], axis=1), [numbers(4, 2)],
-        _one(lambda x: x.argmax(1)[:, None].astype(float)), (),
-    ),  # fmt: skip
+        call("ArgMax", ["x 4 2"], ["x:int64 4 1"], axis=1),
+        [numbers(4, 2)],
+        _one(lambda x: x.argmax(1)[:, None].astype(float)),
+        (),
+    ),
     "CumSum": lambda: Case(
-        call("CumSum", ["x 4 4", "c:int64"], ["x 4 4"], constants={1: (1,)}), [numbers(4, 4), None],
+        call("CumSum", ["x 4 4", "c:int64"], ["x 4 4"], constants={1: (1,)}),
+        [numbers(4, 4), None],
         lambda x, a: (np.cumsum(x, 1),),
-    ),  # fmt: skip
+    ),
     "Det": lambda: _window_free("Det", "4 2 2", "4", lambda x: np.linalg.det(x)),
     "NegativeLogLikelihoodLoss": _likelihood,
     "Hardmax": lambda: Case(
-        call("Hardmax", ["x 4 4"], ["x 4 4"]), [numbers(4, 4)],
-        _one(lambda x: (x == x.max(-1, keepdims=True)).astype(float)), (),
-    ),  # fmt: skip
-    "LRN": lambda: _window_free(
-        "LRN", "2 3 4", "2 3 4", lambda x: x / (1 + (x**2).sum(1, keepdims=True)), size=5
+        call("Hardmax", ["x 4 4"], ["x 4 4"]),
+        [numbers(4, 4)],
+        _one(lambda x: (x == x.max(-1, keepdims=True)).astype(float)),
+        (),
     ),
+    "LRN": lambda: _window_free("LRN", "2 3 4", "2 3 4", lambda x: x / (1 + (x**2).sum(1, keepdims=True)), size=5),
     "EmbedLayerNormalization": _embed_norm,
     "Gather": _gather,
     "GatherElements": _gather_elements,
@@ -385,10 +414,12 @@ CASES: dict[str, Maker] = {
     "Reshape, split": lambda: _reshape("4 8", "4 2 4"),
     "Identity": lambda: _window_free("Identity", "2 4", "2 4", lambda x: x),
     "Transpose": lambda: _window_free("Transpose", "2 4 2", "4 2 2", lambda x: x.transpose(1, 2, 0), perm=(1, 2, 0)),
-    "Concat": lambda: _simple("Concat", ["x 2 4", "x 2 4"], "x 2 8", lambda a, b: np.concatenate([a, b], 1), (0, 1),
-                              axis=1),  # fmt: skip
-    "uneven Concat": lambda: _simple("Concat", ["x 4 1", "x 4 2"], "x 4 3", lambda a, b: np.concatenate([a, b], 1),
-                                     (0, 1), axis=1),  # fmt: skip
+    "Concat": lambda: _simple(
+        "Concat", ["x 2 4", "x 2 4"], "x 2 8", lambda a, b: np.concatenate([a, b], 1), (0, 1), axis=1
+    ),
+    "uneven Concat": lambda: _simple(
+        "Concat", ["x 4 1", "x 4 2"], "x 4 3", lambda a, b: np.concatenate([a, b], 1), (0, 1), axis=1
+    ),
     "Split": _split,
     "Slice": lambda: _window_free("Slice", "4 4", "4 2", lambda x: x[:, 1:3]),
     "Expand": _expand,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.operators import OpCall, graph_specs, needs_gradient
+from planner.operators import OpCall, graph_specs
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
@@ -32,7 +33,7 @@ from planner.sharding.named_program import (
     peak_bytes,
     schedule,
 )
-from planner.sharding.problem import Choice, Setting
+from planner.sharding.problem import Choice, Setting, carrying_of
 from planner.sharding.reshard import reshard_table
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
@@ -154,7 +155,10 @@ def program_of(setting: Setting) -> Program:
         used = {d for n in (*reads, *writes) for d in tensors[n].dims}
         found = strategies(OpCall.of(graph, node), specs[i], setting.mesh, setting.item_bytes, plain)
         cut = {names.nest[i][d] for s in found for d in s.splits if d in names.nest[i]}
-        operations.append(NamedOperation(reads, writes, tuple(sorted(used - cut))))
+        led = Counter(names.nest[i].values())
+        twice = {d for n in (*reads, *writes) for d, count in Counter(tensors[n].dims).items() if count > 1}
+        twice |= {d for d, count in led.items() if count > 1}
+        operations.append(NamedOperation(reads, writes, tuple(sorted(used - cut | twice))))
     return Program(tuple(tensors.values()), tuple(operations))
 
 
@@ -163,7 +167,7 @@ class _Timed:
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying = graph_specs(setting.graph), needs_gradient(setting.graph)
+        self.specs, self.carrying = graph_specs(setting.graph), carrying_of(setting)
         self.names: NamedDims = named_dims(setting.graph, setting.members, self.specs, setting.tied)
         self.domains = {
             name: [-1, *(a for a, axis in enumerate(self.mesh.axes) if axis.size > 1 and size % axis.size == 0)]

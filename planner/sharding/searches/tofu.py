@@ -29,7 +29,7 @@ from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.equal_parts import named_nests
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
-from planner.sharding.problem import Choice, Setting
+from planner.sharding.problem import Choice, Setting, carrying_of
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
@@ -389,7 +389,7 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
     """
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
-    specs, carrying = graph_specs(graph), needs_gradient(graph)
+    specs, carrying = graph_specs(graph), carrying_of(setting)
     decision: dict[str, Choice] = {}
     for i in setting.members:
         node = graph.nodes[i]

@@ -1,0 +1,83 @@
+"""Mixtures of experts laid on a mesh: capacity, and the all-to-all exchanges that dispatch and combine are.
+
+Dispatch turns tokens cut along their groups into tokens cut along their experts: a cut moves from one dimension of the
+dispatched tensor `[groups, experts, capacity, width]` to another, which is an all-to-all. Lepikhin et al., ICLR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.sharding.layout import Part, TensorLayout
+from planner.sharding.mesh import Mesh
+from planner.sharding.reshard import Step, reshard
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer of experts.
+
+    Attributes:
+        experts: number of experts.
+        width: width of a token.
+        hidden: inner width of an expert.
+        top: experts a token goes to.
+        capacity_factor: room of an expert for each token it gets on average.
+        matrices: weight matrices of an expert.
+    """
+
+    experts: int
+    width: int
+    hidden: int
+    top: int = 2
+    capacity_factor: float = 1.0
+    matrices: int = 2
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all experts of the layer."""
+        return self.experts * self.matrices * self.width * self.hidden
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens of a group that an expert takes at most: `top * tokens / experts`, times the factor, rounded up."""
+        return math.ceil(self.top * tokens / self.experts * self.capacity_factor)
+
+    def dispatched(self, groups: int, tokens: int) -> tuple[int, int, int, int]:
+        """Shape of the dispatched tokens: groups, experts, capacity, width."""
+        return groups, self.experts, self.capacity(tokens), self.width
+
+
+def exchanges(
+    mixture: Mixture, mesh: Mesh, groups: int, tokens: int, item_bytes: float, axis: int = 0
+) -> dict[str, tuple[Step, ...]]:
+    """Changes of layout of a layer in training: `dispatch` and `combine`, and the gradients of both.
+
+    Args:
+        mixture: the layer.
+        mesh: the mesh.
+        groups: groups of tokens, cut over the axis.
+        tokens: tokens a group.
+        item_bytes: bytes an element.
+        axis: the mesh axis that holds the experts.
+    """
+    shape = mixture.dispatched(groups, tokens)
+    whole = [Part(-1)] * len(mesh.axes)
+
+    def cut(dim: int) -> TensorLayout:
+        return (*whole[:axis], Part(dim), *whole[axis + 1 :])
+
+    there = reshard(mesh, shape, item_bytes, cut(0), cut(1))
+    back = reshard(mesh, shape, item_bytes, cut(1), cut(0))
+    return {"dispatch": there, "combine": back, "dispatch gradient": back, "combine gradient": there}
+
+
+def model_parameters(mixture: Mixture, layers: int, every: int = 2) -> int:
+    """Expert weights of a model in which every so-many-th layer is a mixture."""
+    return layers // every * mixture.parameters
+
+
+def sent_bytes(steps: Sequence[Step]) -> float:
+    """Bytes that a rank sends in some changes of layout."""
+    return sum(step.sent_bytes for step in steps)

@@ -1,0 +1,182 @@
+"""Searches: exact against enumeration, every plan through the judge, the known pattern reproduced or beaten."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import InfeasibleError, UsageError
+from planner.hardware import load_cluster
+from planner.sharding import Part, Strategy, evaluate, formulate, ideal_mesh, layout_text, mesh_on
+from planner.sharding.elimination import Factor, marginals, minimise, value
+from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.searches import get, names
+from planner.sharding.searches.ilp import integer_program
+from planner.sharding.searches.megatron import Role, roles
+from planner.sharding.states import zero_choice
+from tests.sharding.graphs import attention_block, products, setting
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), count=st.integers(1, 5))
+def test_elimination_equals_enumeration(data: st.DataObject, count: int) -> None:
+    sizes = [data.draw(st.integers(1, 3)) for _ in range(count)]
+    factors = []
+    for _ in range(data.draw(st.integers(0, 6))):
+        chosen = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=min(3, count), unique=True))
+        scope = tuple(sorted(chosen))
+        shape = [sizes[v] for v in scope]
+        cells = data.draw(st.lists(st.integers(0, 9), min_size=math.prod(shape), max_size=math.prod(shape)))
+        factors.append(Factor(scope, np.asarray(cells, dtype=float).reshape(shape)))
+    everything = {at: value(factors, at) for at in itertools.product(*map(range, sizes))}
+    found = minimise(sizes, factors)
+    assert found is not None
+    assert found[0] == min(everything.values()) == everything[found[1]]
+    least = marginals(sizes, factors, 0)
+    assert least is not None
+    for c in range(sizes[0]):
+        assert least[c] == min(v for at, v in everything.items() if at[0] == c)
+
+
+def test_tables_too_large_are_declined() -> None:
+    factors = [Factor((0, 1, 2), np.zeros((4, 4, 4)))]
+    assert minimise([4, 4, 4], factors, limit=10) is None
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.8, 0.6, 0.45])
+def test_within_memory_the_ilp_equals_enumeration(limit: float) -> None:
+    one = setting(products([4, 8], batch=4), (2,), 10.0, micro_batches=4)
+    problem = formulate(one)
+    every = [(value(problem.factors(), at), problem.memory(at)) for at in itertools.product(*map(range, problem.sizes))]
+    most = max(kept for seconds, kept in every if seconds == min(s for s, _ in every))
+    room = most * limit
+    fitting = [s for s, kept in every if kept <= room]
+    if not fitting:
+        with pytest.raises(InfeasibleError):
+            get("ilp")(one, memory_bytes=room)
+        return
+    answer = get("ilp")(one, memory_bytes=room)
+    assert answer.verdict.seconds == pytest.approx(min(fitting))
+    assert answer.verdict.memory_bytes <= room
+    assert answer.verdict.violations == []
+
+
+def test_the_integer_program_alone_agrees() -> None:
+    problem = formulate(setting(products([4, 8, 4], batch=4), (2,), 10.0))
+    total, chosen = minimise(problem.sizes, problem.factors())  # type: ignore[misc]
+    seconds, bound, picked = integer_program(problem, 2 * problem.memory(chosen))
+    assert seconds == pytest.approx(total)
+    assert bound == pytest.approx(total, rel=1e-5)
+    assert value(problem.factors(), picked) == pytest.approx(total)
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_the_judge_prices_any_choice_like_the_tables(data: st.DataObject) -> None:
+    one = setting(attention_block(), (2, 2), 5.0, micro_batches=3)
+    problem = formulate(one)
+    at = [data.draw(st.integers(0, n - 1)) for n in problem.sizes]
+    verdict = evaluate(one, problem.decision(at))
+    assert verdict.violations == []
+    assert verdict.seconds == pytest.approx(value(problem.factors(), at))
+    assert verdict.memory_bytes == pytest.approx(problem.memory(at))
+
+
+def test_the_judge_finds_what_is_wrong() -> None:
+    one = setting(products([4, 8]), (2,))
+    good = get("ilp")(one).decision
+    operator = good["op:h0"]
+    assert isinstance(operator, Strategy)
+    odd = {**good, "op:h0": replace(operator, share=0.1)}
+    assert "cannot be split" in evaluate(one, odd).violations[0]
+    assert "no layout" in evaluate(one, {k: v for k, v in good.items() if k != "w0"}).violations[0]
+    torn = {**good, "w0": WeightChoice((Part(5),), (Part(5),), (Part(5),))}
+    assert any("no dimension 5" in text for text in evaluate(one, torn).violations)
+    assert any("bytes" in text for text in evaluate(one, good, memory_bytes=1.0).violations)
+
+
+def _gpt_block() -> object:
+    cluster = load_cluster("dgx-a100")
+    mesh = mesh_on(cluster, {"model": 8})
+    block = attention_block(batch=1, steps=2048, width=4096, heads=32, inner=16384)
+    return setting(block, mesh, 1e-3, tied={"y": "x"})
+
+
+def test_roles_of_a_transformer_block() -> None:
+    found = roles(_gpt_block())  # type: ignore[arg-type]
+    block = attention_block()
+    by_role = {role: [block.nodes[i].key for i, r in found.items() if r is role] for role in Role}
+    assert by_role[Role.COLUMN] == ["q0", "k0", "v0", "u"]
+    assert by_role[Role.ROW] == ["o", "d"]
+    assert by_role[Role.STREAM] == ["n1", "s1", "n2", "y"]
+
+
+def test_exact_search_reproduces_or_beats_megatron_on_8_devices() -> None:
+    one = _gpt_block()
+    pattern, best = get("megatron")(one), get("ilp")(one)  # type: ignore[arg-type]
+    assert pattern.verdict.violations == [] == best.verdict.violations
+    assert best.bound_s == pytest.approx(best.verdict.seconds)
+    assert best.verdict.seconds <= pattern.verdict.seconds * (1 + 1e-9)
+    splits = {k: str(getattr(v, "splits", "")) for k, v in pattern.decision.items() if k.startswith("op:")}
+    assert [splits[f"op:{k}"] for k in ("q0", "k0", "v0", "a", "o", "u", "d")] == [
+        "('n',)", "('n',)", "('n',)", "('g',)", "('k',)", "('n',)", "('k',)",
+    ]  # fmt: skip
+    # sequence parallelism: gather and scatter twice a block in each direction
+    moves = [str(s.move) for c in pattern.verdict.communication for s in c.steps if c.tensor in ("n1", "n2", "o", "d")]
+    assert sorted(moves) == ["all-gather"] * 4 + ["reduce-scatter"] * 4
+
+
+def test_a_batch_over_devices_is_data_parallelism() -> None:
+    """Large activations, small weights: every operator cuts the batch, every weight's gradient is all-reduced."""
+    one = setting(products([8, 8, 8], batch=4096), (4,), 1e6, sharded_states=False)
+    answer = get("ilp")(one)
+    assert {s.splits for s in answer.decision.values() if isinstance(s, Strategy)} == {("m",)}
+    weights = [w for w in answer.decision.values() if isinstance(w, WeightChoice)]
+    assert all(layout_text(w.weight) == "R" for w in weights)
+    assert answer.verdict.sent_bytes == pytest.approx(2 * (2 * 3 / 4 * 8 * 8 * 2))
+
+
+def test_little_memory_brings_sharded_states() -> None:
+    one = setting(products([64, 64, 64], batch=4096), (4,), 1e9)
+    free = get("ilp")(one)
+    weights = 2 * 64 * 64 * 16
+    activations = free.verdict.activation_bytes
+    tight = get("ilp")(one, memory_bytes=activations + weights * 0.3)
+    rests = [w for w in tight.decision.values() if isinstance(w, WeightChoice)]
+    assert any(w in (zero_choice(2), zero_choice(3)) or layout_text(w.optimizer) != "R" for w in rests)
+    assert tight.verdict.memory_bytes <= activations + weights * 0.3
+    assert tight.verdict.violations == []
+
+
+def test_repeated_blocks_share_their_ends() -> None:
+    one = setting(attention_block(), (2, 2), 1.0, tied={"y": "x"})
+    answer = get("ilp")(one)
+    assert "y" not in answer.decision
+    assert isinstance(answer.decision["x"], TensorChoice)
+
+
+@pytest.mark.parametrize("name", ["ilp", "megatron", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu"])
+def test_every_search_passes_the_judge(name: str) -> None:
+    one = setting(attention_block(), {"data": 2, "model": 4}.values(), 50.0)
+    answer = get(name)(one)
+    assert answer.verdict.violations == []
+    assert evaluate(one, answer.decision).seconds == pytest.approx(answer.verdict.seconds)
+    assert answer.verdict.seconds >= get("ilp")(one).verdict.seconds * (1 - 1e-9)
+
+
+def test_searches_are_found_by_name() -> None:
+    assert set(names()) >= {"ilp", "megatron", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu"}
+    with pytest.raises(UsageError, match="sharding search"):
+        get("ilq")
+
+
+def test_nothing_fits() -> None:
+    one = setting(products([64, 64]), ideal_mesh((2,)))
+    with pytest.raises(InfeasibleError, match="at least"):
+        get("ilp")(one, memory_bytes=100.0)
