@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from planner.errors import PlanError
 
+_Heap = list[tuple[tuple[int, ...], int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -19,9 +21,10 @@ class Task:
     Attributes:
         worker: who runs it.
         duration: nominal, in whole ticks.
-        urgency: lower is taken first; the first entry is its class, and only class 0 tasks ask `may_open`.
+        urgency: lower is taken first.
         needs: numbers of the tasks that it waits for.
-        opens: whether it takes memory, so that it asks before it runs.
+        opens: whether it takes memory, so that it asks before it runs. When the most urgent of a worker's may not run,
+            none of its others may.
     """
 
     worker: int
@@ -50,20 +53,19 @@ def list_schedule(
     """
     missing = [len(task.needs) for task in tasks]
     feeds: list[list[int]] = [[] for _ in tasks]
-    ready: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(workers)]
+    ready: list[tuple[_Heap, _Heap]] = [([], []) for _ in range(workers)]
     for number, task in enumerate(tasks):
         for need in task.needs:
             feeds[need].append(number)
         if not task.needs:
-            heapq.heappush(ready[task.worker], (task.urgency, number))
+            heapq.heappush(ready[task.worker][not task.opens], (task.urgency, number))
     orders: list[list[int]] = [[] for _ in range(workers)]
     running: list[tuple[int, int, int]] = []
     idle = set(range(workers))
-    now = left = 0
-    left = len(tasks)
+    now, left = 0, len(tasks)
     while left:
         for worker in sorted(idle):
-            number = _choose(ready[worker], tasks, may_open)
+            number = _choose(*ready[worker], may_open)
             if number >= 0:
                 idle.discard(worker)
                 taken(number)
@@ -79,26 +81,16 @@ def list_schedule(
             for fed in feeds[number]:
                 missing[fed] -= 1
                 if not missing[fed]:
-                    heapq.heappush(ready[tasks[fed].worker], (tasks[fed].urgency, fed))
+                    task = tasks[fed]
+                    heapq.heappush(ready[task.worker][not task.opens], (task.urgency, fed))
     return orders
 
 
-def _choose(heap: list[tuple[tuple[int, ...], int]], tasks: Sequence[Task], may_open: Callable[[int], bool]) -> int:
-    """Take the most urgent task that may run out of a heap; -1 when there is none."""
-    refused: list[tuple[tuple[int, ...], int]] = []
-    found = -1
-    while heap:
-        entry = heapq.heappop(heap)
-        if not tasks[entry[1]].opens or may_open(entry[1]):
-            found = entry[1]
-            break
-        refused.append(entry)
-        if len(refused) >= _LOOK:
-            break
-    for entry in refused:
-        heapq.heappush(heap, entry)
-    return found
-
-
-_LOOK = 64
-"""Refused tasks that are passed over before a worker gives up for now."""
+def _choose(opening: _Heap, other: _Heap, may_open: Callable[[int], bool]) -> int:
+    """Take the most urgent task that may run; -1 when there is none."""
+    first = opening and (not other or opening[0][0] < other[0][0])
+    if first and may_open(opening[0][1]):
+        return heapq.heappop(opening)[1]
+    if other:
+        return heapq.heappop(other)[1]
+    return -1

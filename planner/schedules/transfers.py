@@ -7,6 +7,12 @@ from dataclasses import replace
 
 from planner.schedules.types import Action, ActionKind, Work
 
+_MOVES = (
+    ActionKind.SEND_ACTIVATION,
+    ActionKind.RECEIVE_ACTIVATION,
+    ActionKind.SEND_GRADIENT,
+    ActionKind.RECEIVE_GRADIENT,
+)
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 Place = tuple[bool, int, int, int]
 
@@ -15,7 +21,8 @@ def with_transfers(work: Work) -> Work:
     """The same orders with a RECEIVE before what needs a tensor of another worker and a SEND after what makes one.
 
     Sends never wait for their receiver. Played with transfers that take the link, this lasts as long as the orders
-    without: there a transfer begins when its tensor is made, and only what needs it waits. O(actions).
+    without: there a transfer begins when its tensor is made, and only what needs it waits. Sends and receives that the
+    orders have already stay where they are. O(actions).
     """
     home: dict[Place | None, int] = {}
     for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
@@ -32,14 +39,15 @@ def with_transfers(work: Work) -> Work:
 
 
 def _with_transfers(lane: Sequence[Action], worker: int, home: Mapping[Place | None, int]) -> Iterator[Action]:
+    stated = {action for action in lane if action.kind in _MOVES}
     for group in _groups(lane):
-        for action in group:
-            if home.get(_source(action), worker) != worker:
-                yield _moved(action, ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT)
+        incoming = [a for a in group if home.get(_source(a), worker) != worker]
+        outgoing = [a for a in group if home.get(_sink(a), worker) != worker]
+        receives = (_moved(a, ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT) for a in incoming)
+        sends = (_moved(a, ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT) for a in outgoing)
+        yield from (move for move in receives if move not in stated)
         yield from group
-        for action in group:
-            if home.get(_sink(action), worker) != worker:
-                yield _moved(action, ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
+        yield from (move for move in sends if move not in stated)
 
 
 def _groups(lane: Sequence[Action]) -> Iterator[list[Action]]:

@@ -153,8 +153,19 @@ class _Play:
             self._lag[producers], self._links = incoming[self._fed], len(names)
         self._exchanges = _Exchanges(program, times, conditions.sync_overlap)
         self._pair_overlap = conditions.pair_overlap
-        self._early, self._own_early = self._streamed()
         self._copy_free, self._link_free = [0.0] * program.workers, [0.0] * self._links
+        self._list_columns()
+
+    def _list_columns(self) -> None:
+        """Columns as lists, which the loops read faster than arrays."""
+        program = self._program
+        self._sources, self._needs, self._lanes = program.source.tolist(), program.after.tolist(), program.lane.tolist()
+        self._kinds, self._joined = program.kind.tolist(), [*program.paired.tolist(), False]
+        self._work_s = self._duration.tolist()
+        self._span_s = (self._before + self._duration + self._after).tolist()
+        self._links_of, self._lag_s = self._link.tolist(), self._lag.tolist()
+        early, own_early = self._streamed()
+        self._early, self._own_early = early.tolist(), own_early.tolist()
 
     def trace(self) -> Trace:
         """The times of all actions; O(actions)."""
@@ -183,9 +194,8 @@ class _Play:
     def _pass(self) -> tuple[list[float], list[float], list[float], list[float]]:
         """Start, end, begin of the transfer and arrival of what each action makes; the loop that takes the time."""
         program = self._program
-        source, needs, lanes = program.source.tolist(), program.after.tolist(), program.lane.tolist()
-        span_s, link, lag = (self._before + self._duration + self._after).tolist(), self._link.tolist(), self._lag
-        unusual, lag_s = self._unusual(), lag.tolist()
+        source, needs, lanes = self._sources, self._needs, self._lanes
+        span_s, link, lag_s, unusual = self._span_s, self._links_of, self._lag_s, self._unusual()
         starts = [0.0] * len(source)
         ends, sent, arrival, own = starts.copy(), starts.copy(), starts.copy(), starts.copy()
         free, link_free = [0.0] * program.lanes, self._link_free
@@ -223,44 +233,43 @@ class _Play:
         return [bool(x) for x in unusual.tolist()]
 
     def _play_unusual(self, action: int, board: _Board) -> None:
-        program = self._program
-        kind, lane = program.kind[action], int(program.lane[action])
+        kind, lane = self._kinds[action], self._lanes[action]
         if kind in _EXCHANGED:
             board.starts[action], board.ends[action] = self._exchanges.play(action, board.free[lane], board.ends)
             board.free[lane] = board.ends[action]
-        elif not program.paired[action]:
+        elif not self._joined[action]:
             self._play_group(action, board)
         if kind in _MOVED:
-            worker = int(program.worker[action])
+            worker = int(self._program.worker[action])
             board.sent[action] = begin = max(board.starts[action], self._copy_free[worker])
-            finish = begin + float(self._times.evict_s[program.stage[action]])
+            finish = begin + float(self._times.evict_s[self._program.stage[action]])
             board.own[action] = board.arrival[action] = self._copy_free[worker] = finish
 
     def _play_group(self, first: int, board: _Board) -> None:
         """An action and those that are paired with it, as one."""
-        program, last = self._program, first + 1
-        while last < len(program.kind) and program.paired[last]:
+        last = first + 1
+        while self._joined[last]:
             last += 1
-        lane, members = int(program.lane[first]), range(first, last)
-        start = board.free[lane]
+        lane, members = self._lanes[first], range(first, last)
+        start, work_s = board.free[lane], self._work_s
         for m in members:
-            if program.source[m] >= 0:
-                start = max(start, board.arrival[program.source[m]])
-            if program.after[m] >= 0:
-                start = max(start, board.own[program.after[m]])
-        work_s = self._duration[first:last]
-        total = float(work_s.sum() + self._before[first:last].sum() + self._after[first:last].sum())
+            source, needed = self._sources[m], self._needs[m]
+            if source >= 0:
+                start = max(start, board.arrival[source])
+            if needed >= 0:
+                start = max(start, board.own[needed])
+        end = start + sum(self._span_s[first:last])
         if last - first > 1:
-            total -= self._pair_overlap * float(work_s.min())
+            end -= self._pair_overlap * min(work_s[first:last])
         for m in members:
-            board.starts[m], board.ends[m] = start, start + total
-            board.own[m] = start + total - float(self._own_early[m])
-            board.arrival[m] = start + total - float(self._early[m])
-            route = int(self._link[m])
+            board.starts[m], board.ends[m] = start, end
+            board.own[m] = end - self._own_early[m]
+            board.arrival[m] = end - self._early[m]
+            route = self._links_of[m]
             if route >= 0:
                 board.sent[m] = begin = max(board.arrival[m], self._link_free[route])
-                board.arrival[m] = self._link_free[route] = begin + float(self._lag[m])
-        board.free[lane] = start + total
+                board.arrival[m] = self._link_free[route] = begin + self._lag_s[m]
+        board.free[lane] = end
 
 
 class _Board(NamedTuple):
