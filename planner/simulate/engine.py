@@ -66,7 +66,7 @@ def run(
         times: seconds by stage.
         transfers: what a transfer between stages occupies.
         sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
-        pair_overlap: fraction of the shorter of two paired actions that costs nothing (0 to 1).
+        pair_overlap: fraction of the shorter of a paired forward and backward that costs nothing (0 to 1).
         part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
         slowdown: by worker, factor on all its computation; empty: 1.
 
@@ -259,7 +259,7 @@ class _Play:
             if needed >= 0:
                 start = max(start, board.own[needed])
         end = start + sum(self._span_s[first:last])
-        if last - first > 1:
+        if len(set(self._kinds[first:last])) > 1:
             end -= self._pair_overlap * min(work_s[first:last])
         for m in members:
             board.starts[m], board.ends[m] = start, end

@@ -95,7 +95,7 @@ class Conditions:
     Attributes:
         transfers: what a transfer between stages occupies.
         sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
-        pair_overlap: fraction of the shorter of two paired actions that costs nothing (0 to 1).
+        pair_overlap: fraction of the shorter of a paired forward and backward that costs nothing (0 to 1).
         part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
         slowdown: by worker, factor on all its computation; empty: 1.
     """
