@@ -6,6 +6,7 @@ costs no more than its widest table. The order is greedy: next the variable whos
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,57 +51,70 @@ def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[
     return total
 
 
+class _Order:
+    """Which variable to eliminate next: the one whose elimination makes the smallest table; ties to the lower index.
+
+    Sizes of tables are kept in a heap, those out of date dropped when they come up: O(log variables) a change.
+    """
+
+    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: int | None = None) -> None:
+        self.sizes, self.keep = sizes, keep
+        self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+        for f in factors:
+            for v in f.variables:
+                self.near[v] |= set(f.variables) - {v}
+        self.entries = {v: self._entries(v) for v in self.near}
+        self.heap = [(n, v) for v, n in self.entries.items() if v != keep]
+        heapq.heapify(self.heap)
+
+    def _entries(self, v: int) -> int:
+        return self.sizes[v] * math.prod(self.sizes[n] for n in self.near[v])
+
+    def pop(self) -> tuple[int, int, tuple[int, ...]] | None:
+        """The next variable, the entries of its table and its neighbours; None when none is left."""
+        while self.heap:
+            entries, v = heapq.heappop(self.heap)
+            if v not in self.near or self.entries[v] != entries:
+                continue
+            around = self.near.pop(v)
+            for n in around:
+                self.near[n] = (self.near[n] | around) - {n, v}
+            for n in around:
+                self.entries[n] = self._entries(n)
+                if n != self.keep:
+                    heapq.heappush(self.heap, (self.entries[n], n))
+            return v, entries, tuple(sorted(around))
+        return None
+
+
 def table_entries(sizes: Sequence[int], factors: Sequence[Factor]) -> int:
-    """Entries of the widest table that elimination makes, without making it; O(variables ** 2)."""
-    near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-    for f in factors:
-        for v in f.variables:
-            near[v] |= set(f.variables) - {v}
-    widest = 1
-    while near:
-        v, entries = _cheapest(near, sizes)
-        widest = max(widest, entries)
-        _join(near, v)
+    """Entries of the widest table that elimination makes, without making it."""
+    order, widest = _Order(sizes, factors), 1
+    while (found := order.pop()) is not None:
+        widest = max(widest, found[1])
     return widest
-
-
-def _cheapest(near: dict[int, set[int]], sizes: Sequence[int], keep: int | None = None) -> tuple[int, int]:
-    def entries(v: int) -> int:
-        return sizes[v] * math.prod(sizes[n] for n in near[v])
-
-    best = min((v for v in near if v != keep), key=lambda v: (entries(v), v))
-    return best, entries(best)
-
-
-def _join(near: dict[int, set[int]], v: int) -> None:
-    around = near.pop(v)
-    for n in around:
-        near[n] = (near[n] | around) - {n, v}
 
 
 class _Elimination:
     """Tables left while variables are minimised out."""
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
-        self.sizes, self.constant = sizes, 0.0
-        self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+        self.sizes, self.factors = sizes, factors
         self.tables: dict[int, Factor] = dict(enumerate(f for f in factors if f.variables))
-        self.of: dict[int, set[int]] = {v: set() for v in self.near}
+        self.of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for i, f in self.tables.items():
             for v in f.variables:
-                self.near[v] |= set(f.variables) - {v}
                 self.of[v].add(i)
         self.constant = sum(float(f.table) for f in factors if not f.variables)
         self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
 
     def run(self, limit: int, keep: int | None = None) -> bool:
         """Minimise out all variables but one; false when a table would be too large."""
-        while len(self.near) > (keep is not None):
-            v, entries = _cheapest(self.near, self.sizes, keep)
+        order = _Order(self.sizes, self.factors, keep)
+        while (found := order.pop()) is not None:
+            v, entries, others = found
             if entries > limit:
                 return False
-            others = tuple(sorted(self.near[v]))
-            _join(self.near, v)
             numbers = sorted(self.of.pop(v))
             mine = [self.tables.pop(i) for i in numbers]
             for u in others:

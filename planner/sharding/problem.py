@@ -220,7 +220,7 @@ class _Builder:
 
     def _tensor(self, tensor: Tensor, tags: Sequence[Part]) -> None:
         carries, padded = tensor.name in self.carrying, self.setting.options.padded
-        found = tensor_choices(tensor, self.mesh.sizes, tags, gradient=carries, padded=padded)
+        found = tensor_choices(tensor.shape, self.mesh.sizes, tuple(tags), gradient=carries, padded=padded)
         if self.ends(tensor):
             found = tuple(c for c in found if PARTIAL not in c.value)
         kept = max(
@@ -234,7 +234,9 @@ class _Builder:
     def _weight(self, tensor: Tensor, tags: Sequence[Part]) -> None:
         trained = tensor.name in self.carrying
         padded, states = self.setting.options.padded, self.setting.sharded_states
-        found = weight_choices(tensor, self.mesh.sizes, tags, trained=trained, sharded_states=states, padded=padded)
+        found = weight_choices(
+            tensor.shape, self.mesh.sizes, tuple(tags), trained=trained, sharded_states=states, padded=padded
+        )
         state, sizes, table = self.setting.state, self.mesh.sizes, self.table(tensor)
 
         def elements(layout: TensorLayout) -> int:

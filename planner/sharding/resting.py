@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.graph import Tensor
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, layout_text, layouts, refusal
 
 
@@ -42,12 +41,13 @@ class StateBytes:
     optimizer: float = 12.0
 
 
+@functools.lru_cache(maxsize=4096)
 def tensor_choices(
-    tensor: Tensor, sizes: Sequence[int], tags: Sequence[Part], *, gradient: bool, padded: bool
+    shape: tuple[int, ...], sizes: tuple[int, ...], tags: tuple[Part, ...], *, gradient: bool, padded: bool
 ) -> tuple[TensorChoice, ...]:
     """Value and gradient are cut alike; where the value is whole its gradient may be partial, and the other way."""
     found = []
-    for value in layouts(tensor.shape, sizes, padded=padded, interleaved=tags):
+    for value in layouts(shape, sizes, padded=padded, interleaved=tags):
         if not gradient:
             found.append(TensorChoice(value, None))
             continue
@@ -59,13 +59,20 @@ def tensor_choices(
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
 def weight_choices(
-    tensor: Tensor, sizes: Sequence[int], tags: Sequence[Part], *, trained: bool, sharded_states: bool, padded: bool
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    tags: tuple[Part, ...],
+    *,
+    trained: bool,
+    sharded_states: bool,
+    padded: bool,
 ) -> tuple[WeightChoice, ...]:
     """For each axis: whole, its gradient reduced at once or once a step; state cut; gradient too; all cut."""
-    cuts = [Part(d) for d in range(len(tensor.shape))] + list(tags)
-    first = next((c for c in cuts[: len(tensor.shape)] for n in sizes if n > 1 and not refusal(
-        tensor.shape, (c,), (n,), padded=padded)), None)  # fmt: skip
+    cuts = [Part(d) for d in range(len(shape))] + list(tags)
+    first = next((c for c in cuts[: len(shape)] for n in sizes if n > 1 and not refusal(
+        shape, (c,), (n,), padded=padded)), None)  # fmt: skip
     per_axis: list[list[tuple[Part, Part, Part]]] = []
     for n in sizes:
         options = [(REPLICATED, REPLICATED, REPLICATED)]
@@ -79,7 +86,7 @@ def weight_choices(
     found = []
     for parts in itertools.product(*per_axis):
         choice = WeightChoice(*(tuple(p[i] for p in parts) for i in range(3)))
-        if not any(refusal(tensor.shape, layout, sizes, padded=padded)
+        if not any(refusal(shape, layout, sizes, padded=padded)
                    for layout in (choice.weight, choice.gradient, choice.optimizer)):  # fmt: skip
             found.append(choice)
     return tuple(found)

@@ -25,6 +25,8 @@ PRICES = 24
 """Prices of memory that are tried."""
 CLOSE = 1e-6
 """Relative gap at which a plan counts as optimal."""
+MOST_VARIABLES = 300
+"""Variables up to which a gap left by the prices is closed by the integer program; above, the gap is stated."""
 SOLVER_S = 20.0
 """Seconds the integer program may take."""
 
@@ -186,7 +188,7 @@ def _close(problem: ShardingProblem, limit: float, best: _Best) -> str:
 
 @SEARCHES.entry("ilp")
 def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest choice of layouts within memory, proven.
+    """The fastest choice of layouts within memory, proven, or with its gap where the graph is large.
 
     Raises:
         InfeasibleError: no choice fits; the message says what is needed at least.
@@ -213,7 +215,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
                 f"no layout was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
-        if not best.closed():
+        if not best.closed() and len(problem.names) <= MOST_VARIABLES:
             method = _close(problem, memory_bytes, best)
     decision = problem.decision(best.chosen)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
