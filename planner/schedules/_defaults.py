@@ -112,6 +112,14 @@ class Defaults:
         _, by_worker = count_held(self.order(pipeline), pipeline.stages)
         return by_worker
 
+    def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+        """For each worker the stages whose weights it has, ascending; O(actions)."""
+        work = self.work(pipeline)
+        hosted: list[set[int]] = [set() for _ in range(max(work.lane_workers) + 1)]
+        for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+            hosted[worker].update(action.stage for action in lane)
+        return tuple(tuple(sorted(stages)) for stages in hosted)
+
     def critical_s(
         self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
     ) -> float:

@@ -10,7 +10,8 @@ More micro-batches than D (`over`):
 - halve: the same with backwards of half a micro-batch each.
 
 A stage's gradients are exchanged between the workers that hold it. `eager` launches that as soon as a worker has done
-its last backward of the stage, where a bubble follows on that worker; the others wait for the end.
+its last backward of the stage, where a bubble follows on that worker (with doubled forwards, where work follows); the
+others wait for the end.
 """
 
 from __future__ import annotations
@@ -78,12 +79,20 @@ class Chimera(Defaults):
             return tuple(tuple(self._closed(own)) for own in slotted(lines, pipeline.micro_batches))
         halves = self.over is Over.HALVE
         units = pipeline.micro_batches if halves else pipeline.micro_batches // 2
-        return tuple((*own, *finish(_stages(own))) for own in doubled(lines, units, halves))
+        return tuple((*self._launched(own), *finish(_stages(own))) for own in doubled(lines, units, halves))
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders, with two parts to a micro-batch where backwards are halved."""
         orders = follow_on(self.order(pipeline), pipeline.micro_batches, iterations)
         return Work(orders, parts=2 if self.over is Over.HALVE else 1)
+
+    def _launched(self, own: Sequence[Action]) -> Iterator[Action]:
+        """A worker's order with the exchange of each stage launched after its last backward, when it goes on."""
+        last = {action.stage: at for at, action in enumerate(own) if action.kind is ActionKind.BACKWARD}
+        for at, action in enumerate(own):
+            yield action
+            if self.eager and last[action.stage] == at < len(own) - 1:
+                yield Action(ActionKind.LAUNCH_SYNC, action.stage)
 
     def _closed(self, own: Sequence[tuple[int, Action]]) -> Iterator[Action]:
         """A worker's order with its exchanges: launched after a stage's last backward where a free slot follows."""

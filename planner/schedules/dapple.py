@@ -7,6 +7,7 @@ a limit is 1F1B with a flush.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -76,6 +77,28 @@ class Dapple(Defaults):
             )
             for stage, replica in pipeline.workers()
         )
+
+
+def pivot_latency_s(
+    forward_s: Sequence[float], backward_s: Sequence[float], micro_batches: int, sync_s: Sequence[float]
+) -> float:
+    """DAPPLE's estimate of an iteration: warm-up to the pivot stage, its steady phase, and the ending; O(stages^2).
+
+    L = sum_{s<=Q} F_s + (m - 1)(F_Q + B_Q) + max_s (AR_s + sum_{s<=a<=Q} B_a, or AR_s - sum_{Q<a<=s} B_a for s > Q).
+    The pivot Q is found from the last stage to the first: stage s takes over when its own steady phase is longer than that
+    of Q with the stages in between. Exact when the pivot is the critical stage, too low when an early stage is slow.
+    """
+    each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    pivot = len(each) - 1
+    for stage in reversed(range(pivot)):
+        between = sum(each[stage + 1 : pivot])
+        if (micro_batches - 1) * each[stage] > (micro_batches - 1) * each[pivot] + between:
+            pivot = stage
+    ending = max(
+        sync + (sum(backward_s[s : pivot + 1]) if s <= pivot else -sum(backward_s[pivot + 1 : s + 1]))
+        for s, sync in enumerate(sync_s)
+    )
+    return sum(forward_s[: pivot + 1]) + (micro_batches - 1) * each[pivot] + ending
 
 
 SCHEDULES.register("dapple", Dapple())

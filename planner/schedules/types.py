@@ -228,6 +228,10 @@ class Schedule(Protocol):
         """For each worker, the most units of all its stages together that it keeps at the same time."""
         ...
 
+    def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+        """For each worker the stages whose weights it has."""
+        ...
+
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """For each stage, updates between reading the weights in a forward and applying the gradient, at the most."""
         ...

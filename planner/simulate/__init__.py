@@ -15,6 +15,7 @@ from planner.simulate.play import bubble_fraction, play, simulate_decision
 from planner.simulate.segments import Activity, rank_ranges
 from planner.simulate.svg import draw_svg
 from planner.simulate.timeline import Lane, Timeline, simulate
+from planner.simulate.weights import version_curve
 
 simulate_plan = simulate
 """The same under a name that the front door can export: there `simulate` is this package."""
@@ -48,4 +49,5 @@ __all__ = [
     "simulate_plan",
     "timeline_document",
     "trace_json",
+    "version_curve",
 ]

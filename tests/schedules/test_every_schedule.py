@@ -180,6 +180,22 @@ def test_schedules_for_unequal_replication(name: str) -> None:
     assert get(name).supports(Pipeline((1, 3, 2), 24)) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "stages", "placement"),
+    [
+        ("1f1b", 2, ((0,), (1,))),
+        ("interleaved", 4, ((0, 2), (1, 3))),
+        ("zb-v", 4, ((0, 3), (1, 2))),
+        ("hanayo:waves=2", 8, ((0, 3, 4, 7), (1, 2, 5, 6))),
+        ("chimera", 4, ((0, 3), (1, 2), (1, 2), (0, 3))),
+        ("chimera:pairs=2", 4, ((0, 1, 2, 3),) * 4),
+        ("bapipe-fbp", 2, ((0,), (1,))),
+    ],
+)
+def test_placement(name: str, stages: int, placement: tuple[tuple[int, ...], ...]) -> None:
+    assert get(name).placement(Pipeline((1,) * stages, 8)) == placement
+
+
 def test_options_are_part_of_the_name() -> None:
     assert get("chimera:pairs=2,over=double").name == "chimera:pairs=2,over=double"
     assert get("chimera:pairs=1").name == "chimera"

@@ -20,6 +20,7 @@ from planner.schedules import Pipeline, dualpipe, get, hetpipe, pipelined_backpr
 from planner.schedules import bapipe_sno as sno
 from planner.schedules import bapipe_so as so
 from planner.schedules.chimera import critical_passes
+from planner.schedules.dapple import pivot_latency_s
 from planner.simulate import Conditions, Measurement, measure_schedule
 from tests.shared_data import shared_path
 
@@ -249,7 +250,8 @@ def hetpipe_answers(_: str, given: Answers) -> Answers:
 
 def dapple(_: str, given: Answers) -> Answers:
     found = measure("dapple", 4, given["M"], given["F"], given["B"], sync_s=given["AR"] or 0.0)
-    return {"model": found.makespan_s, "sim": found.makespan_s, "inflight": found.held}
+    model = pivot_latency_s(given["F"], given["B"], given["M"], given["AR"] or [0] * 4)
+    return {"model": model, "sim": found.makespan_s, "inflight": found.held}
 
 
 def zero_bubble(name: str, given: Answers) -> Answers:
@@ -382,6 +384,7 @@ def test_dapples_pivot_formula_is_low_where_an_early_stage_is_slow() -> None:
     """Reference data: pivot 48, released program 57, exact 51."""
     found = measure_schedule("dapple", 4, 8, forward_s=[2, 1, 1, 1], backward_s=[4, 2, 2, 2])
     assert found.makespan_s == 51
+    assert pivot_latency_s([2, 1, 1, 1], [4, 2, 2, 2], 8, [0] * 4) == 48
 
 
 def test_chimeras_critical_path() -> None:

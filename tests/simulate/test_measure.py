@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from planner.errors import PlanError
 from planner.schedules import Pipeline, Work, get
 from planner.schedules.orders_file import parse_action
-from planner.simulate import Conditions, Cost, StageBytes, StageTimes, measure_orders, measure_schedule, run
+from planner.simulate import (
+    Conditions,
+    Cost,
+    StageBytes,
+    StageTimes,
+    measure_orders,
+    measure_schedule,
+    run,
+    version_curve,
+)
 from planner.simulate.memory import held_units, memory_curve
 
 
@@ -166,3 +175,17 @@ def test_a_hundred_thousand_actions_take_a_second_or_so() -> None:
     found = measure_schedule("1f1b", 8, 6250, forward_s=1, backward_s=2)
     assert found.makespan_s == (6250 + 7) * 3
     assert time.perf_counter() - began < 15
+
+
+def test_versions_over_time_by_hand() -> None:
+    """One stage, F = 1, B = 2: the first update at 4 leaves version 0 to the second micro-batch, until 7."""
+    orders = work("F0.0@0 F0.1@0 B0.0@0 U0.0 F0.2@1 B0.1@0 U0.1 B0.2@1 U0.2")
+    curve = version_curve(run(orders, StageTimes.of([1.0], [2.0])), 0, 0)
+    assert curve.time_s.tolist() == [0, 4, 7, 7, 9]
+    assert curve.held.tolist() == [1, 2, 1, 2, 1]
+
+
+def test_versions_of_a_full_pipedream() -> None:
+    trace = measure_schedule("pipedream", 4, 8, forward_s=1, backward_s=2).trace
+    assert [int(version_curve(trace, stage, stage).held.max()) for stage in range(4)] == [4, 3, 2, 1]
+    assert version_curve(trace, 0, 3).held.tolist() == [0]
