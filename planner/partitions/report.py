@@ -88,9 +88,10 @@ def _parts_table(plan: PartitionPlan) -> Table:
     ]
     shown = [(name, cell) for name, needed, cell in wide if needed]
     rows = []
+    most = max((part.value or 0.0 for part in plan.parts), default=0.0)
     for number, part in enumerate(plan.parts):
         value = "" if part.value is None else figure(part.value, plan.objective.unit)
-        share = bar((part.value or 0.0) / plan.objective.value) if plan.objective.value > 0 else ""
+        share = bar((part.value or 0.0) / most) if most > 0 else ""
         rows.append(
             (str(number), part.kind, in_words(part.nodes) or "-", value, share, *(cell(part) for _, cell in shown))
         )

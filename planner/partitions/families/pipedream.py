@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from planner.errors import PlanError, UsageError
 from planner.importers import load_graph
 from planner.importers.pipedream import sniff
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
+from planner.partitions.families import _iteration as _iteration_tables
 from planner.partitions.options import Options
 from planner.partitions.types import Part
+from planner.space.partition.iteration import IterationDecision, IterationProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_layers import Layers, priced_layers, recorded_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
@@ -20,6 +23,8 @@ from planner.space.partition.pipedream_terms import BoundaryBytes, CutJudge, Fro
 from planner.space.partition.types import PartitionProblem, Verdict
 
 _COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
+_MICRO_BATCHES = 64
+"""Micro-batches from one update to the next where nothing was said."""
 _UNCOUNTED = {"batch-unknown"}
 """Notes of the importer that do not matter here: times are those of a minibatch, however many samples it holds."""
 
@@ -174,6 +179,51 @@ TIME_PER_MINIBATCH = Objective(
     aliases=("max-load",),
 )
 
+
+def _settle_iteration(instance: Instance, options: Options) -> Options:
+    settled = _settle(instance, options)
+    return dataclasses.replace(
+        settled,
+        cost=None,
+        layout=None,
+        idle=True if options.idle is None else options.idle,
+        batch=options.batch or _MICRO_BATCHES,
+    )
+
+
+def _iteration(instance: Instance, options: Options) -> IterationProblem:
+    return _iteration_tables.layer_iteration(layers_of(instance, "published"), options)
+
+
+def _encode_iteration(
+    instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict
+) -> tuple[Part, ...]:
+    return _iteration_tables.encode(instance, problem, decision, verdict, range(len(instance.ids)))
+
+
+def _decode_iteration(instance: Instance, problem: IterationProblem, parts: Sequence[Part]) -> IterationDecision:
+    return _iteration_tables.decode(instance, problem, parts, range(len(instance.ids)))
+
+
+ITERATION_TIME = Objective(
+    name="iteration-time",
+    unit="s",
+    what="time of a synchronous pipeline over device meshes from one update to the next",
+    options=frozenset({"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "transfers", "idle", "batch"}),
+    settle=_settle_iteration,
+    problem=_iteration,
+    encode=_encode_iteration,
+    decode=_decode_iteration,
+)
+
 FAMILIES.register(
-    "pipedream", Family("PipeDream profile (graph.txt)", sniff, _read, (TIME_PER_MINIBATCH,), cluster=True, model=True)
+    "pipedream",
+    Family(
+        "PipeDream profile (graph.txt)",
+        sniff,
+        _read,
+        (TIME_PER_MINIBATCH, ITERATION_TIME),
+        cluster=True,
+        model=True,
+    ),
 )

@@ -1,0 +1,236 @@
+"""Iteration time of synchronous pipelines, asked of instances that were made for other objectives.
+
+Layers stand in topological order; a stage is a run of them on a mesh of its own. A mesh of d x t devices shares every
+micro-batch among d replicas of t tensor-parallel devices. The tables below hold the cost of every stage on every mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.partitions.families import Instance
+from planner.partitions.options import Options
+from planner.partitions.types import Part
+from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
+from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition.piper import PiperProblem
+from planner.space.partition.types import Verdict
+
+_KEPT_PER_WEIGHT = 3.0
+"""Bytes a device keeps per byte of weights: weights, gradients, momentum; a synchronous pipeline needs one version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    """d replicas of t devices, all nodes running by one choice."""
+
+    replicas: int
+    tensor: int
+    choice: str = ""
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.tensor
+
+    @property
+    def text(self) -> str:
+        split = f"{self.replicas} x {self.tensor}" if self.tensor > 1 else f"{self.replicas}"
+        return f"{split} devices" + (f", {self.choice}" if self.choice else "")
+
+
+def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem:
+    """Piper's stages, each micro-batch shared by the replicas of a stage, summed as a synchronous pipeline runs them.
+
+    With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
+    d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
+    """
+    order = _topological(problem.node_count, problem.edges)
+    place = np.empty(problem.node_count, dtype=np.int64)
+    place[order] = np.arange(problem.node_count)
+    meshes = _piper_meshes(problem)
+    shape = (problem.node_count, problem.node_count, len(meshes))
+    time_s, fixed, activation = np.full(shape, math.inf), np.zeros(shape), np.zeros(shape)
+    for c, mesh in enumerate(meshes):
+        chosen = [_choice(problem, v, mesh) for v in order.tolist()]
+        if None in chosen:
+            continue
+        index = np.array(chosen, dtype=np.int64)
+        work, weights = (_spans(problem.time_s[index]), _spans(problem.weight_bytes[index]))
+        moved = _transfers(problem, place, index)
+        d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
+        exchange = 4 * (d - 1) / d / problem.batch * weights
+        time_s[:, :, c] = work / d + (moved / d + exchange) / rate
+        fixed[:, :, c] = _spans(problem.fixed_bytes[index])
+        activation[:, :, c] = _spans(problem.activation_bytes[index]) / d
+    return IterationProblem(
+        time_s=_upper(time_s), config_devices=np.array([mesh.devices for mesh in meshes]), devices=problem.devices,
+        micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
+        memory_bytes=problem.memory_bytes, use_all=not options.idle, names=tuple(mesh.text for mesh in meshes),
+    )  # fmt: skip
+
+
+def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
+    """A profile's layers on data-parallel meshes; a profiled minibatch is a micro-batch.
+
+    A stage of d replicas takes compute / d + 2 (d-1) / d * weights / B / M a micro-batch: the exchange of gradients,
+    once an iteration, is spread over its M micro-batches. A boundary takes 2 * bytes / B over the links it crosses.
+    Meshes inside a server are priced with its links, which holds when they do not straddle two servers.
+    """
+    machines, rates = options.machines or (1,), options.bandwidth_byte_per_s or (math.inf,)
+    devices, micro_batches = math.prod(machines), options.batch or 1
+    sizes = _mesh_sizes(machines)
+    work, weights, saved = (_spans(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
+    live = _live_bytes(layers)
+    time_s, fixed, activation = [], [], []
+    for d in sizes:
+        level = next(i for i in range(len(machines)) if d <= math.prod(machines[: i + 1]))
+        time_s.append(work / d + 2 * (d - 1) / d * weights / rates[level] / micro_batches)
+        fixed.append(_KEPT_PER_WEIGHT * weights)
+        activation.append((saved + live[:, None]) / d)
+    groups = tuple(math.prod(machines[: i + 1]) for i in range(len(machines) - 1))
+    boundary = np.stack([2 * live / rate for rate in rates]) if options.transfers else None
+    return IterationProblem(
+        time_s=_upper(np.stack(time_s, axis=2)), config_devices=np.array(sizes), devices=devices,
+        micro_batches=micro_batches, fixed_bytes=np.stack(fixed, axis=2), activation_bytes=np.stack(activation, axis=2),
+        memory_bytes=math.inf if options.memory_bytes is None else options.memory_bytes, boundary_s=boundary,
+        boundary_level=boundary_levels(devices, groups) if options.transfers else None, use_all=not options.idle,
+        names=tuple(_Mesh(d, 1).text for d in sizes),
+    )  # fmt: skip
+
+
+def encode(
+    instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
+) -> tuple[Part, ...]:
+    """Stages with their meshes; `order` are the positions of the layers."""
+    parts, count = [], len(decision.stages)
+    for number, (stage, value) in enumerate(zip(decision.stages, verdict.parts, strict=True)):
+        devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
+        kept = None
+        if problem.fixed_bytes is not None and problem.activation_bytes is not None:
+            in_flight = min(count - number, problem.micro_batches)
+            kept = float(problem.fixed_bytes[at] + in_flight * problem.activation_bytes[at])
+        nodes = instance.ranges(order[stage.first : stage.last + 1])
+        name = problem.names[stage.config]
+        parts.append(Part("stage", nodes, value, kept, devices=devices, configuration=name))
+    return tuple(parts)
+
+
+def decode(
+    instance: Instance, problem: IterationProblem, parts: Sequence[Part], order: Sequence[int]
+) -> IterationDecision:
+    """The stages of a plan's parts.
+
+    Raises:
+        PlanError: a part's nodes are no run of layers, or its configuration is unknown.
+    """
+    place = {position: number for number, position in enumerate(order)}
+    stages = []
+    for number, part in enumerate(parts):
+        layers = sorted(place[position] for position in instance.positions(part.nodes))
+        if not layers or layers != list(range(layers[0], layers[-1] + 1)):
+            raise PlanError(f"the nodes of stage {number} do not follow each other", where=instance.name)
+        if part.configuration not in problem.names:
+            raise PlanError(f"stage {number} runs as {part.configuration!r}, which is unknown", where=instance.name)
+        stages.append(MeshStage(layers[0], layers[-1], problem.names.index(part.configuration)))
+    return IterationDecision(tuple(stages))
+
+
+def topological(count: int, edges: np.ndarray) -> tuple[int, ...]:
+    """Positions of nodes in topological order, smallest ready one first."""
+    return tuple(_topological(count, edges).tolist())
+
+
+def _topological(count: int, edges: np.ndarray) -> np.ndarray:
+    import heapq
+
+    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges.tolist():
+        readers[source].append(target)
+    ready = [v for v in range(count) if waiting[v] == 0]
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for target in readers[order[-1]]:
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                heapq.heappush(ready, target)
+    return np.array(order, dtype=np.int64)
+
+
+def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
+    """Powers of two of replicas at every tensor degree, with every choice that all nodes have there."""
+    names = problem.choice_names or ("",) * len(problem.choice_node)
+    found = []
+    for tensor in problem.tensor_degrees:
+        here = [i for i in range(len(names)) if int(problem.choice_tensor[i]) == tensor]
+        for choice in dict.fromkeys(names[i] for i in here):
+            owners = {int(problem.choice_node[i]) for i in here if names[i] == choice}
+            if len(owners) < problem.node_count:
+                continue
+            d = 1
+            while d * tensor <= problem.devices:
+                found.append(_Mesh(d, tensor, choice))
+                d *= 2
+    return found
+
+
+def _choice(problem: PiperProblem, node: int, mesh: _Mesh) -> int | None:
+    for index in problem.options(node, mesh.tensor).tolist():
+        if not problem.choice_names or problem.choice_names[index] == mesh.choice:
+            return int(index)
+    return None
+
+
+def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """[L, L] bytes moved over the borders of a stage, both ways."""
+    count = len(place)
+    moved = np.zeros((count, count))
+    for e, (source, target) in enumerate(problem.edges.tolist()):
+        u, v = int(place[source]), int(place[target])
+        entering = 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[chosen[v], e])
+        leaving = 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[chosen[u], e])
+        moved[u + 1 : v + 1, v:] += entering
+        moved[: u + 1, u:v] += leaving
+    return moved
+
+
+def _spans(values: np.ndarray) -> np.ndarray:
+    """[L, L] sums of values i..j; meaningless below the diagonal."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    return np.asarray(sums[None, 1:] - sums[:-1, None])
+
+
+def _upper(table: np.ndarray) -> np.ndarray:
+    """The table with infinity below the diagonal, where no stage is."""
+    count = table.shape[0]
+    below = np.tril(np.ones((count, count), dtype=bool), -1)
+    table[below] = math.inf
+    return table
+
+
+def _live_bytes(layers: Layers) -> np.ndarray:
+    """[L] bytes that cross the boundary before each layer, one way, each result once."""
+    last = np.arange(layers.count)
+    for source, target in layers.edges.tolist():
+        last[source] = max(last[source], target)
+    change = np.zeros(layers.count + 1)
+    for source, reader in enumerate(last.tolist()):
+        change[source + 1] += layers.output_bytes[source]
+        change[reader + 1] -= layers.output_bytes[source]
+    return np.maximum(np.cumsum(change)[: layers.count], 0.0)
+
+
+def _mesh_sizes(machines: tuple[int, ...]) -> list[int]:
+    """Powers of two inside a lowest unit, then any number of whole units of a level under one parent."""
+    sizes = {1 << k for k in range(machines[0].bit_length()) if 1 << k <= machines[0]} | {machines[0]}
+    unit = machines[0]
+    for count in machines[1:]:
+        sizes |= {unit * n for n in range(1, count + 1)}
+        unit *= count
+    return sorted(sizes)
