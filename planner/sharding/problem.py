@@ -100,10 +100,11 @@ class ShardingProblem:
         """Number of choices of each variable."""
         return tuple(map(len, self.choices))
 
-    def factors(self, price_s_per_byte: float = 0.0) -> list[Factor]:
-        """All costs as tables; memory at a price."""
+    def factors(self, price_s_per_byte: float = 0.0, tilt: float = 0.0) -> list[Factor]:
+        """All costs as tables; memory at a price, which rises by the fraction `tilt` from first to last variable."""
+        count = max(1, len(self.names))
         own = [
-            Factor((v,), time + price_s_per_byte * kept)
+            Factor((v,), time + price_s_per_byte * (1 + tilt * (v / count - 0.5)) * kept)
             for v, (time, kept) in enumerate(zip(self.seconds, self.bytes, strict=True))
         ]
         return own + list(self.links)

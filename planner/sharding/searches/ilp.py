@@ -23,6 +23,10 @@ from planner.units import format_bytes
 
 PRICES = 24
 """Prices of memory that are tried."""
+TILT = 0.02
+"""Fraction by which a tilted price rises from the first to the last variable."""
+TILTED = 10
+"""Tilted prices that are tried."""
 CLOSE = 1e-6
 """Relative gap at which a plan counts as optimal."""
 MOST_VARIABLES = 300
@@ -44,8 +48,8 @@ class _Best:
         return self.seconds <= self.bound_s * (1 + CLOSE)
 
 
-def _least(problem: ShardingProblem, price: float) -> tuple[float, tuple[int, ...]]:
-    found = minimise(problem.sizes, problem.factors(price))
+def _least(problem: ShardingProblem, price: float, tilt: float = 0.0) -> tuple[float, tuple[int, ...]]:
+    found = minimise(problem.sizes, problem.factors(price, tilt))
     if found is None:
         raise InfeasibleError(
             "the graph's operators hang together too closely for exact elimination",
@@ -106,7 +110,27 @@ def _by_prices(problem: ShardingProblem, limit: float) -> _Best:
     total, chosen = _least(problem, high)
     if problem.memory(chosen) <= limit and _own_seconds(problem, chosen) < best.seconds:
         best.seconds, best.chosen = _own_seconds(problem, chosen), chosen
+    if not best.closed():
+        _part_ways(problem, limit, best, high)
     return best
+
+
+def _part_ways(problem: ShardingProblem, limit: float, best: _Best, price: float) -> None:
+    """Plans in which equal layers are treated differently, which one price for all never gives.
+
+    A price that differs a little from layer to layer lets them change their minds one after the other.
+    """
+    low, high = price * (1 - TILT), price * (1 + TILT)
+    for _ in range(TILTED):
+        middle = (low + high) / 2
+        _, chosen = _least(problem, middle, TILT)
+        if problem.memory(chosen) > limit:
+            low = middle
+            continue
+        high = middle
+        seconds = _own_seconds(problem, chosen)
+        if seconds < best.seconds:
+            best.seconds, best.chosen = seconds, chosen
 
 
 def _reduced(problem: ShardingProblem, limit: float, best: _Best) -> tuple[ShardingProblem, list[np.ndarray]]:
