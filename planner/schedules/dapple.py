@@ -86,7 +86,8 @@ def pivot_latency_s(
 
     L = sum_{s<=Q} F_s + (m - 1)(F_Q + B_Q) + max_s (AR_s + sum_{s<=a<=Q} B_a, or AR_s - sum_{Q<a<=s} B_a for s > Q).
     The pivot Q is found from the last stage to the first: stage s takes over when its own steady phase is longer than
-    that of Q with the stages in between. Exact when the pivot is the critical stage, too low when an early stage is slow.
+    that of Q with the stages in between. Exact when the pivot is the critical stage, too low when an early stage is
+    slow.
     """
     each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     pivot = len(each) - 1
