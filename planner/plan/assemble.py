@@ -40,9 +40,6 @@ NOT_MODELLED = (
 )
 """What predictions leave out, unless the caller knows better."""
 
-TIES_NOT_MODELLED = "summing the gradients of tied parameters over the stages that hold them"
-"""Left out, too, when stages share parameters."""
-
 
 def assemble(
     graph: Graph,
@@ -107,11 +104,11 @@ def assemble(
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
         schedule=_schedule(decision),
-        predictions=predictions_section(stages, decision, evaluation, certificate, chosen),
+        predictions=predictions_section(stages, decision, evaluation, certificate, chosen, shared),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
         notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
-        not_modelled=(*not_modelled, *((TIES_NOT_MODELLED,) if shared else ())),
+        not_modelled=tuple(not_modelled),
         blocks=compress(blocks),
     )
     divided = bool(staging.divided_modules())

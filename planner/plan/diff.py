@@ -229,8 +229,12 @@ def _predictions(plan: Plan) -> Iterator[tuple[Key, Value]]:
         head = f"stage {index}"
         yield from _fields(terms, head, leave=("memory", "collectives"))
         yield from (((head, f"{kind}_bytes"), size) for kind, size in terms.memory.by_kind().items())
+        seen: dict[str, int] = {}
         for collective in terms.collectives:
-            yield from _fields(collective, head, collective.kind, leave=("kind",))
+            name = f"{collective.kind} of {collective.of}"
+            seen[name] = seen.get(name, 0) + 1
+            name += f" ({seen[name]})" if seen[name] > 1 else ""
+            yield from _fields(collective, head, name, leave=("kind", "of"))
 
 
 def _alternatives(plan: Plan) -> Iterator[tuple[Key, Value]]:

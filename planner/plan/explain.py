@@ -185,7 +185,8 @@ def _shares(plan: Plan) -> tuple[Share, ...]:
         ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s)),
         ("recomputation", count * terms.recompute_s),
         ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
-        ("gradient synchronisation not hidden", terms.exposed_sync_s),
+        ("gradient synchronisation not hidden", terms.exposed_sync_s - terms.tied_sync_s),
+        ("summing gradients of tied weights", terms.tied_sync_s),
         ("optimizer step", terms.update_s),
     ]
     rest = predictions.iteration_s - sum(seconds for _, seconds in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
@@ -38,9 +39,18 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class StageCollective:
-    """A collective that a stage's replicas run once an iteration: payload of one rank, ranks in a group, groups."""
+    """A collective that a stage's ranks run once an iteration.
+
+    Attributes:
+        kind: which one.
+        of: what it is about; tied gradients are exchanged with the other stages that hold the same weights.
+        bytes: payload of one rank.
+        ranks: ranks in a group.
+        groups: groups that run it side by side.
+    """
 
     kind: str
+    of: Literal["gradients", "weights", "tied gradients"]
     bytes: int
     ranks: int
     groups: int
@@ -57,7 +67,8 @@ class StagePrediction:
         receive_s: transfer of the inputs from the stage before.
         return_s: transfer of their gradients back to it.
         sync_s: gradient synchronisation, per iteration, before overlap.
-        exposed_sync_s: the part of `sync_s` not hidden behind backward work.
+        exposed_sync_s: the part of `sync_s` not hidden behind backward work, and `tied_sync_s`.
+        tied_sync_s: summing the gradients of weights that later stages hold too, per iteration.
         update_s: optimizer step, per iteration.
         in_flight: most micro-batches whose activations one replica keeps at a time.
         unit_bytes: activations of each of these; what `memory` has beyond `in_flight` of them is held only while a
@@ -74,6 +85,7 @@ class StagePrediction:
     return_s: float
     sync_s: float
     exposed_sync_s: float
+    tied_sync_s: float
     update_s: float
     in_flight: int
     unit_bytes: int

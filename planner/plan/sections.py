@@ -21,7 +21,16 @@ from planner.plan.figures import (
     StageMemory,
     StagePrediction,
 )
-from planner.plan.types import DeviceRun, HardwareSection, LinkLevel, Loss, MicroBatches, ModelSection, Stage
+from planner.plan.types import (
+    DeviceRun,
+    HardwareSection,
+    LinkLevel,
+    Loss,
+    MicroBatches,
+    ModelSection,
+    SharedParameter,
+    Stage,
+)
 from planner.plan.words import significant, summary
 from planner.space.heads import loss_outputs
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, StageTerms
@@ -68,8 +77,9 @@ def predictions_section(
     evaluation: Evaluation,
     certificate: Certificate,
     chosen: Precision,
+    shared: Sequence[SharedParameter] = (),
 ) -> Predictions:
-    """What the judge and the solver say of the answer."""
+    """What the judge and the solver say of the answer; `shared` are the parameters that several stages hold."""
     iteration_s = significant(evaluation.iteration_s)
     batch = decision.micro_batch * decision.micro_batches * decision.copies
     return Predictions(
@@ -84,7 +94,8 @@ def predictions_section(
         space=certificate.space,
         proven_optimal=certificate.proven_optimal,
         stages=tuple(
-            _stage_prediction(stage, terms, chosen) for stage, terms in zip(stages, evaluation.stages, strict=True)
+            _stage_prediction(terms, (*stage_collectives(stage, chosen), *tied_collectives(stage, decision, shared)))
+            for stage, terms in zip(stages, evaluation.stages, strict=True)
         ),
     )
 
@@ -99,7 +110,7 @@ def _bubble(decision: Decision, evaluation: Evaluation) -> float:
     return 1.0 - busy / (devices * evaluation.iteration_s)
 
 
-def _stage_prediction(stage: Stage, terms: StageTerms, chosen: Precision) -> StagePrediction:
+def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:
     memory = terms.memory
     return StagePrediction(
         forward_s=significant(terms.forward_s),
@@ -109,6 +120,7 @@ def _stage_prediction(stage: Stage, terms: StageTerms, chosen: Precision) -> Sta
         return_s=significant(terms.return_s),
         sync_s=significant(terms.sync_s),
         exposed_sync_s=significant(terms.exposed_sync_s),
+        tied_sync_s=significant(terms.tied_sync_s),
         update_s=significant(terms.update_s),
         in_flight=int(terms.in_flight),
         unit_bytes=math.floor(terms.unit_bytes),
@@ -121,7 +133,7 @@ def _stage_prediction(stage: Stage, terms: StageTerms, chosen: Precision) -> Sta
             reserve_bytes=math.ceil(memory.reserve),
         ),
         capacity_bytes=math.floor(terms.capacity_bytes),
-        collectives=stage_collectives(stage, chosen),
+        collectives=collectives,
     )
 
 
@@ -133,11 +145,31 @@ def stage_collectives(stage: Stage, chosen: Precision) -> tuple[StageCollective,
     gradients, weights = stage.parameters * chosen.gradient_bytes, stage.parameters * chosen.weight_bytes
     groups = len(stage.replicas[0])
     if stage.zero == 0:
-        return (StageCollective(Collective.ALL_REDUCE.value, gradients, ranks, groups),)
+        return (StageCollective(Collective.ALL_REDUCE.value, "gradients", gradients, ranks, groups),)
     return (
-        StageCollective(Collective.REDUCE_SCATTER.value, gradients, ranks, groups),
-        StageCollective(Collective.ALL_GATHER.value, weights, ranks, groups),
+        StageCollective(Collective.REDUCE_SCATTER.value, "gradients", gradients, ranks, groups),
+        StageCollective(Collective.ALL_GATHER.value, "weights", weights, ranks, groups),
     )
+
+
+def tied_collectives(
+    stage: Stage, decision: Decision, shared: Sequence[SharedParameter]
+) -> tuple[StageCollective, ...]:
+    """What a stage exchanges with the other holders of its parameters, once for each set of holders.
+
+    A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts.
+    """
+    payload: dict[tuple[int, ...], int] = {}
+    for entry in shared:
+        if stage.index in entry.stages:
+            payload[entry.stages] = payload.get(entry.stages, 0) + entry.bytes
+    found = []
+    for holders, size in payload.items():
+        counts = [decision.stages[k].replicas for k in holders]
+        groups = math.gcd(*counts)
+        ranks, groups = sum(counts) // groups, groups * decision.copies
+        found.append(StageCollective(Collective.ALL_REDUCE.value, "tied gradients", size, ranks, groups))
+    return tuple(found)
 
 
 def alternative_section(candidate: Candidate) -> Alternative:

@@ -12,7 +12,8 @@ the fewest replicas of all stages before it, which are still unknown: a label sa
 each useful promise. Two more that are better small: the micro-batches that pass the first stage before its first
 backward (what earlier stages must keep grows with it), and, where stages are limited, their number. The time to
 receive depends on the stage before, so suffixes are kept apart by *context*: where they begin and which class of link
-each of their possible first stages would be reached over.
+each of their possible first stages would be reached over. Where the first and the last block share weights, they are
+also kept apart by what summing these gradients will cost given their last stage (`tied`).
 """
 
 from __future__ import annotations
@@ -21,50 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.solvers._contexts import contexts
 from planner.solvers._relaxation import Relaxation, band, longest
 from planner.solvers._stages import StageTables
 from planner.space.problem import StageProblem
 from planner.space.types import StageChoice
 
 Stages = tuple[StageChoice, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Contexts:
-    """Contexts by number, ordered by where they begin.
-
-    Attributes:
-        at: [contexts] device at which the suffix begins.
-        link: [contexts, R] class of link into a first stage with replicas[o].
-        first: [W + 2] contexts that begin at a are first[a]..first[a + 1] - 1.
-        after: [R, W + 1] context of a suffix at a whose stage before has replicas[o].
-    """
-
-    at: np.ndarray
-    link: np.ndarray
-    first: np.ndarray
-    after: np.ndarray
-
-
-def contexts(problem: StageProblem) -> Contexts:
-    """Group the stages before each boundary by the links they mean; O(R^2 W)."""
-    count, width = len(problem.replicas), problem.slice_devices
-    at: list[int] = []
-    rows: list[np.ndarray] = []
-    after = np.full((count, width + 1), -1, dtype=np.int64)
-    for a in range(width + 1):
-        fits = np.flatnonzero(problem.replicas <= a)
-        if a == width:
-            after[fits, a] = len(at)
-            at.append(a)
-            rows.append(np.full(count, -1, dtype=np.int64))
-        elif len(fits):
-            profiles, which = np.unique(problem.link[fits, :, a], axis=0, return_inverse=True)
-            after[fits, a] = len(at) + which.reshape(-1)
-            at.extend([a] * len(profiles))
-            rows.extend(profiles)
-    places = np.array(at, dtype=np.int64)
-    return Contexts(places, np.stack(rows), np.searchsorted(places, np.arange(width + 2)), after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +42,7 @@ class _Batch:
     promise: np.ndarray
     passing: np.ndarray
     stages: np.ndarray
+    tied: np.ndarray
     parent: np.ndarray
     option: np.ndarray
     bound_s: np.ndarray
@@ -88,6 +53,20 @@ class _Batch:
     @staticmethod
     def join(batches: list[_Batch]) -> _Batch:
         return _Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
+
+
+@dataclass(frozen=True, eq=False)
+class _Front:
+    """New first stages, each before a suffix of which only the number of devices is looked at."""
+
+    rows: np.ndarray
+    at: np.ndarray
+    forward_s: np.ndarray
+    work_s: np.ndarray
+    end_s: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Front:
+        return _Front(self.rows[rows], self.at[rows], self.forward_s[rows], self.work_s[rows], self.end_s[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +108,6 @@ class LabelSearch:
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
         self._band = band(problem, tables, cutoff_s)
         self._contexts = contexts(problem)
-        here = self._contexts.at
-        self._follows = np.stack(
-            [
-                (self._contexts.after[o, here] == np.arange(len(here))) & (here >= r)
-                for o, r in enumerate(problem.replicas)
-            ]
-        )
         n = problem.blocks
         self._starts = np.zeros(n + 2, dtype=np.int64)
         self._chunks: list[_Batch] = []
@@ -150,7 +122,7 @@ class LabelSearch:
         n = self._problem.blocks
         final = np.array([len(self._contexts.at) - 1])
         zero, none = np.zeros(1), np.full(1, -1)
-        self._store(n, _Batch(final, zero, zero, zero, none + 2, none + 1, none + 1, none, none, zero))
+        self._store(n, _Batch(final, zero, zero, zero, none + 2, none + 1, none + 1, none, none, none, zero))
         for i in range(n - 1, 0, -1):
             found = self._expand(i)
             self._store(i, self._prune(found) if found is not None else None)
@@ -187,12 +159,14 @@ class LabelSearch:
         """All labels of suffixes that begin with block i and may still win."""
         batches = []
         for o in range(len(self._problem.replicas)):
-            batch = self._expand_with(i, o)
+            front = self._front(i, o)
+            batch = self._promised(i, o, self._grown(i, o, front)) if front is not None else None
             if batch is not None:
                 batches.append(batch)
         return _Batch.join(batches) if batches else None
 
-    def _expand_with(self, i: int, o: int) -> _Batch | None:
+    def _front(self, i: int, o: int) -> _Front | None:
+        """Stages from block i with replicas[o] before all suffixes that they may stand before, if these may win."""
         problem, relaxed, columns = self._problem, self._relaxation, self._columns
         r = int(problem.replicas[o])
         stop = longest(problem, self._tables, self._band, i, o)
@@ -202,39 +176,44 @@ class LabelSearch:
         context = columns["context"][first : self.states]
         at = self._contexts.at[context] - r
         kept = columns["promise"][first : self.states] <= r
-        rows = np.flatnonzero(self._follows[o, context] & kept & np.isfinite(relaxed.delay_s[i, at]))
+        kept &= self._contexts.follows[o, context] & np.isfinite(relaxed.delay_s[i, at])
+        if problem.max_stages:
+            kept &= columns["stages"][first : self.states] < problem.max_stages
+        rows = np.flatnonzero(kept)
         if not len(rows):
             return None
         at, rows = at[rows], rows + first
-        if problem.max_stages:
-            fits = columns["stages"][rows] < problem.max_stages
-            at, rows = at[fits], rows[fits]
-        old_work = columns["work_s"][rows]
+        position = columns["position"][rows]
         forward, work, end = self._tables.choose(
-            problem.place[o, at], i, columns["position"][rows] - 1, problem.in_flight[o, columns["passing"][rows]]
+            problem.place[o, at], i, position - 1, problem.in_flight[o, columns["passing"][rows]]
         )
-        least = old_work + work + self._tables.transfer_s[o, at, i]
+        if i == 0 and len(problem.tied_s):
+            end = end + np.where(position < problem.blocks, problem.tied_s[columns["tied"][rows], o, at], 0.0)
+        least = columns["work_s"][rows] + work + self._tables.transfer_s[o, at, i]
         reach = columns["reach_s"][rows] + forward
-        least_bound = np.maximum(least + relaxed.delay_s[i, at], reach + relaxed.path_s[i, at])
-        slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
-        few = np.flatnonzero(least_bound + slowest < self._cutoff_s)
-        rows, at, forward, work, end, old_work = (v[few] for v in (rows, at, forward, work, end, old_work))
+        bound = np.maximum(least + relaxed.delay_s[i, at], reach + relaxed.path_s[i, at])
+        bound += np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
+        return _Front(rows, at, forward, work, end).take(np.flatnonzero(bound < self._cutoff_s))
+
+    def _grown(self, i: int, o: int, front: _Front) -> _Grown:
+        """The same with every class of links over which the new first stage may be reached."""
+        problem, relaxed, columns = self._problem, self._relaxation, self._columns
         if i:
+            at = front.at
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
             source = np.repeat(np.arange(len(at)), count)
-            new_context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
-            link = self._contexts.link[new_context, o]
-            rows, at, forward, work, end, old_work = (v[source] for v in (rows, at, forward, work, end, old_work))
-            receive = problem.receive_s[link, i]
-            total = work + receive + problem.return_s[link, i]
-            forward = forward + receive
+            context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
+            link = self._contexts.link[context, o]
+            front = front.take(source)
+            receive, both = problem.receive_s[link, i], problem.receive_s[link, i] + problem.return_s[link, i]
         else:
-            new_context, total = np.zeros(len(rows), dtype=np.int64), work
-        new_work = old_work + total
-        reach = np.maximum(new_work + end, columns["reach_s"][rows] + forward)
-        bound = np.maximum(reach + relaxed.path_s[i, at], new_work + relaxed.delay_s[i, at])
+            context, receive, both = np.zeros(len(front.rows), dtype=np.int64), 0.0, 0.0
+        rows, at, total = front.rows, front.at, front.work_s + both
+        work = columns["work_s"][rows] + total
+        reach = np.maximum(work + front.end_s, columns["reach_s"][rows] + front.forward_s + receive)
+        bound = np.maximum(reach + relaxed.path_s[i, at], work + relaxed.delay_s[i, at])
         slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
-        return self._promised(i, o, _Grown(rows, new_context, new_work, reach, slowest, total, bound))
+        return _Grown(rows, context, work, reach, slowest, total, bound)
 
     def _promised(self, i: int, o: int, grown: _Grown) -> _Batch | None:
         """Labels for each useful number of replicas that the stages before a new first stage are to have at least.
@@ -247,6 +226,8 @@ class LabelSearch:
         # The first stage never begins late; any other does unless it is promised as many replicas before it.
         promises = [r] if i == 0 else [int(v) for v in problem.replicas if v <= r]
         batches: list[_Batch] = []
+        last = columns["position"][grown.rows] == problem.blocks
+        tied = np.where(last, problem.tied_class[o], columns["tied"][grown.rows])
         useful = np.ones(len(old), dtype=bool)
         for promise in promises:
             own = (turns + 1 - promise / r) * grown.total_s if turns or promise < r else np.zeros(len(old))
@@ -265,6 +246,7 @@ class LabelSearch:
                     promise=np.full(len(good), promise),
                     passing=problem.passing[o, columns["passing"][rows]],
                     stages=columns["stages"][rows] + 1,
+                    tied=tied[good],
                     parent=rows,
                     option=np.full(len(good), o),
                     bound_s=bound[good],
@@ -280,11 +262,12 @@ class LabelSearch:
         """
         limited = bool(self._problem.max_stages)
         costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
-        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, batch.context))
+        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, batch.tied, batch.context))
         left = batch.take(order)
         kept: list[_Batch] = []
         while len(left.context):
-            new = np.concatenate([[True], left.context[1:] != left.context[:-1]])
+            other = (left.context[1:] != left.context[:-1]) | (left.tied[1:] != left.tied[:-1])
+            new = np.concatenate([[True], other])
             heads = np.flatnonzero(new)
             kept.append(left.take(heads))
             head = heads[np.cumsum(new) - 1]

@@ -116,6 +116,9 @@ def _extend(
     at = np.arange(low, high + 1)
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
     forward, work, end = tables.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][:, None])
+    if i == 0 and stop > 1:
+        several = np.arange(stop) < problem.blocks - 1
+        end = end + np.where(several, tables.tied_s[o, at][:, None], 0.0)
     receive, transfer = tables.receive_s[o, at, i][:, None], tables.transfer_s[o, at, i][:, None]
     before = slice(low, high + 1)
     total = work + transfer

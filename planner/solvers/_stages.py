@@ -26,6 +26,8 @@ class StageTables:
         plain_limit, again_limit: int64, most micro-batches in flight that fit; -1 where the stage never fits.
         receive_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, and of both
             transfers at boundary p for a stage with replicas[o] at a.
+        tied_s: [R, W] least time to sum the gradients of weights that the first and the last block share, for a first
+            stage with replicas[o] at a; 0 without any.
         least_s: [n + 1] prefix sums of each block's forward and backward on the fastest type.
     """
 
@@ -38,6 +40,7 @@ class StageTables:
     again_limit: np.ndarray
     receive_s: np.ndarray
     transfer_s: np.ndarray
+    tied_s: np.ndarray
     least_s: np.ndarray
 
     def choose(
@@ -77,6 +80,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
         again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
         receive_s=receive,
         transfer_s=transfer,
+        tied_s=problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape),
         least_s=np.concatenate([[0.0], np.cumsum(per_block)]),
     )
 

@@ -252,6 +252,11 @@ class _Search:
             f"recompute {job.recompute}, ZeRO {_either(job.zero)}, schedule {_either(job.schedules)}",
             f"micro-batch size {_either(sizes)}",
         ]
+        last = len(priced[0].parameter_elements) - 1
+        if any(tie.blocks != (0, last) for tie in priced[0].ties):
+            parts.append(
+                "the bound leaves out summing gradients of weights that other blocks than the first and last share"
+            )
         if skipped:
             parts.append(f"sizes from {skipped[0]} on left out (a block does not fit, or one alone takes longer)")
         return "; ".join(parts)

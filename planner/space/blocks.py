@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from planner.costs.types import Profile
 from planner.graph import Chain, Graph
 from planner.hardware.types import Device
 from planner.space.heads import head_block
-from planner.space.types import BlockCosts
+from planner.space.types import BlockCosts, Tie
 
 
 def block_costs(
@@ -37,7 +37,7 @@ def block_costs(
     O(nodes + blocks^2).
     """
     n, head = len(chain.blocks), head_block(chain)
-    elements, shared = _parameter_tables(chain, graph)
+    elements, ties = _parameters(chain, graph)
     saved = _saved_table(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for names in chain.crossing for name in names}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
@@ -54,7 +54,7 @@ def block_costs(
         gradient_boundary_bytes=np.array([sum(gradients[t] for t in names) for names in chain.crossing], dtype=float),
         workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
         names=tuple(b.name for b in chain.blocks),
-        shared_elements=shared if n and shared.any() else None,
+        ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
         kept_bytes=None if head < 0 else _kept_bytes(chain, profiles[0], head),
     )
@@ -76,11 +76,11 @@ def _update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> 
     return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
 
 
-def range_table(uses: Mapping[str, tuple[float, Sequence[int]]], n: int) -> tuple[np.ndarray, np.ndarray]:
+def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np.ndarray, np.ndarray]:
     """Sizes of things that blocks use, summed over ranges of blocks with each thing counted once.
 
     Args:
-        uses: for each thing its size and the blocks that use it, ascending.
+        uses: of each thing its size and the blocks that use it, ascending.
         n: number of blocks.
 
     Returns:
@@ -88,7 +88,7 @@ def range_table(uses: Mapping[str, tuple[float, Sequence[int]]], n: int) -> tupl
         counts too often in the range i..j inclusive. O(uses + n^2).
     """
     own, again = np.zeros(n), np.zeros((n, n))
-    for size, blocks in uses.values():
+    for size, blocks in uses:
         for at, b in enumerate(blocks):
             own[b] += size
             if at:
@@ -103,14 +103,20 @@ def range_sums(own: np.ndarray, shared: np.ndarray) -> np.ndarray:
     return np.triu(prefix[None, 1:] - prefix[:-1, None] - shared)
 
 
-def _parameter_tables(chain: Chain, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+def _parameters(chain: Chain, graph: Graph) -> tuple[np.ndarray, tuple[Tie, ...]]:
+    """[n] trainable elements that each block reads, and those that several blocks read, by set of blocks."""
     users: dict[str, tuple[float, list[int]]] = {}
     for b, block in enumerate(chain.blocks):
         for i in dict.fromkeys(p for node in block.nodes for p in graph.node_parameters[node]):
             parameter = graph.parameters[i]
             if parameter.trainable:
                 users.setdefault(parameter.name, (float(parameter.elements), []))[1].append(b)
-    return range_table(users, len(chain.blocks))
+    shared: dict[tuple[int, ...], float] = {}
+    for size, blocks in users.values():
+        if len(blocks) > 1:
+            shared[tuple(blocks)] = shared.get(tuple(blocks), 0.0) + size
+    own, _ = range_table(users.values(), len(chain.blocks))
+    return own, tuple(Tie(size, blocks) for blocks, size in sorted(shared.items()))
 
 
 def _saved_table(chain: Chain, profile: Profile) -> np.ndarray:
@@ -120,7 +126,7 @@ def _saved_table(chain: Chain, profile: Profile) -> np.ndarray:
             blocks = users.setdefault(kept.storage, (float(kept.byte_count), []))[1]
             if not blocks or blocks[-1] != b:
                 blocks.append(b)
-    return range_sums(*range_table(users, len(chain.blocks)))
+    return range_sums(*range_table(users.values(), len(chain.blocks)))
 
 
 def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
@@ -140,4 +146,4 @@ def _checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
         for name in chain.crossing[b]:
             if name in read:
                 users.setdefault(name, (sizes[name], []))[1].append(b)
-    return range_sums(*range_table(users, len(chain.blocks)))
+    return range_sums(*range_table(users.values(), len(chain.blocks)))

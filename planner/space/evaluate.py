@@ -15,7 +15,8 @@ that many micro-batches arrive at a time, so the last replica of stage i begins 
 
 The third term is what the end of the iteration still waits for: stage k synchronises and updates for
 `e_k = exposed_sync_k + update_k`, beginning `lead_k = sum_{j<k} (backward_j + return_j)` before stage 0 ends its last
-backward. Exact for equal stages; for GPipe a lower bound where another stage is slowest forward than backward.
+backward. Where stages share weights, summing their gradients is part of the first one's `exposed_sync`. Exact for equal
+stages; for GPipe a lower bound where another stage is slowest forward than backward.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
     in_flight = get(decision.schedule).in_flight(pipeline)
     ranks = stage_ranks(decision)
+    tied_s = _tied_s(costs, cluster, job, decision, ranks)
     stages = tuple(
-        _stage_terms(costs, cluster, job, decision, ranks, index, in_flight[index]) for index in range(len(ranks))
+        _stage_terms(costs, cluster, job, decision, ranks, index, in_flight[index], tied_s[index])
+        for index in range(len(ranks))
     )
     pace = [terms.total_s / choice.replicas for choice, terms in zip(decision.stages, stages, strict=True)]
     iteration_s = sum(terms.total_s for terms in stages) + _steady_s(decision, stages) + _tail_s(stages)
@@ -98,6 +101,7 @@ def _stage_terms(
     ranks: Sequence[np.ndarray],
     index: int,
     in_flight: int,
+    tied_s: float,
 ) -> StageTerms:
     choice = decision.stages[index]
     chosen = precision(job.precision)
@@ -108,8 +112,7 @@ def _stage_terms(
     recompute_s = max(sum(float(costs.forward_s[t, b]) for b in repeated) for t in types)
     backward_s = max(sum(float(costs.backward_s[t, b]) for b in blocks) for t in types) + recompute_s
     held = charged = sum(float(costs.parameter_elements[b]) for b in blocks)
-    if costs.shared_elements is not None:
-        held -= float(costs.shared_elements[choice.start, choice.stop - 1])
+    held -= sum(tie.elements * max(0, sum(b in blocks for b in tie.blocks) - 1) for tie in costs.ties)
     shards = decision.copies * choice.replicas if decision.zero else 1
     update_s = max(sum(float(costs.update_s[t, b]) for b in blocks) for t in types) / shards
     update_s *= held / charged if charged else 0.0
@@ -136,12 +139,13 @@ def _stage_terms(
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,
-        exposed_sync_s=max(0.0, sync_s - job.overlap * backward_s),
+        exposed_sync_s=max(0.0, sync_s - job.overlap * backward_s) + tied_s,
         update_s=update_s,
         in_flight=in_flight,
         memory=memory,
         capacity_bytes=float(device.memory_bytes),
         return_s=return_s,
+        tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
     )
 
@@ -171,6 +175,34 @@ def _sync_s(
         return collective_s(cluster, Collective.ALL_REDUCE, ranks, gradients, concurrent)
     scatter_s = collective_s(cluster, Collective.REDUCE_SCATTER, ranks, gradients, concurrent)
     return scatter_s + collective_s(cluster, Collective.ALL_GATHER, ranks, weights, concurrent)
+
+
+def _tied_s(
+    costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision, ranks: Sequence[np.ndarray]
+) -> list[float]:
+    """By stage, the time to sum the gradients of its weights that later stages hold too.
+
+    With g the greatest common divisor of the holders' replicas, replica q of each exchanges with all replicas of the
+    others whose number is q modulo g: these see the same micro-batches. All g groups of all copies work at once, and
+    the slowest counts, at the first holder: its backward ends last.
+    """
+    found = [0.0] * len(ranks)
+    payload_bytes = precision(job.precision).gradient_bytes
+    for tie in costs.ties:
+        holders = [k for k, s in enumerate(decision.stages) if any(s.start <= b < s.stop for b in tie.blocks)]
+        if len(holders) < 2 or not tie.elements:
+            continue
+        groups = math.gcd(*(decision.stages[k].replicas for k in holders))
+        members = (
+            np.concatenate([ranks[k][copy, q::groups] for k in holders])
+            for copy in range(decision.copies)
+            for q in range(groups)
+        )
+        found[holders[0]] += max(
+            collective_s(cluster, Collective.ALL_REDUCE, m, tie.elements * payload_bytes, decision.copies * groups)
+            for m in members
+        )
+    return found
 
 
 def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_bytes: float) -> float:

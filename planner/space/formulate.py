@@ -11,9 +11,11 @@ from planner.costs.precision import Precision, optimizer_state_bytes, precision
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster
+from planner.space.blocks import range_table
 from planner.space.placement import Placement, lay_out
 from planner.space.problem import StageProblem
-from planner.space.types import BlockCosts, Job
+from planner.space.tied import TiedEnds, tied_ends
+from planner.space.types import BlockCosts, Job, Tie
 
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
@@ -74,6 +76,7 @@ class Formulator:
         self._precision = precision(job.precision)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._placements: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
+        self._tied: dict[tuple[int, int, tuple[int, ...]], TiedEnds] = {}
         self._syncs: dict[tuple[int, int, bytes], np.ndarray] = {}
         self._ranges: dict[int, tuple[BlockCosts, _Ranges]] = {}
         self.devices = min(job.devices or cluster.device_count, cluster.device_count)
@@ -99,14 +102,9 @@ class Formulator:
                 hint="copies times micro-batch must divide the global batch, and each copy needs a device",
             )
         options = tuple(replicas or replica_options(micro_batches, width))
-        placement = self._placement(copies, width, options)
-        ranges = self._range_tables(costs)
-        kinds = [np.asarray(kind) for kind in placement.kinds]
-        shards = copies * placement.place_replicas if zero else np.ones(len(placement.place_replicas))
-        update_s = np.stack([ranges.update_s[kind].max(axis=0) for kind in kinds])[placement.place_kind]
-        held_bytes = self._precision.weight_bytes + self._precision.gradient_bytes
+        placement, ranges = self._placement(copies, width, options), self._range_tables(costs)
         in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
-        per_element = held_bytes + self._state_bytes / shards
+        tied_s, tied_class = self._tied_table(placement, costs.ties, len(costs.saved_bytes))
         return StageProblem(
             micro_batch=costs.micro_batch,
             micro_batches=micro_batches,
@@ -120,12 +118,8 @@ class Formulator:
             replicas=placement.replicas,
             place=placement.place,
             place_kind=placement.place_kind,
-            forward_s=np.stack([ranges.forward_s[kind].max(axis=0) for kind in kinds]),
-            backward_s=np.stack([ranges.backward_s[kind].max(axis=0) for kind in kinds]),
-            repeat_s=np.stack([ranges.repeat_s[kind].max(axis=0) for kind in kinds]),
+            **self._work_tables(placement, ranges, copies if zero else 0),
             sync_s=self._sync_table(placement, ranges.elements, zero),
-            update_s=update_s / shards[:, None, None],
-            resident_bytes=per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
             capacity_bytes=np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in k) for k in placement.kinds], float
             ),
@@ -135,9 +129,29 @@ class Formulator:
             in_flight=in_flight,
             passing=passing,
             link=placement.link,
+            tied_s=tied_s,
+            tied_class=tied_class,
+            tied_elsewhere=any(tie.blocks != (0, len(costs.saved_bytes) - 1) for tie in costs.ties),
             receive_s=_transfers(placement.sends, costs.boundary_bytes),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
         )
+
+    def _work_tables(self, placement: Placement, ranges: _Ranges, shards_a_replica: int) -> dict[str, np.ndarray]:
+        """Times and bytes of stages by kind and place; the optimizer state is sharded over all replicas of a stage."""
+        kinds = [np.asarray(kind) for kind in placement.kinds]
+
+        def slowest(values: np.ndarray) -> np.ndarray:
+            return np.stack([values[kind].max(axis=0) for kind in kinds])
+
+        shards = np.maximum(1, shards_a_replica * placement.place_replicas)
+        per_element = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
+        return {
+            "forward_s": slowest(ranges.forward_s),
+            "backward_s": slowest(ranges.backward_s),
+            "repeat_s": slowest(ranges.repeat_s),
+            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None],
+            "resident_bytes": per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
+        }
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""
@@ -160,6 +174,16 @@ class Formulator:
             known = self._ranges[costs.micro_batch] = (costs, _Ranges(costs))
         return known[1]
 
+    def _tied_table(self, placement: Placement, ties: Sequence[Tie], blocks: int) -> tuple[np.ndarray, np.ndarray]:
+        """`StageProblem.tied_s` and `tied_class`."""
+        shared = [tie.elements for tie in ties if tie.blocks == (0, blocks - 1)]
+        if not sum(shared):
+            return np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
+        key = (placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
+        if key not in self._tied:
+            self._tied[key] = tied_ends(self._cluster, placement.copies, placement.slice_devices, placement.replicas)
+        return self._tied[key].seconds(sum(shared) * self._precision.gradient_bytes)
+
     def _sync_table(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
         key = (id(placement), zero, elements.tobytes())
         if key not in self._syncs:
@@ -177,8 +201,8 @@ class _Ranges:
         self.forward_s = _range_sums(costs.forward_s)
         self.backward_s = _range_sums(costs.backward_s)
         charged = _range_sums(costs.parameter_elements)
-        shared = costs.shared_elements
-        self.elements = charged if shared is None else charged - np.triu(shared)
+        again = range_table([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))[1]
+        self.elements = charged - np.triu(again)
         held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
         self.update_s = _range_sums(costs.update_s) * held
         self.workspace_bytes = _range_maxima(costs.workspace_bytes)

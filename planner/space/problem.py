@@ -51,6 +51,11 @@ class StageProblem:
         passing: int64 [R, X + 1], how many then pass this stage before its own first backward; capped at X.
         link: int64 [R, R, W + 1], class of the boundary at a between a stage with replicas[o'] and one with replicas[o]
             after it (-1 where they do not fit); all transfers of a class take the same time.
+        tied_s: [T, R, W] time to sum the gradients of the weights that the first and the last block share, where these
+            are in different stages: for a first stage with replicas[o] at a, by class of the last stage; infinite where
+            the two overlap. No class (T = 0) without such weights.
+        tied_class: int64 [R], class of a last stage with replicas[o].
+        tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
 
@@ -79,6 +84,9 @@ class StageProblem:
     in_flight: np.ndarray
     passing: np.ndarray
     link: np.ndarray
+    tied_s: np.ndarray
+    tied_class: np.ndarray
+    tied_elsewhere: bool
     receive_s: np.ndarray
     return_s: np.ndarray
 

@@ -106,12 +106,14 @@ class StageTerms:
         recompute_s: the part of `backward_s` that repeats the forward.
         receive_s: time to receive the stage's input activations from the stage before (0 for the first).
         sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
-        exposed_sync_s: what of `sync_s` is not hidden behind backward work.
+        exposed_sync_s: what of `sync_s` is not hidden behind backward work, and `tied_sync_s`.
         update_s: optimizer step per iteration.
         in_flight: micro-batches whose activations one replica keeps at the most.
         memory: bytes of one device, by kind.
         capacity_bytes: memory of the smallest device that the stage uses, reserve included.
         return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
+        tied_sync_s: per iteration, summing the gradients of weights that later stages hold too. Part of
+            `exposed_sync_s`: nothing hides it.
         unit_bytes: activations kept for each micro-batch in flight; what `memory.activations` has beyond `in_flight` of
             these is of the micro-batch whose forward a recomputed stage repeats.
     """
@@ -127,6 +129,7 @@ class StageTerms:
     memory: MemoryBytes
     capacity_bytes: float
     return_s: float = 0.0
+    tied_sync_s: float = 0.0
     unit_bytes: float = 0.0
 
     @property
@@ -194,6 +197,14 @@ class Candidate:
     evaluation: Evaluation
 
 
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Weights that several blocks share: trainable elements, and the blocks (two or more), ascending."""
+
+    elements: float
+    blocks: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class BlockCosts:
     """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
@@ -214,9 +225,7 @@ class BlockCosts:
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
         names: block names, for messages.
-        shared_elements: [n, n] trainable elements that blocks i..j have in common (tied weights), charged once too
-            often by the sum of `parameter_elements[i..j]`: a stage of blocks i..j holds that sum less this. None means
-            zero.
+        ties: weights that blocks share. A stage holds them once; where several stages do, their gradients are summed.
         repeated: bool [n], the blocks whose forward a recomputed stage repeats. Of the others (logits and loss) it
             keeps all activations. None means all blocks.
         kept_bytes: [n] activation bytes of a block that is not repeated, beyond its inputs; 0 for other blocks. None
@@ -234,6 +243,6 @@ class BlockCosts:
     gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
     names: tuple[str, ...] = field(default=())
-    shared_elements: np.ndarray | None = None
+    ties: tuple[Tie, ...] = ()
     repeated: np.ndarray | None = None
     kept_bytes: np.ndarray | None = None

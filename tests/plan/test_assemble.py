@@ -8,6 +8,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.plan import dumps
+from planner.plan.figures import StageCollective
 from planner.plan.gradients import differentiable
 from planner.plan.types import Boundary, Duplicated, Loss, Requirement, SharedParameter
 from planner.plan.words import module_ranges, summary
@@ -53,7 +54,12 @@ def test_copies_and_replicas_take_micro_batches_in_one_round() -> None:
     assert [plan.stage_of(rank) for rank in range(6)] == [0, 0, 1, 0, 0, 1]
     forwards = {r: [a.micro_batch for a in plan.actions(r) if a.kind is ActionKind.FORWARD] for r in range(6)}
     assert forwards == {0: [0, 4], 1: [2, 6], 2: [0, 2, 4, 6], 3: [1, 5], 4: [3, 7], 5: [1, 3, 5, 7]}
-    assert [c.ranks for c in plan.predictions.stages[0].collectives] == [4]
+    # The embedding of stage 0 is the head of stage 1: both replicas of a copy and the one behind them sum its gradient.
+    tied = StageCollective("all_reduce", "tied gradients", 16, 3, 2)
+    assert [stage.collectives for stage in plan.predictions.stages] == [
+        (StageCollective("all_reduce", "gradients", 48, 4, 1), tied),
+        (StageCollective("all_reduce", "gradients", 48, 2, 1), tied),
+    ]
 
 
 def test_an_idle_rank_at_the_head_of_a_slice_is_said() -> None:

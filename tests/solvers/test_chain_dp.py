@@ -57,6 +57,25 @@ def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: in
 
 
 @settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 2))
+def test_weights_shared_by_any_blocks_keep_the_bound_true(seed: int, copies: int) -> None:
+    costs, machine, job = random_instance(seed, others=True)
+    formulator = Formulator(machine, job)
+    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+        copies = 1
+    problem = formulator.problem(costs, copies=copies, schedule="1f1b", zero=0)
+    exact = solve("brute_force", problem, costs, machine, job)
+    found = solve("chain_dp", problem, costs, machine, job)
+    assert bool(found.found) == bool(exact.found)
+    if exact.found:
+        best_s = exact.found[0][1].iteration_s
+        assert found.bound_s <= best_s * (1 + 1e-9)
+        assert found.found[0][1].iteration_s >= best_s * (1 - 1e-9)
+        if not problem.tied_elsewhere:
+            assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.5, 1.5))
 def test_a_cutoff_never_hides_a_better_decision(seed: int, factor: float) -> None:
     costs, machine, job = random_instance(seed)

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster, Curve, Device, Level
 from planner.space import BlockCosts, Job
+from planner.space.types import Tie
 
 FLAT = Curve((1.0,), (1.0,))
 
@@ -73,9 +74,11 @@ def chain(
     )
 
 
-def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
-    """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to
-    hopeless."""
+def random_instance(seed: int, *, others: bool = False) -> tuple[BlockCosts, Cluster, Job]:
+    """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to hopeless.
+
+    The first and the last block may share weights; with `others` any blocks may.
+    """
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 6))
     sizes = [(1,), (2,), (4,), (6,), (2, 2), (3, 2), (2, 3)][int(rng.integers(7))]
@@ -101,7 +104,7 @@ def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
             **{f: getattr(costs, f) for f in costs.__dataclass_fields__},
             "gradient_boundary_bytes": gradients,
             "backward_s": backward,
-            "shared_elements": _ties(rng, costs.parameter_elements) if rng.random() < 0.3 else None,
+            "ties": _ties(rng, costs.parameter_elements, others) if rng.random() < 0.5 else (),
         }
     )
     base = float(rng.choice([300, 800, 2000, 10**6]))
@@ -127,9 +130,12 @@ def random_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
     return costs, machine, job
 
 
-def _ties(rng: np.random.Generator, elements: np.ndarray) -> np.ndarray:
-    """The last block reuses part of the first one's parameters."""
+def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple[Tie, ...]:
+    """Some blocks share part of their parameters."""
     n = len(elements)
-    shared = np.zeros((n, n))
-    shared[0, n - 1] = float(int(rng.uniform(0, min(elements[0], elements[-1]))))
-    return shared
+    found = []
+    for blocks in ((0, n - 1), *(((0, 1), tuple(range(n)), (n - 2, n - 1)) if others else ())):
+        most = int(min(elements[b] for b in blocks) / 3)
+        if most and len(set(blocks)) > 1 and blocks not in [tie.blocks for tie in found]:
+            found.append(Tie(float(rng.integers(1, most + 1)), blocks))
+    return tuple(found)

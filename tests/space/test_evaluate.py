@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from planner.space import Decision, Job, StageChoice, evaluate, stage_ranks
+from planner.space import BlockCosts, Decision, Job, StageChoice, evaluate, stage_ranks
+from planner.space.types import Tie
 from tests.space.instances import chain, cluster
 
 JOB = Job(global_batch=8, precision="fp32", optimizer="adam")
@@ -110,12 +111,41 @@ def test_slowest_and_smallest_device_of_a_stage_count() -> None:
 
 def test_tied_parameters_of_a_stage_count_once() -> None:
     costs = chain([1.0, 1.0], elements=[10.0, 10.0], update_s=[1.0, 1.0])
-    shared = np.zeros((2, 2))
-    shared[0, 1] = 10.0
-    tied = type(costs)(**{**{f: getattr(costs, f) for f in costs.__dataclass_fields__}, "shared_elements": shared})
+    tied = dataclasses.replace(costs, ties=(Tie(10.0, (0, 1)),))
     found = evaluate(tied, cluster((), ()), JOB, Decision((StageChoice(0, 2, 1),), 1, 1, 8, "1f1b"))
     assert found.stages[0].memory.weights == 40.0
     assert found.stages[0].update_s == pytest.approx(1.0)
+
+
+def test_tied_gradients_are_summed_over_the_stages_that_hold_them() -> None:
+    # 10 elements of 4 bytes at 5 bytes/s. Two ranks: 2 x 1/2 of 40 bytes. Three ranks: 2 x 2/3 of it.
+    costs = chain([1.0] * 3, elements=10.0)
+    tied = dataclasses.replace(costs, ties=(Tie(10.0, (0, 2)),))
+    everywhere = dataclasses.replace(costs, ties=(Tie(10.0, (0, 1, 2)),))
+    thirds = Decision(tuple(StageChoice(i, i + 1, 1) for i in range(3)), 1, 1, 8, "1f1b")
+    machine = cluster((6,), (5.0,))
+
+    def tied_s(priced: BlockCosts, decision: Decision) -> list[float]:
+        return [terms.tied_sync_s for terms in evaluate(priced, machine, JOB, decision).stages]
+
+    assert tied_s(tied, thirds) == pytest.approx([8.0, 0.0, 0.0])
+    assert tied_s(everywhere, thirds) == pytest.approx([40 * 4 / 3 / 5, 0.0, 0.0])
+    assert tied_s(costs, thirds) == [0.0] * 3
+    assert tied_s(tied, Decision((StageChoice(0, 3, 1),), 1, 1, 8, "1f1b")) == [0.0]
+    # One replica before, two behind: each group is all three, as no micro-batch is seen by fewer.
+    uneven = Decision((StageChoice(0, 1, 1), StageChoice(1, 3, 2)), 1, 1, 8, "1f1b")
+    assert tied_s(tied, uneven) == pytest.approx([40 * 4 / 3 / 5, 0.0])
+    plain, summed = (evaluate(c, machine, JOB, thirds) for c in (costs, tied))
+    assert summed.iteration_s == pytest.approx(plain.iteration_s + 8.0)
+    assert summed.stages[0].exposed_sync_s == pytest.approx(8.0)
+
+
+def test_tied_gradients_of_all_replicas_cross_nodes_at_once() -> None:
+    # Two replicas a stage, each stage a node: two pairs share the 4 bytes/s that leave it.
+    costs = dataclasses.replace(chain([1.0, 1.0], elements=10.0), ties=(Tie(10.0, (0, 1)),))
+    decision = Decision((StageChoice(0, 1, 2), StageChoice(1, 2, 2)), 1, 1, 8, "1f1b")
+    found = evaluate(costs, cluster((2, 2), (100.0, 4.0)), JOB, decision)
+    assert found.stages[0].tied_sync_s == pytest.approx(40 / 2.0)
 
 
 def test_slow_link_counts_only_where_a_pair_of_replicas_crosses_it() -> None:

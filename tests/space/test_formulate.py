@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from planner import schedules
 from planner.errors import JobError, OutputError, UsageError
 from planner.schedules import Pipeline
-from planner.space import Job, StageProblem, formulate
+from planner.space import Decision, Job, StageChoice, StageProblem, evaluate, formulate
 from planner.space.formulate import replica_options, warm_up_tables
+from planner.space.types import Tie
 from tests.space.instances import chain, cluster
 
 COSTS = chain([1.0, 2.0, 3.0], elements=10.0, saved=5.0, boundary=4.0)
@@ -103,3 +104,26 @@ def test_unknown_choices() -> None:
         formulate(COSTS, MACHINE, Job(global_batch=8, recompute="maybe"), copies=1, schedule="1f1b", zero=0)
     with pytest.raises(UsageError, match="optimizer"):
         formulate(COSTS, MACHINE, Job(global_batch=8, optimizer="adm"), copies=1, schedule="1f1b", zero=0)
+
+
+@pytest.mark.parametrize(("sizes", "copies"), [((12,), 1), ((4, 3), 1), ((4, 3), 2), ((2, 2, 3), 1), ((2, 2, 3), 3)])
+def test_sums_of_tied_gradients_are_those_of_the_judge(sizes: tuple[int, ...], copies: int) -> None:
+    machine = cluster(sizes, (50.0, 7.0, 2.0)[: len(sizes)], latency_s=0.1)
+    costs = dataclasses.replace(COSTS, ties=(Tie(5.0, (0, 2)), Tie(3.0, (0, 1))))
+    job = Job(global_batch=12 * copies, precision="fp32")
+    problem = formulate(costs, machine, job, copies=copies, schedule="1f1b", zero=0)
+    assert problem.tied_elsewhere
+    alone = dataclasses.replace(costs, ties=costs.ties[:1])
+    width = problem.slice_devices
+    for o, first in enumerate(problem.replicas.tolist()):
+        for p, last in enumerate(problem.replicas.tolist()):
+            for middle in range(1, width - first - last + 1):
+                if 12 % middle:
+                    continue
+                stages = (StageChoice(0, 1, first), StageChoice(1, 2, middle), StageChoice(2, 3, last))
+                decision = Decision(stages, copies, 1, 12, "1f1b", slice_devices=width)
+                judged_s = evaluate(alone, machine, job, decision).stages[0].tied_sync_s
+                at = width - first - middle - last
+                assert problem.tied_s[problem.tied_class[p], o, at] == pytest.approx(judged_s)
+            assert np.isinf(problem.tied_s[problem.tied_class[p], o, max(0, width - first - last + 1) :]).all()
+    assert not len(formulate(COSTS, machine, job, copies=copies, schedule="1f1b", zero=0).tied_s)
