@@ -1,0 +1,199 @@
+"""Layer-wise strategies and pipeline cuts together, exactly: cuts by bounds on their stages, stages solved when needed.
+
+Every possible stage (first layer, last layer, stages from the end) gets a lower bound on its time from a few prices of
+memory. The best cut by these bounds is found by branching on the longest stage; its stages are then solved exactly, and
+the cut is looked for again, until the best one has only exact stages: then no cut can be better.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._longest_stage import STEP, LongestStage
+from planner.solvers.partition._verified import verified
+from planner.solvers.partition.layerwise_labels import solve_layerwise
+from planner.space.partition.layerwise import MEMORY_SLACK
+from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+
+NAME = "layerwise-pipeline"
+_SPACE = "all cuts into the given number of stages, all strategies of every layer"
+_PRICES = 14
+_SPREAD = 30.0
+
+
+@dataclass
+class _Search:
+    problem: LayerwisePipelineProblem
+    seconds: np.ndarray
+    """[p, L, L] time of the stage that has k + 1 stages from it to the end; a lower bound until it is solved."""
+    deadline: float
+    solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
+    """By (in flight, first, last): the best strategies, none when nothing fits."""
+    objective: float = float("inf")
+    decision: LayerwisePipelineDecision | None = None
+    passes: int = 0
+
+
+def solve_layerwise_pipeline(
+    problem: LayerwisePipelineProblem,
+    *,
+    time_limit_s: float = 60.0,
+    start: object = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The least iteration time (see `planner.solvers.partition.Run`).
+
+    O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts.
+    """
+    search = _Search(problem, _bounds(problem), time.monotonic() + time_limit_s)
+    if isinstance(start, LayerwisePipelineDecision):
+        _offer(search, start)
+    bound = 0.0
+    while True:
+        lowest, starts = _best_cut(search)
+        bound = max(bound, lowest)
+        if progress:
+            progress(NAME, search.objective, min(bound, search.objective))
+        if starts is None or bound >= search.objective * (1 - STEP) or not _solve_stages(search, starts):
+            break
+    counts = {"stages_solved": len(search.solved), "passes": search.passes}
+    return verified(problem, search.decision, search.objective, bound, NAME, _SPACE, counts)
+
+
+def _offer(search: _Search, decision: LayerwisePipelineDecision) -> None:
+    verdict = search.problem.judge(decision)
+    if verdict.feasible and verdict.objective < search.objective:
+        search.objective, search.decision = verdict.objective, decision
+
+
+def _stops(search: _Search, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(stages from the end less one, first layer, last layer) of each stage of a cut."""
+    ends = (*starts[1:], search.problem.layers)
+    return [(len(starts) - 1 - i, a, b - 1) for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
+
+
+def _solve_stages(search: _Search, starts: tuple[int, ...]) -> bool:
+    """Solve the stages of a cut that are only bounded so far, and offer its plan; whether there was such a stage."""
+    problem = search.problem
+    chosen: list[int] = []
+    known = len(search.solved)
+    for k, first, last in _stops(search, starts):
+        in_flight = min(k + 1, problem.micro_batches)
+        key = in_flight, first, last
+        if key not in search.solved:
+            left = search.deadline - time.monotonic()
+            found = solve_layerwise(problem.part(first, last, in_flight), time_limit_s=max(left, 0.0))
+            if left <= 0 or not (found.proven or (found.decision is None and found.bound == np.inf)):
+                return False
+            search.solved[key] = found.decision.strategies if found.decision else ()
+            for same in range(problem.stages):
+                if min(same + 1, problem.micro_batches) == in_flight:
+                    boundary = float(problem.boundary_s[first]) if first else 0.0
+                    search.seconds[same, first, last] = found.objective + boundary
+        chosen += search.solved[key]
+    if len(chosen) == problem.layers:
+        _offer(search, LayerwisePipelineDecision(starts, tuple(chosen)))
+    return len(search.solved) > known
+
+
+def _best_cut(search: _Search) -> tuple[float, tuple[int, ...] | None]:
+    """The least iteration time by the stage times known so far, and the cut behind it; None when there is none."""
+    values = np.unique(search.seconds[np.isfinite(search.seconds)])
+    ranges = LongestStage(values, search.problem.micro_batches - 1)
+    best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
+    while (step := ranges.next_cap()) is not None:
+        search.passes += 1
+        cap, enough = step
+        total, longest, starts = _least_sum(search, cap)
+        if starts is None or total >= enough:
+            ranges.settle(np.inf, np.inf)
+            continue
+        ranges.settle(total, longest)
+        objective = total + (search.problem.micro_batches - 1) * longest
+        if objective < best[0]:
+            best = objective, starts
+    return min(best[0], ranges.bound), best[1]
+
+
+def _least_sum(search: _Search, cap: float) -> tuple[float, float, tuple[int, ...] | None]:
+    """The least sum of stage times when no stage takes more than the cap, its longest stage and its starts."""
+    layers, stages = search.problem.layers, search.problem.stages
+    capped = np.where(search.seconds <= cap, search.seconds, np.inf)
+    after = np.full((stages + 1, layers + 1), np.inf)
+    after[0, layers] = 0.0
+    take = np.zeros((stages, layers), dtype=np.int64)
+    for k in range(stages):
+        totals = capped[k] + after[k, 1:][None, :]
+        take[k] = totals.argmin(axis=1)
+        after[k + 1, :layers] = totals[np.arange(layers), take[k]]
+    if not np.isfinite(after[stages, 0]):
+        return np.inf, np.inf, None
+    starts, longest, first = [], 0.0, 0
+    for k in range(stages - 1, -1, -1):
+        starts.append(first)
+        last = int(take[k, first])
+        longest = max(longest, float(search.seconds[k, first, last]))
+        first = last + 1
+    return float(after[stages, 0]), longest, tuple(starts)
+
+
+def _bounds(problem: LayerwisePipelineProblem) -> np.ndarray:
+    """[p, L, L] lower bounds on stage times: the best over prices of memory; infinite where nothing can fit."""
+    layers = problem.layers
+    found = np.full((problem.stages, layers, layers), np.inf)
+    for k in range(problem.stages):
+        in_flight = min(k + 1, problem.micro_batches)
+        if in_flight < k + 1:
+            found[k] = found[k - 1]
+            continue
+        memory = problem.fixed_bytes + in_flight * problem.activation_bytes
+        usable = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
+        sums = np.concatenate(([0.0], np.cumsum(usable)))
+        with np.errstate(invalid="ignore"):
+            least = sums[None, 1:] - sums[:-1, None]
+        best = np.zeros((layers, layers))
+        for price in (0.0, *_price_grid(problem, memory)):
+            np.maximum(best, _priced(problem, memory, price), out=best)
+        best *= 1 - STEP
+        fits = np.triu(np.ones((layers, layers), dtype=bool)) & ~(least > problem.capacity_bytes * (1 + 1e-9))
+        boundary = np.where(np.arange(layers) > 0, problem.boundary_s, 0.0)
+        found[k] = np.where(fits, best + boundary[:, None], np.inf)
+    return found
+
+
+def _price_grid(problem: LayerwisePipelineProblem, memory: np.ndarray) -> np.ndarray:
+    """Prices around what it costs to go from the fastest to the smallest strategies."""
+    times = problem.time_s
+    if not np.isfinite(times).any(axis=1).all():
+        return np.zeros(0)
+    each = np.arange(problem.layers)
+    fast, small = times.argmin(axis=1), np.where(np.isfinite(times), memory, np.inf).argmin(axis=1)
+    slower = float((times[each, small] - times[each, fast]).sum())
+    saved = float((memory[each, fast] - memory[each, small]).sum())
+    if not np.isfinite(slower) or slower <= 0 or saved <= 0 or not np.isfinite(problem.capacity_bytes):
+        return np.zeros(0)
+    return slower / saved * np.geomspace(1 / _SPREAD, _SPREAD, _PRICES)
+
+
+def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float) -> np.ndarray:
+    """[L, L] least time + price * (memory - capacity) of layers i..j, 0 below the diagonal."""
+    layers, count = problem.time_s.shape
+    cost = problem.time_s + price * memory
+    room = price * problem.capacity_bytes * (1 + MEMORY_SLACK) if price else 0.0
+    found = np.zeros((layers, layers))
+    table = np.zeros((layers, count))
+    for layer in range(layers):
+        if layer:
+            switch = problem.switch_s if problem.switch_s.ndim == 2 else problem.switch_s[layer]
+            onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
+            table[:layer] = onward + cost[layer]
+        table[layer] = cost[layer]
+        found[: layer + 1, layer] = table[: layer + 1].min(axis=1) - room
+    return found
+
+
+PARTITION_SOLVERS.register(NAME, PartitionSolver((LayerwisePipelineProblem,), exact=True, run=solve_layerwise_pipeline))

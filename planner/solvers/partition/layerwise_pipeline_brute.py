@@ -1,0 +1,49 @@
+"""Layer-wise strategies and pipeline cuts by trying every combination: the oracle of the other solvers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from planner.errors import UsageError
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+
+NAME = "layerwise-pipeline-brute-force"
+_MOST_PLANS = 200_000
+
+
+def solve_layerwise_pipeline_by_force(
+    problem: LayerwisePipelineProblem,
+    *,
+    time_limit_s: float = 60.0,
+    start: object = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Judge every cut with every combination of strategies.
+
+    Raises:
+        UsageError: more combinations than can be tried.
+    """
+    del start, progress
+    count = problem.time_s.shape[1]
+    if count**problem.layers > _MOST_PLANS:
+        message = f"brute force cannot try {count} strategies for {problem.layers} layers"
+        raise UsageError(message, hint="use the solver 'layerwise-pipeline'")
+    deadline = time.monotonic() + time_limit_s
+    best, found, tried = float("inf"), None, 0
+    for inner in itertools.combinations(range(1, problem.layers), problem.stages - 1):
+        for chosen in itertools.product(range(count), repeat=problem.layers):
+            tried += 1
+            decision = LayerwisePipelineDecision((0, *inner), chosen)
+            verdict = problem.judge(decision)
+            if verdict.feasible and verdict.objective < best:
+                best, found = verdict.objective, decision
+        if time.monotonic() > deadline:
+            return Result(found, best, 0.0, NAME, "everything", {"tried": tried})
+    return Result(found, best, best, NAME, "everything", {"tried": tried})
+
+
+PARTITION_SOLVERS.register(
+    NAME, PartitionSolver((LayerwisePipelineProblem,), exact=True, run=solve_layerwise_pipeline_by_force)
+)
