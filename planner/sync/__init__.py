@@ -1,0 +1,76 @@
+"""How gradients and weights are exchanged between the replicas of a model; one file a scheme.
+
+>>> from planner.hardware import load_cluster
+>>> from planner.sync import Step, Variable, fabric_of, get
+>>> cluster = load_cluster("dgx-a100", nodes=4)
+>>> step = Step((Variable("w", 1e9, ready_s=0.05),), backward_s=0.1)
+>>> exchange = get("hierarchical").price(fabric_of(cluster), step)
+>>> round(exchange.traffic.machine_bytes()[0][0] / 1e9, 2)
+1.5
+"""
+
+from __future__ import annotations
+
+from planner.registry import Registry
+from planner.sync.choosing import choose
+from planner.sync.fabric import Fabric, Port, Servers, fabric_of
+from planner.sync.graph_step import step_of
+from planner.sync.traffic import LevelTraffic, Traffic
+from planner.sync.types import (
+    Choice,
+    Exchange,
+    Facts,
+    MemoryFactors,
+    Placement,
+    Scheme,
+    Staleness,
+    Step,
+    Transfer,
+    Variable,
+)
+
+SCHEMES: Registry[Scheme] = Registry(__name__, "exchange scheme")
+"""All schemes by name; a module of this package registers its own."""
+
+
+def get(name: str) -> Scheme:
+    """The scheme of that name, with options after a colon: `herring:buffer_bytes=4e6,efficiency=0.7`.
+
+    Raises:
+        UsageError: no scheme has that name, or an option is wrong; the hint names the closest ones.
+    """
+    from planner.sync._defaults import with_options
+
+    key, _, options = name.partition(":")
+    found = SCHEMES.get(key)
+    return with_options(found, options) if options else found
+
+
+def names() -> tuple[str, ...]:
+    """Names of all schemes, sorted."""
+    return SCHEMES.names()
+
+
+__all__ = [
+    "SCHEMES",
+    "Choice",
+    "Exchange",
+    "Fabric",
+    "Facts",
+    "LevelTraffic",
+    "MemoryFactors",
+    "Placement",
+    "Port",
+    "Scheme",
+    "Servers",
+    "Staleness",
+    "Step",
+    "Traffic",
+    "Transfer",
+    "Variable",
+    "choose",
+    "fabric_of",
+    "get",
+    "names",
+    "step_of",
+]

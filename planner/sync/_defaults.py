@@ -1,0 +1,165 @@
+"""What most schemes share: options in the name, one whole copy of everything, a draft laid in time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from planner.errors import UsageError
+from planner.registry import did_you_mean
+from planner.sync.fabric import Fabric
+from planner.sync.timeline import play
+from planner.sync.traffic import nothing
+from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Placement, Scheme, Staleness, Step
+
+MEGABYTE = 1e6
+
+
+class Defaults:
+    """Answers that hold for a synchronous scheme over whole copies; a scheme is a frozen dataclass of its options."""
+
+    __slots__ = ()
+
+    key: ClassVar[str]
+    facts: ClassVar[Facts]
+    per_tensor: ClassVar[bool] = True
+    assumes: ClassVar[str] = ""
+
+    @property
+    def name(self) -> str:
+        """The name users choose it by, with the options that differ from the usual (`byteps:inside=pcie`)."""
+        chosen = [
+            f"{f.name}={_written(getattr(self, f.name))}" for f in _options(self) if getattr(self, f.name) != f.default
+        ]
+        return ":".join([self.key, ",".join(chosen)]) if chosen else self.key
+
+    def staleness(self, step: Step) -> Staleness:
+        """None: every gradient is of the weights that it is applied to."""
+        return Staleness()
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """All of it on every rank."""
+        return MemoryFactors()
+
+    def supports(self, fabric: Fabric) -> str:
+        """Any fabric."""
+        return ""
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """The messages of one step."""
+        raise NotImplementedError
+
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """What one step's exchange costs; the gradients of the last micro-batch overlap with its backward.
+
+        Raises:
+            UsageError: the fabric cannot run the scheme, or an option makes no sense.
+        """
+        scheme = cast(Scheme, self)
+        require(scheme, fabric)
+        return settle(scheme, fabric, step, self.draft(fabric, step))
+
+
+def require(scheme: Scheme, fabric: Fabric) -> None:
+    """Refuse a fabric that the scheme cannot run on.
+
+    Raises:
+        UsageError: says why.
+    """
+    reason = scheme.supports(fabric)
+    if reason:
+        raise UsageError(reason, where=scheme.name, hint="change the scheme, the ranks or the servers")
+
+
+def settle(scheme: Scheme, fabric: Fabric, step: Step, draft: Draft) -> Exchange:
+    """Lay the messages of a draft in time: all at once, and as the backward makes them."""
+    ports = len(fabric.ports)
+    transfers = play(draft.messages, ports)
+    at_once = play([dataclasses.replace(m, ready_s=0.0) for m in draft.messages], ports)
+    end_s = max((t.end_s for t in transfers), default=0.0)
+    return Exchange(
+        scheme=scheme.name,
+        seconds=max((t.end_s for t in at_once), default=0.0),
+        exposed_s=max(0.0, end_s - step.backward_s),
+        traffic=draft.traffic,
+        memory=scheme.memory(fabric, step),
+        staleness=scheme.staleness(step),
+        transfers=transfers,
+        methods=draft.methods,
+        placements=draft.placements,
+        notes=draft.notes,
+    )
+
+
+def merge(fabric: Fabric, drafts: Sequence[Draft]) -> Draft:
+    """Several drafts as one: their messages share the ports."""
+    methods: dict[str, str] = {}
+    placements: list[Placement] = []
+    notes: dict[str, None] = {}
+    traffic = nothing(fabric)
+    for draft in drafts:
+        methods.update(draft.methods)
+        placements += draft.placements
+        notes.update(dict.fromkeys(draft.notes))
+        traffic = traffic + draft.traffic
+    return Draft(tuple(m for d in drafts for m in d.messages), traffic, methods, tuple(placements), tuple(notes))
+
+
+def dense_note(step: Step) -> tuple[str, ...]:
+    """Says that sparse gradients travel whole, when there are any."""
+    count = sum(v.sparse and v.touched < 1 for v in step.variables)
+    return (f"{count} sparse gradients travel whole, zeros included",) if count else ()
+
+
+def positive(scheme: Defaults, **values: float) -> None:
+    """Refuse options that must be above 0.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for option, value in values.items():
+        if not value > 0:
+            raise UsageError(f"option {option} is {value}", where=scheme.name, hint="use a value above 0")
+
+
+def with_options(scheme: Scheme, text: str) -> Scheme:
+    """The scheme with options from `buffer_bytes=4e6,efficiency=0.7`.
+
+    Raises:
+        UsageError: an option is not known or its value cannot be read.
+    """
+    own = cast(Defaults, scheme)
+    known = {f.name: getattr(own, f.name) for f in _options(own)}
+    chosen: dict[str, Any] = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if name not in known:
+            raise UsageError(f"scheme {own.key!r} has no option {name!r}", hint=did_you_mean(name, known))
+        chosen[name] = _read(known[name], value, f"option {name} of scheme {own.key}")
+    return cast(Scheme, dataclasses.replace(cast(Any, scheme), **chosen))
+
+
+def _options(scheme: Defaults) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(scheme)  # type: ignore[arg-type]
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_TRUTH: Mapping[str, bool] = {"true": True, "false": False}
+
+
+def _read(usual: object, value: str, where: str) -> object:
+    if isinstance(usual, bool):
+        if value.lower() not in _TRUTH:
+            raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
+        return _TRUTH[value.lower()]
+    read: Any = type(usual)
+    try:
+        return read(value)
+    except ValueError as error:
+        choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
+        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
+        raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error

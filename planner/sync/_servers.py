@@ -1,0 +1,160 @@
+"""Exchange through servers: machines push what they summed to whoever holds a share, and pull the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.sync._inside import Inside, local
+from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
+from planner.sync.timeline import Message, Phase
+from planner.sync.traffic import Traffic, nothing, push_traffic
+from planner.sync.types import Draft, Placement, Step, Variable
+
+
+class ServerPlacement(StrEnum):
+    """Where variables lie: in equal shards everywhere, or whole, dealt to the least loaded server or in turn."""
+
+    EVEN = "even"
+    GREEDY = "greedy"
+    ROUND_ROBIN = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What goes to the servers as one message; `shares[e]` of it is endpoint e's, and they sum to 1."""
+
+    variables: tuple[str, ...]
+    push_bytes: float
+    pull_bytes: float
+    ready_s: float
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How messages travel to the servers and back.
+
+    Attributes:
+        method: what the transfers are called.
+        inside: how a machine sums first.
+        partition_bytes: a message is pulled partition by partition while it is pushed.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+        sum_byte_per_s: rate at which a machine of the group sums what it receives.
+        card_ranks: ranks beside the network card.
+    """
+
+    method: str
+    inside: Inside = Inside.SCATTER
+    partition_bytes: float = 4e6
+    efficiency: float = 1.0
+    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
+    card_ranks: int = 2
+
+
+def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transport) -> Draft:
+    """Messages of four legs: sum inside, push, pull, spread inside. O(messages * ports + endpoints * levels)."""
+    inside = local(fabric, transport.inside, transport.card_ranks)
+    unit: dict[tuple[float, ...], Traffic] = {}
+    total = nothing(fabric)
+    messages = []
+    for s in sendings:
+        if s.shares not in unit:
+            unit[s.shares] = push_traffic(fabric, np.asarray(s.shares))
+        push, pull = unit[s.shares] * s.push_bytes, unit[s.shares].turned() * s.pull_bytes
+        total = total + push + pull + inside.traffic * s.push_bytes + inside.traffic.turned() * s.pull_bytes
+        before, after = inside.legs(s.push_bytes, s.pull_bytes)
+        busy = (
+            fabric.busy_s(push, transport.efficiency, transport.sum_byte_per_s),
+            fabric.busy_s(pull, transport.efficiency),
+        )
+        across = (Phase(b, fabric.network_latency_s if b.any() else 0.0) for b in busy)
+        legs = tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
+        largest = max(s.push_bytes, s.pull_bytes)
+        chunk = min(1.0, transport.partition_bytes / largest) if largest > 0 else 1.0
+        messages.append(Message(s.variables, transport.method, s.push_bytes, s.ready_s, legs, chunk))
+    methods = {v: transport.method for s in sendings for v in s.variables}
+    return Draft(tuple(messages), total, methods, placements(sendings))
+
+
+def placements(sendings: Sequence[Sending]) -> tuple[Placement, ...]:
+    """Where each variable lies: its pieces' shares by their bytes (by their number when they have none)."""
+    found: dict[str, list[Sending]] = {}
+    for s in sendings:
+        for name in s.variables:
+            found.setdefault(name, []).append(s)
+    return tuple(Placement(name, _mean(pieces)) for name, pieces in found.items())
+
+
+def _mean(pieces: list[Sending]) -> tuple[float, ...]:
+    if all(p.shares == pieces[0].shares for p in pieces):
+        return pieces[0].shares
+    weights = np.asarray([p.push_bytes for p in pieces])
+    weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(pieces), 1 / len(pieces))
+    return tuple(float(x) for x in weights @ np.asarray([p.shares for p in pieces]))
+
+
+def even(fabric: Fabric, first: int, count: int) -> tuple[float, ...]:
+    """Equal shares at `count` endpoints from `first` on."""
+    shares = [0.0] * fabric.endpoints
+    shares[first : first + count] = [1 / count] * count
+    return tuple(shares)
+
+
+def one(fabric: Fabric, endpoint: int) -> tuple[float, ...]:
+    """All of it at one endpoint."""
+    return even(fabric, endpoint, 1)
+
+
+def least_loaded(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
+    """A server for each size: largest first, each to the one with the least so far; ties to the lowest number.
+
+    At most 4/3 - 1/(3k) times the best possible load (Graham, 1969). O(sizes * (log(sizes) + servers)).
+    """
+    loads = [0.0] * servers
+    chosen = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[i] = min(range(servers), key=lambda s: loads[s])
+        loads[chosen[i]] += sizes[i]
+    return tuple(chosen)
+
+
+def in_turn(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
+    """A server for each size, dealt in turn."""
+    return tuple(i % servers for i in range(len(sizes)))
+
+
+def sent(variable: Variable) -> tuple[float, float]:
+    """Bytes of a variable that a machine pushes and pulls: of a sparse one the rows it touches."""
+    part = variable.touched if variable.sparse else 1.0
+    return part * variable.gradient_bytes, part * variable.pulled_bytes
+
+
+def whole_or_cut(fabric: Fabric, step: Step, first: int, count: int, placement: str) -> tuple[Sending, ...]:
+    """Every variable to `count` servers from endpoint `first` on."""
+    arrivals = step.arrivals()
+    sizes = [sent(v) for v in arrivals]
+    if placement is ServerPlacement.EVEN:
+        shares = [even(fabric, first, count)] * len(arrivals)
+    else:
+        place = least_loaded if placement is ServerPlacement.GREEDY else in_turn
+        order = {v.name: i for i, v in enumerate(step.variables)}
+        chosen = place([sum(sent(v)) for v in step.variables], count)
+        shares = [one(fabric, first + chosen[order[v.name]]) for v in arrivals]
+    return tuple(
+        Sending((v.name,), push, pull, step.ready_s(v), share)
+        for v, (push, pull), share in zip(arrivals, sizes, shares, strict=True)
+    )
+
+
+def fullest(sendings: Sequence[Sending], step: Step) -> float:
+    """The part of all weights that the fullest server holds."""
+    total = sum(v.pulled_bytes for v in step.variables)
+    if total == 0 or not sendings:
+        return 0.0
+    sizes = {v.name: v.pulled_bytes for v in step.variables}
+    loads = np.sum([np.asarray(p.shares) * sizes[p.variable] for p in placements(sendings)], axis=0)
+    return float(loads.max() / total)

@@ -1,0 +1,219 @@
+"""ZeRO: model state in shards over the ranks, gathered and scattered while the step runs.
+
+The step is played as one line of computation and one link. A unit (a bucket of variables whose layers follow each
+other) cannot compute before its weights are gathered; its gradients are scattered when its backward is done; gathers
+are issued when the computation `prefetch` units earlier begins. The link serves in order of issue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.hardware import Collective, collective_s
+from planner.sync._collectives import FLOWS, cheapest
+from planner.sync._defaults import Defaults, dense_note, require
+from planner.sync.buckets import Bucket, pack
+from planner.sync.fabric import Fabric
+from planner.sync.formulas import zero_parts
+from planner.sync.timeline import Message, Phase
+from planner.sync.traffic import Traffic, nothing
+from planner.sync.types import Draft, Exchange, MemoryFactors, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of computation with what the link must bring before it and take away after it, in seconds."""
+
+    compute_s: float
+    gather_s: float = 0.0
+    scatter_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """When all is done, and how much of that was computation and use of the link."""
+
+    end_s: float
+    compute_s: float
+    link_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Time in which nothing was computed."""
+        return max(0.0, self.end_s - self.compute_s)
+
+
+def play_sharded(works: Sequence[Work], prefetch: int) -> Played:
+    """Play pieces of work in order; O(works).
+
+    Args:
+        works: in the order of computation.
+        prefetch: how many pieces ahead gathers are issued, when the piece begins; 0 issues one when the piece before
+            it has ended, after that piece's scatter.
+    """
+    link = clock = 0.0
+    gathered = [0.0] * len(works)
+    issued = 0
+
+    def issue(upto: int, now: float) -> None:
+        nonlocal link, issued
+        while issued < min(upto, len(works)):
+            duration = works[issued].gather_s
+            if duration > 0:
+                link = max(link, now) + duration
+            gathered[issued] = link if duration > 0 else now
+            issued += 1
+
+    issue(1, 0.0)
+    for i, work in enumerate(works):
+        start = max(clock, gathered[i])
+        issue(i + 1 + prefetch, start)
+        clock = start + work.compute_s
+        if work.scatter_s > 0:
+            link = max(link, clock) + work.scatter_s
+        issue(i + 2, clock)
+    used = math.fsum(w.gather_s + w.scatter_s for w in works)
+    return Played(max(clock, link), math.fsum(w.compute_s for w in works), used)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A bucket with the computation of its layers and the cost of moving it."""
+
+    bucket: Bucket
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    scatter_s: float
+
+
+def units_of(fabric: Fabric, step: Step, bucket_bytes: float) -> tuple[tuple[Unit, ...], float, float]:
+    """Units in backward order, and the forward and backward time that belongs to none (before the first weights).
+
+    A unit's backward runs from the arrival of the gradients before it to that of its own; its forward is the same part
+    of the forward, in the opposite order.
+    """
+    found, before = [], 0.0
+    scale = step.forward_s / step.backward_s if step.backward_s > 0 else 0.0
+    for bucket in pack(step, bucket_bytes):
+        backward_s, before = max(0.0, bucket.ready_s - before), max(before, bucket.ready_s)
+        gather_s = collective_s(
+            fabric.cluster, Collective.ALL_GATHER, fabric.ranks, bucket.pulled_bytes, fabric.concurrent
+        )
+        scatter_s = collective_s(
+            fabric.cluster, Collective.REDUCE_SCATTER, fabric.ranks, bucket.payload_bytes, fabric.concurrent
+        )
+        found.append(Unit(bucket, backward_s * scale, backward_s, gather_s, scatter_s))
+    tail_s = max(0.0, step.backward_s - before)
+    return tuple(found), step.forward_s - sum(u.forward_s for u in found), tail_s
+
+
+class Sharded(Defaults):
+    """What the ZeRO stages share; a stage says when it gathers and scatters, and what it keeps."""
+
+    __slots__ = ()
+
+    stage: int
+    bucket_bytes: float
+    per_tensor = False
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Weights, gradients and optimizer state in 1/N parts from stages 3, 2 and 1 on."""
+        parts = zero_parts(len(fabric.ranks), self.stage)
+        return MemoryFactors(*parts, transient_bytes=self.transient_bytes(step))
+
+    def transient_bytes(self, step: Step) -> float:
+        """Bytes of gathered weights and whole gradients under way."""
+        return 0.0
+
+    def rounds(self, step: Step) -> tuple[int, int]:
+        """How often a step gathers all weights and scatters all gradients."""
+        raise NotImplementedError
+
+    def play(self, fabric: Fabric, step: Step) -> Played:
+        """The step in time."""
+        raise NotImplementedError
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """Buckets that are scattered and gathered once, with the bytes of the whole step."""
+        units, _, _ = units_of(fabric, step, self.bucket_bytes)
+        gathers, scatters = self.rounds(step)
+        traffic = nothing(fabric)
+        for u in units:
+            traffic = traffic + _moved(fabric, Collective.ALL_GATHER, u.bucket.pulled_bytes) * gathers
+            traffic = traffic + _moved(fabric, Collective.REDUCE_SCATTER, u.bucket.payload_bytes) * scatters
+        messages = tuple(
+            Message(u.bucket.variables, self.key, u.bucket.payload_bytes, u.bucket.ready_s, _legs(fabric, u))
+            for u in units
+        )
+        methods = {v: self.key for u in units for v in u.bucket.variables}
+        return Draft(messages, traffic, methods, notes=dense_note(step))
+
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """What one step costs, all its gathers and scatters played beside its computation."""
+        require(self, fabric)
+        draft, played = self.draft(fabric, step), self.play(fabric, step)
+        return Exchange(
+            scheme=self.name,
+            seconds=played.link_s,
+            exposed_s=played.exposed_s,
+            traffic=draft.traffic,
+            memory=self.memory(fabric, step),
+            staleness=self.staleness(step),
+            transfers=(),
+            methods=draft.methods,
+            notes=draft.notes,
+        )
+
+
+def _moved(fabric: Fabric, kind: Collective, payload_bytes: float) -> Traffic:
+    """A scatter or a gather moves half of what an all-reduce does."""
+    algorithm, _ = cheapest(fabric, kind, payload_bytes)
+    return FLOWS[algorithm](fabric) * (payload_bytes / 2)
+
+
+def _legs(fabric: Fabric, unit: Unit) -> tuple[Phase, ...]:
+    return tuple(Phase(fabric.everything(s)) for s in (unit.scatter_s, unit.gather_s) if s > 0)
+
+
+def works_of(
+    fabric: Fabric,
+    step: Step,
+    bucket_bytes: float,
+    *,
+    gathers: tuple[bool, bool, bool],
+    every_scatter: bool,
+) -> Iterator[Work]:
+    """A step's computation in order.
+
+    Args:
+        fabric: where.
+        step: what.
+        bucket_bytes: size of a unit.
+        gathers: whether weights are gathered in the first forward, in the later forwards, and in every backward.
+        every_scatter: gradients are scattered after every micro-batch, else after the last alone.
+    """
+    units, head_s, tail_s = units_of(fabric, step, bucket_bytes)
+    first, later, backward = gathers
+    for m in range(step.micro_batches):
+        forward = first if m == 0 else later
+        scatter = every_scatter or m == step.micro_batches - 1
+        yield Work(head_s)
+        yield from (Work(u.forward_s, u.gather_s * forward) for u in reversed(units))
+        yield from (Work(u.backward_s, u.gather_s * backward, u.scatter_s * scatter) for u in units)
+        yield Work(tail_s)
+
+
+def play_gathered_once(
+    fabric: Fabric, step: Step, bucket_bytes: float, overlap_gather: bool, *, every_scatter: bool
+) -> Played:
+    """A step that gathers its weights once, at its start: unit by unit under the forward, or before it begins."""
+    works = list(works_of(fabric, step, bucket_bytes, gathers=(True, False, False), every_scatter=every_scatter))
+    if overlap_gather:
+        return play_sharded(works, prefetch=len(works))
+    bare = works_of(fabric, step, bucket_bytes, gathers=(False, False, False), every_scatter=every_scatter)
+    played = play_sharded(list(bare), prefetch=0)
+    gather_s = sum(w.gather_s for w in works)
+    return Played(played.end_s + gather_s, played.compute_s, played.link_s + gather_s)

@@ -1,0 +1,94 @@
+"""In-network all-reduce: the switches add, so a port passes the payload once each way, however many machines there are.
+
+Devices of a machine scatter first and gather afterwards, or with `inside` their own switch adds as well. On a network
+of several levels each switch passes one sum upward (Graham et al., SHARP, COMHPC 2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.sync import SCHEMES
+from planner.sync._defaults import MEGABYTE, Defaults, dense_note, positive
+from planner.sync._inside import Inside, Local, local
+from planner.sync.buckets import Bucket, pack
+from planner.sync.fabric import Fabric
+from planner.sync.timeline import Message, Phase
+from planner.sync.traffic import Traffic, nothing
+from planner.sync.types import Draft, Facts, Step
+
+
+@dataclass(frozen=True, slots=True)
+class InNetwork(Defaults):
+    """Switches that add.
+
+    Attributes:
+        inside: the switch inside a machine adds too.
+        bucket_bytes: gradients that travel together; 0 sends each by itself.
+        efficiency: what the switches reach of the levels' achievable bandwidth.
+    """
+
+    inside: bool = False
+    bucket_bytes: float = 25 * MEGABYTE
+    efficiency: float = 1.0
+
+    key = "in-network"
+    assumes = "switches that add what passes them"
+    facts = Facts(
+        decides="buckets of 25 MB; whether machines' own switches add",
+        time="2 latency a level + M/B",
+        traffic="M",
+        memory="all of it",
+        source="Graham et al., SHARP, COMHPC 2016",
+    )
+
+    def supports(self, fabric: Fabric) -> str:
+        """Levels behind a switch; a mesh has none."""
+        wired = [fabric.cluster.levels[i].name for i in self._switched(fabric) if not self._has_switch(fabric, i)]
+        return f"level {wired[0]} is wired point to point, so no switch can add" if wired else ""
+
+    def _has_switch(self, fabric: Fabric, level: int) -> bool:
+        return fabric.cluster.levels[level].peer_byte_per_s is None
+
+    def _switched(self, fabric: Fabric) -> list[int]:
+        """Levels that the group crosses and whose switches add."""
+        crossed = [i for i in range(fabric.top + 1) if len(np.unique(fabric.rank_ports[i])) > 1]
+        return [i for i in crossed if self.inside or fabric.cluster.group_sizes()[i] > fabric.node_size]
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """Buckets one after the other: scatter inside, through the switches and back, gather inside."""
+        positive(self, efficiency=self.efficiency)
+        buckets = pack(step, self.bucket_bytes)
+        unit = self._through_switches(fabric)
+        inside = local(fabric, Inside.SCATTER)
+        messages = tuple(
+            Message(b.variables, "in-network", b.payload_bytes, b.ready_s, self._legs(b, unit, inside)) for b in buckets
+        )
+        traffic = unit if self.inside else unit + inside.traffic + inside.traffic.turned()
+        methods = {v: "in-network" for b in buckets for v in b.variables}
+        return Draft(messages, traffic * step.gradient_bytes, methods, notes=dense_note(step))
+
+    def _through_switches(self, fabric: Fabric) -> Traffic:
+        """One byte out and in through every port of a level whose switches add."""
+        traffic = nothing(fabric)
+        for level in self._switched(fabric):
+            used = np.unique(fabric.rank_ports[level])
+            traffic.out_bytes[used] = traffic.in_bytes[used] = 1.0
+        return traffic
+
+    def _legs(self, bucket: Bucket, unit: Traffic, inside: Local) -> tuple[Phase, ...]:
+        """Start-up of one message a level up and one down; like a collective, a leg has the ports to itself."""
+        fabric = unit.fabric
+        latency_s = sum(2 * fabric.cluster.levels[i].latency_s for i in self._switched(fabric))
+        busy = fabric.busy_s(unit * bucket.payload_bytes)
+        seconds = latency_s + float(busy.max(initial=0.0)) / self.efficiency
+        across = (Phase(fabric.everything(seconds)),) if seconds > 0 else ()
+        if self.inside:
+            return across
+        before, after = inside.legs(bucket.payload_bytes, bucket.payload_bytes)
+        return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
+
+
+SCHEMES.register("in-network", InNetwork())

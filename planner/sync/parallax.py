@@ -1,0 +1,97 @@
+"""Parallax: sparse variables through parameter servers, dense ones by all-reduce.
+
+An all-gather of sparse gradients grows with the machines, 2 alpha w (N-1) a machine, while servers move
+4 alpha w (N-1)/N when the variables are spread evenly, which cutting them in partitions sees to (Kim et al., EuroSys
+2019). How many partitions are best is measured (`planner.sync.partitions`); here their number is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import UsageError
+from planner.sync import SCHEMES
+from planner.sync._collectives import draft_all_reduce
+from planner.sync._defaults import MEGABYTE, Defaults, merge, positive
+from planner.sync._servers import Sending, Transport, draft_servers, fullest, least_loaded, one, sent
+from planner.sync.fabric import Fabric
+from planner.sync.types import Draft, Facts, MemoryFactors, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Parallax(Defaults):
+    """A way for each variable, by what its gradient is.
+
+    Attributes:
+        partitions: pieces of a sparse variable; 0 for one a machine.
+        dense_from: a sparse variable of which this part is touched, or more, travels as a dense one.
+        bucket_bytes: dense gradients that travel together.
+        partition_bytes: pushed and pulled at the same time in pieces of this size.
+        efficiency: what the servers' transport reaches of the network's achievable bandwidth.
+    """
+
+    partitions: int = 0
+    dense_from: float = 1.0
+    bucket_bytes: float = 25 * MEGABYTE
+    partition_bytes: float = 4 * MEGABYTE
+    efficiency: float = 1.0
+
+    key = "parallax"
+    facts = Facts(
+        decides="servers for sparse variables, all-reduce for dense ones; partitions of a sparse variable",
+        time="all-reduce of the dense bytes, then 2(n-1)/n alpha M/B of the sparse ones",
+        traffic="2(n-1)/n M dense, 2(n-1)/n alpha M sparse when evenly placed",
+        memory="weights and gradients; optimizer state of sparse variables on the servers",
+        source="Kim et al., EuroSys 2019",
+    )
+
+    def by_servers(self, step: Step) -> tuple[str, ...]:
+        """Names of the variables that go through servers."""
+        return tuple(v.name for v in step.variables if v.sparse and v.touched < self.dense_from)
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """The optimizer state of sparse variables is on the hosts."""
+        total = sum(v.pulled_bytes for v in step.variables)
+        names = set(self.by_servers(step))
+        if total == 0 or not names:
+            return MemoryFactors()
+        sparse = sum(v.pulled_bytes for v in step.variables if v.name in names)
+        return MemoryFactors(1.0, 1.0, 1 - sparse / total, fullest(self._pieces(fabric, step, names), step))
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """Buckets of dense gradients and one message a partition of a sparse one, on the same ports."""
+        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
+        if self.partitions < 0:
+            raise UsageError(f"{self.partitions} partitions", where=self.name, hint="use 0 for one a machine, or more")
+        names = set(self.by_servers(step))
+        dense = Step(tuple(v for v in step.variables if v.name not in names), step.backward_s)
+        transport = Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+        return merge(
+            fabric,
+            [
+                draft_all_reduce(fabric, dense, self.bucket_bytes),
+                draft_servers(fabric, self._pieces(fabric, step, names), transport),
+            ],
+        )
+
+    def _pieces(self, fabric: Fabric, step: Step, names: set[str]) -> list[Sending]:
+        """The partitions of the sparse variables, largest first to the least loaded machine."""
+        count = len(fabric.machines)
+        pieces = self.partitions or count
+        sparse = [v for v in step.arrivals() if v.name in names]
+        sizes = [sum(sent(v)) / pieces for v in sparse for _ in range(pieces)]
+        chosen = least_loaded(sizes, count)
+        return [
+            Sending(
+                (v.name,),
+                sent(v)[0] / pieces,
+                sent(v)[1] / pieces,
+                step.ready_s(v),
+                one(fabric, chosen[i * pieces + piece]),
+            )
+            for i, v in enumerate(sparse)
+            for piece in range(pieces)
+        ]
+
+
+SCHEMES.register("parallax", Parallax())

@@ -1,0 +1,54 @@
+"""ZeRO stage 2: optimizer state and gradients in shards.
+
+2(n-1)/n M a step of one micro-batch (Rajbhandari et al., SC 2020). A rank has no room for whole gradients, so every
+micro-batch scatters its own: m micro-batches move (m+1)(n-1)/n M.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.sync import SCHEMES
+from planner.sync._defaults import MEGABYTE
+from planner.sync._sharded import Played, Sharded, play_gathered_once
+from planner.sync.buckets import pack
+from planner.sync.fabric import Fabric
+from planner.sync.types import Facts, Step
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedGradients(Sharded):
+    """ZeRO-2.
+
+    Attributes:
+        bucket_bytes: gradients and weights that travel together.
+        overlap_gather: weights are gathered while the next forward runs.
+    """
+
+    bucket_bytes: float = 25 * MEGABYTE
+    overlap_gather: bool = False
+
+    key = "zero2"
+    stage = 2
+    facts = Facts(
+        decides="buckets; whether the gather overlaps with the next forward",
+        time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
+        traffic="2(n-1)/n M; (m+1)(n-1)/n M for m micro-batches",
+        memory="optimizer state and gradients 1/n",
+        source="Rajbhandari et al., ZeRO, SC 2020",
+    )
+
+    def transient_bytes(self, step: Step) -> float:
+        """The largest bucket of gradients, whole while it is scattered."""
+        return max((b.payload_bytes for b in pack(step, self.bucket_bytes)), default=0.0)
+
+    def rounds(self, step: Step) -> tuple[int, int]:
+        """One gather, a scatter for each micro-batch."""
+        return 1, step.micro_batches
+
+    def play(self, fabric: Fabric, step: Step) -> Played:
+        """Scatters in every backward, gathers before the first forward."""
+        return play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=True)
+
+
+SCHEMES.register("zero2", ShardedGradients())
