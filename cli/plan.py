@@ -68,6 +68,11 @@ SAMPLES_A_DEVICE = 8
     help="Whether attention keeps its score matrix.",
 )
 @click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
+@click.option(
+    "--assume-dropout",
+    is_flag=True,
+    help="Count dropout masks where transformers have them, though the graph has none.",
+)
 @click.option("--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule.")
 @dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
@@ -147,6 +152,7 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
         "devices": devices,
         "fused_attention": options["attention"] == "fused",
         "dropout": not options["no_dropout"],
+        "assume_dropout": options["assume_dropout"],
     }
     given |= {name: options[name] for name in ("precision", "optimizer", "recompute", "overlap")}
     given |= {name: tuple(options[name]) for name in ("schedules", "zero") if options[name]}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
 from planner.costs import Profile, precision, profile
-from planner.errors import ModelError, UsageError
+from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
@@ -104,6 +104,7 @@ class Pricer:
                 precision=job.precision,
                 fused_attention=job.fused_attention,
                 dropout=job.dropout,
+                assume_dropout=job.assume_dropout,
                 strict_ops=self._strict,
             )
             for device in self._cluster.devices
@@ -148,6 +149,8 @@ def plan(
         InfeasibleError: nothing fits; the message says what would.
         ModelError: the model's batch cannot be changed (the node is named), or `strict_ops` found a fallback.
     """
+    if job.assume_dropout and not job.dropout:
+        raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     answer = search(pricer.costs, cluster, job, progress=progress)
     chosen, simulated_s, others = _decide(answer)

@@ -257,7 +257,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     return (
         f"{options.precision} training with {options.optimizer}; {loss}",
         "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
-        "dropout masks are drawn and kept" if options.dropout else "no dropout",
+        _dropout(plan),
         f"gradient synchronisation hides behind {options.overlap:.0%} of the backward pass"
         if options.overlap
         else "gradient synchronisation does not overlap with the backward pass",
@@ -273,3 +273,13 @@ def _recomputation(plan: Plan) -> tuple[str, ...]:
         return ()
     less = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
     return (f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}",)
+
+
+def _dropout(plan: Plan) -> str:
+    options = plan.options
+    if not options.dropout:
+        return "no dropout"
+    where = (
+        ", as transformers do, also where the graph has none" if options.assume_dropout else " where the graph has them"
+    )
+    return f"dropout masks are drawn and kept{where}"

@@ -24,6 +24,8 @@ class Job:
         devices: use at most that many devices of the cluster; 0 means all.
         fused_attention: attention keeps q, k, v and the output, not the score matrix.
         dropout: dropout masks are drawn and kept.
+        assume_dropout: put masks where transformers drop out when the graph has no dropout nodes (exports for
+            inference have none).
         overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1).
     """
 
@@ -38,6 +40,7 @@ class Job:
     devices: int = 0
     fused_attention: bool = True
     dropout: bool = True
+    assume_dropout: bool = False
     overlap: float = 0.0
 
 

@@ -44,6 +44,20 @@ def test_what_cannot_fit_says_which_blocks_and_what_would(name: str) -> None:
         planner.plan(graph, planner.load_cluster("dgx-a100"), planner.Job(global_batch=512))
 
 
+def test_dropout_masks_can_be_assumed() -> None:
+    graph, cluster = planner.load_graph("gpt2"), planner.load_cluster("dgx-a100")
+    kept = [
+        planner.api.Pricer(graph, cluster, planner.Job(global_batch=8, assume_dropout=assumed)).costs(1).saved_bytes
+        for assumed in (False, True)
+    ]
+    # A byte an element of the embeddings' sum and of each of the two branches of twelve layers: 1024 tokens of 768.
+    assert kept[1][0, -1] - kept[0][0, -1] == 1024 * 768 * (1 + 2 * 12)
+    plan = planner.plan(graph, cluster, planner.Job(global_batch=8, assume_dropout=True))
+    assert plan.options.assume_dropout
+    with pytest.raises(planner.JobError, match="assume"):
+        planner.plan(graph, cluster, planner.Job(global_batch=8, assume_dropout=True, dropout=False))
+
+
 def test_progress_is_told_and_ends_with_the_bound_reached() -> None:
     calls: list[tuple[int, int, float, float]] = []
     graph, cluster = planner.load_graph("resnet50"), planner.load_cluster("dgx-a100")

@@ -82,6 +82,7 @@ def test_an_assumed_global_batch_is_said(tmp_path: Path, capsys: pytest.CaptureF
         (("--zero", 0), lambda p: all(s.zero == 0 for s in p.stages)),
         (("--recompute", "always"), lambda p: all(s.recompute for s in p.stages)),
         (("--precision", "fp32"), lambda p: p.options.precision == "fp32"),
+        (("--assume-dropout",), lambda p: p.options.assume_dropout),
     ],
 )
 def test_limits_are_kept(flags: tuple[object, ...], expected: object, capsys: pytest.CaptureFixture[str]) -> None:
