@@ -4,7 +4,7 @@
 
 FOLDER holds `peers.json`, `operator_graphs/`, `piper/` and `pipedream/`; without it, `instances` in the folder that
 the environment variable SHARDPLAN_SHARED names. Each case runs in a process of its own, one after the other, so that
-its time and memory are its own. `--results` keeps all figures as JSON lines, and `--render` writes the document from them.
+its time and memory are its own. `--results` keeps all figures as JSON lines; `--render` writes the document from them.
 
 A peer's program is run on the same instances in the same run with `--peer-binary`. It gets the instance on standard
 input, and as `{instance}` where the command says so; `{devices}`, `{memory_bytes}`, `{batch}`, `{machines}` and
@@ -87,10 +87,7 @@ def _run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
             row["live"] = run_peer(arguments.peer_binary, case, arguments.peer_timeout)
         rows.append(row)
-        print(
-            f"{case['table']}: {case['label']}: {row.get('objective')} {row.get('gap')} {row.get('seconds', 0):.2f} s"
-        )
-        sys.stdout.flush()
+        print(f"{case['table']}: {case['label']}: {row['objective']} {row['gap']} {row['seconds']} s", flush=True)
         if arguments.results:
             arguments.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows

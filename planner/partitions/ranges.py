@@ -8,9 +8,14 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def to_ranges(numbers: Iterable[int]) -> Ranges:
-    """`((1, 3), (7, 7))` for 1, 2, 3, 7. O(n log n)."""
+    """`((1, 3), (7, 7))` for 7, 1, 2, 3. O(n log n)."""
+    return to_runs(sorted(numbers))
+
+
+def to_runs(numbers: Iterable[int]) -> Ranges:
+    """Ranges that give the numbers in the order they came: `((7, 7), (1, 3))` for 7, 1, 2, 3."""
     found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
+    for number in numbers:
         if found and number == found[-1][1] + 1:
             found[-1] = (found[-1][0], number)
         else:

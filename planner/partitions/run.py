@@ -101,7 +101,7 @@ def settle(
     Raises:
         UsageError: an option means nothing for this objective, or one that is needed is missing.
     """
-    what = f"the objective {objective.name} of a {family.title}"
+    what = f"the objective {objective.name} ({family.title})"
     options.only(objective.options, what)
     if cluster is not None:
         if not family.cluster:
@@ -158,10 +158,11 @@ def _plan(
 
 
 def trivial_plans(problem: PartitionProblem) -> tuple[TrivialPlan, ...]:
-    """What the plans that anybody would try first reach."""
-    found = []
+    """What the plans that anybody would try first reach; of several that reach the same, the first."""
+    found: dict[tuple[float | None, tuple[str, ...]], TrivialPlan] = {}
     for name, decision in problem.trivial():
         verdict = problem.judge(decision)
-        value = verdict.objective if math.isfinite(verdict.objective) else None
-        found.append(TrivialPlan(name, value, tuple(sorted({v.kind for v in verdict.violations}))))
-    return tuple(found)
+        value = float(verdict.objective) if math.isfinite(verdict.objective) else None
+        breaks = tuple(sorted({v.kind for v in verdict.violations}))
+        found.setdefault((value, breaks), TrivialPlan(name, value, breaks))
+    return tuple(found.values())

@@ -82,7 +82,8 @@ class Part:
 
     Attributes:
         kind: "accelerator", "cpu" or "stage".
-        nodes: ranges of node numbers as the instance has them, both ends included.
+        nodes: ranges of node numbers as the instance has them, both ends included; in the order in which they run
+            where the order is part of the plan.
         value: its share of the objective (load or time), in the objective's unit.
         memory_bytes: what one device of it keeps; absent where the problem counts no memory.
         devices: devices that it takes in all.

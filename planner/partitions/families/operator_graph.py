@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import PlanError
+from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
+from planner.partitions.ranges import from_ranges, to_runs
 from planner.partitions.types import Part
+from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
 from planner.space.partition.types import Verdict
 
@@ -91,4 +96,62 @@ MAX_LOAD = Objective(
     decode=_decode,
 )
 
-FAMILIES.register("operator-graph", Family("operator graph (JSON)", is_operator_graph, _read, (MAX_LOAD,)))
+
+def _settle_latency(instance: Instance, options: Options) -> Options:
+    return dataclasses.replace(_settle(instance, options), contiguous=None)
+
+
+def _latency(instance: Instance, options: Options) -> LatencyProblem:
+    return latency_problem(
+        instance.content, accelerators=options.devices, cpus=options.cpus, memory_bytes=options.memory_bytes
+    )
+
+
+def _encode_latency(
+    instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: Verdict
+) -> tuple[Part, ...]:
+    """One part a device, its nodes in the order in which it runs them."""
+    parts = []
+    for device in range(problem.devices):
+        turns = [i for i in decision.order if decision.devices[i] == device]
+        limited = bool(problem.limited[device])
+        kept = math.fsum(float(problem.size_bytes[i]) for i in turns) if limited else None
+        kind = "accelerator" if limited else "cpu"
+        runs = to_runs(instance.ids[i] for i in turns)
+        parts.append(Part(kind, runs, verdict.parts[device], kept))
+    return tuple(parts)
+
+
+def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence[Part]) -> LatencyDecision:
+    if len(parts) != problem.devices:
+        raise PlanError(f"{len(parts)} parts are not {problem.devices} devices", where=instance.name)
+    place = {number: i for i, number in enumerate(instance.ids)}
+    devices, arcs = [-1] * len(place), problem.edges.tolist()
+    for device, part in enumerate(parts):
+        instance.positions(part.nodes)
+        turns = [place[number] for number in from_ranges(part.nodes, len(place)) or ()]
+        for i in turns:
+            if devices[i] >= 0:
+                raise PlanError(f"node {instance.ids[i]} has two turns", where=instance.name)
+            devices[i] = device
+        arcs += [[a, b] for a, b in itertools.pairwise(turns)]
+    if min(devices) < 0:
+        raise PlanError(f"node {instance.ids[devices.index(-1)]} is on no device", where=instance.name)
+    order = topological_line(len(place), [(a, b) for a, b in arcs])
+    if len(order) < len(place):
+        raise PlanError("the turns of the devices wait for each other in a circle", where=instance.name)
+    return LatencyDecision(tuple(devices), tuple(order))
+
+
+LATENCY = Objective(
+    name="latency",
+    unit="ms",
+    what="time until a single sample comes out, nothing pipelined",
+    options=frozenset({"devices", "cpus", "memory_bytes"}),
+    settle=_settle_latency,
+    problem=_latency,
+    encode=_encode_latency,
+    decode=_decode_latency,
+)
+
+FAMILIES.register("operator-graph", Family("operator graph (JSON)", is_operator_graph, _read, (MAX_LOAD, LATENCY)))

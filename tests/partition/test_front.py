@@ -1,0 +1,226 @@
+"""The front: turns, trust, limits, and that nothing wrong can leave it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from planner.errors import InfeasibleError, UsageError
+from planner.importers.operator_graph import operator_graph_from
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Result
+from planner.solvers.partition.auto import solve, solvers_for
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
+from planner.space.partition.types import Verdict
+from planner.space.types import Violation
+from tests.partition.instances import operator_graph
+
+SOLVERS = {
+    "bapipe-brute": ("BaPipeProblem",),
+    "bapipe-dp": ("BaPipeProblem",),
+    "hetpipe-brute": ("HetPipeProblem",),
+    "hetpipe-dp": ("HetPipeProblem",),
+    "hierarchical-brute": ("PipeDreamProblem",),
+    "hierarchical-brute-placed": ("PlacedPipelineProblem",),
+    "hierarchical-dp": ("PipeDreamProblem",),
+    "hierarchical-dp-placed": ("PlacedPipelineProblem",),
+    "iteration-brute-force": ("IterationProblem",),
+    "iteration-dp": ("IterationProblem",),
+    "latency-brute-force": ("LatencyProblem",),
+    "latency-cp-sat": ("LatencyProblem",),
+    "latency-list": ("LatencyProblem",),
+    "layerwise-brute-force": ("LayerwiseProblem",),
+    "layerwise-labels": ("LayerwiseProblem",),
+    "layerwise-pipeline": ("LayerwisePipelineProblem",),
+    "layerwise-pipeline-brute-force": ("LayerwisePipelineProblem",),
+    "max-load": ("MaxLoadProblem",),
+    "max-load-brute-force": ("MaxLoadProblem",),
+    "max-load-cp-sat": ("MaxLoadProblem",),
+    "max-load-highs": ("MaxLoadProblem",),
+    "max-load-ideals": ("MaxLoadProblem",),
+    "max-load-moves": ("MaxLoadProblem",),
+    "piper-brute-force": ("PiperProblem",),
+    "piper-dp": ("PiperProblem",),
+    "twobw-brute": ("TwoBWProblem",),
+    "twobw-dp": ("TwoBWProblem",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """Pick one of some values, at most `limit`: the smallest wins. The trivial plan is the first of them."""
+
+    values: tuple[float, ...]
+    limit: float = math.inf
+
+    unit = "ms"
+
+    def judge(self, decision: int) -> Verdict:
+        value = self.values[decision]
+        over = (Violation("memory", 0, f"{value} is over {self.limit}", value, self.limit),)
+        return Verdict(value, over if value > self.limit else (), (value,))
+
+    def trivial(self) -> tuple[tuple[str, int], ...]:
+        return (("the first", 0),)
+
+
+@pytest.fixture
+def register() -> Iterator[Any]:
+    """Registers solvers of `Pick` for one test."""
+    PARTITION_SOLVERS.names()
+    known = dict(PARTITION_SOLVERS._entries)
+
+    def add(name: str, run: Any, *, exact: bool = True) -> None:
+        PARTITION_SOLVERS.register(name, PartitionSolver((Pick,), exact=exact, run=run))
+
+    yield add
+    PARTITION_SOLVERS._entries.clear()
+    PARTITION_SOLVERS._entries.update(known)
+
+
+def answers(name: str, decision: int | None, objective: float, bound: float, calls: list[Any] | None = None) -> Any:
+    """A solver that always says the same."""
+
+    def run(problem: Pick, *, time_limit_s: float, start: int | None = None, progress: Any = None) -> Result:
+        if calls is not None:
+            calls.append((name, start, time_limit_s))
+        return Result(decision, objective, bound, name, "all values")
+
+    return run
+
+
+def small(**changes: Any) -> MaxLoadProblem:
+    contiguous = changes.pop("contiguous", True)
+    return max_load_problem(operator_graph_from(operator_graph(**changes), "small"), contiguous=contiguous)
+
+
+def test_every_registered_solver_is_in_the_table() -> None:
+    found = {name: tuple(kind.__name__ for kind in entry.takes) for name, entry in PARTITION_SOLVERS.items()}
+    assert found == SOLVERS
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_the_small_graph_is_cut_in_the_middle(contiguous: bool) -> None:
+    found = solve(small(contiguous=contiguous), time_limit_s=20)
+    assert found.objective == 5.5
+    assert found.proven
+    assert found.decision == MaxLoadDecision((0, 0, 1, 1))
+
+
+@pytest.mark.parametrize("solver", [name for name, kinds in SOLVERS.items() if kinds == ("MaxLoadProblem",)])
+def test_every_solver_of_a_family_can_be_named(solver: str) -> None:
+    found = solve(small(), solver=solver, time_limit_s=20)
+    assert found.objective == 5.5
+    assert found.bound <= 5.5
+
+
+def test_a_solver_that_does_not_take_the_problem_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="does not take a MaxLoadProblem"):
+        solve(small(), solver="piper-dp")
+    with pytest.raises(UsageError, match="unknown partition solver 'max-lode'"):
+        solve(small(), solver="max-lode")
+    with pytest.raises(UsageError, match="no solver takes a Pick"):
+        solve(Pick((1.0,)))
+    with pytest.raises(UsageError, match="leaves no time"):
+        solve(small(), time_limit_s=0)
+
+
+def test_improvers_then_programmes_then_engines_each_from_the_best_so_far(register: Any) -> None:
+    calls: list[Any] = []
+    register("pick-cp-sat", answers("pick-cp-sat", 3, 1.0, 1.0, calls))
+    register("pick-moves", answers("pick-moves", 1, 3.0, 0.0, calls), exact=False)
+    register("pick-dp", answers("pick-dp", 2, 2.0, 0.5, calls))
+    register("pick-brute", answers("pick-brute", 3, 1.0, 1.0, calls))
+    found = solve(Pick((4.0, 3.0, 2.0, 1.0)), time_limit_s=100)
+    assert [(name, start) for name, start, _ in calls] == [("pick-moves", 0), ("pick-dp", 1), ("pick-cp-sat", 2)]
+    assert [round(limit) for _, _, limit in calls] == [25, 60, 100]
+    assert (found.decision, found.objective, found.bound, found.solver) == (3, 1.0, 1.0, "pick-cp-sat")
+    assert found.proven
+
+
+def test_all_stop_as_soon_as_the_bound_meets_the_plan(register: Any) -> None:
+    calls: list[Any] = []
+    register("pick-a", answers("pick-a", 1, 3.0, 3.0, calls))
+    register("pick-b", answers("pick-b", 1, 3.0, 3.0, calls))
+    assert solve(Pick((4.0, 3.0))).proven
+    assert [name for name, *_ in calls] == ["pick-a"]
+
+
+def test_engines_race_and_the_better_bound_gets_the_rest(register: Any) -> None:
+    calls: list[Any] = []
+    register("pick-cp-sat", answers("pick-cp-sat", 0, 4.0, 1.0, calls))
+    register("pick-highs", answers("pick-highs", 0, 4.0, 2.0, calls))
+    found = solve(Pick((4.0,)), time_limit_s=100)
+    assert [(name, round(limit)) for name, _, limit in calls] == [
+        ("pick-cp-sat", 30),
+        ("pick-highs", 43),
+        ("pick-highs", 100),
+    ]
+    assert (found.bound, found.proven, found.gap) == (2.0, False, 0.5)
+
+
+def test_a_trivial_plan_is_the_answer_when_no_solver_has_a_better_one(register: Any) -> None:
+    register("pick-dp", answers("pick-dp", None, math.inf, 1.0))
+    found = solve(Pick((4.0,)))
+    assert (found.decision, found.solver, found.bound) == (0, "trivial plan: the first", 1.0)
+
+
+def test_a_start_that_breaks_a_limit_is_left_aside(register: Any) -> None:
+    register("pick-dp", answers("pick-dp", 0, 2.0, 2.0))
+    found = solve(Pick((2.0, 9.0), limit=5.0), start=1, solver="pick-dp")
+    assert found.decision == 0
+
+
+@pytest.mark.parametrize(
+    ("decision", "objective", "bound", "fault"),
+    [
+        (1, 9.0, 0.0, "its plan breaks a limit: 9.0 is over 5.0"),
+        (2, 2.0, 0.0, "says 2.0, the judge says 3.0"),
+        (0, 4.0, 4.5, "proves a bound of 4.5, yet a plan has 4.0"),
+        (0, 4.0, math.nan, "its bound is not a number"),
+    ],
+)
+def test_a_solver_that_breaks_its_word_is_refused(
+    register: Any, decision: int, objective: float, bound: float, fault: str
+) -> None:
+    register("pick-broken", answers("pick-broken", decision, objective, bound))
+    for solver in ("auto", "pick-broken"):
+        with pytest.raises(RuntimeError, match=fault):
+            solve(Pick((4.0, 9.0, 3.0), limit=5.0), solver=solver)
+
+
+def test_progress_tells_of_the_best_plan_and_bound_of_all(register: Any) -> None:
+    register("pick-a", answers("pick-a", 1, 3.0, 1.0))
+    register("pick-b", answers("pick-b", 0, 4.0, 2.0))
+    seen: list[tuple[str, float, float]] = []
+    solve(Pick((4.0, 3.0)), progress=lambda *event: seen.append(event))
+    assert seen[0] == ("trivial plan: the first", 4.0, 0.0)
+    assert seen[-1] == ("pick-b", 3.0, 2.0)
+    assert all(b[1] <= a[1] and b[2] >= a[2] for a, b in itertools.pairwise(seen))
+
+
+def test_infeasible_says_how_much_memory_would_do() -> None:
+    """Three accelerators hold the 400 bytes of four nodes only two by two."""
+    problem = small(maxSizePerFPGA=90, maxCPUs=0)
+    with pytest.raises(InfeasibleError, match="no plan keeps all limits") as caught:
+        solve(problem)
+    assert "90 B a device is too little memory: 2" in str(caught.value)
+
+
+def test_nothing_found_in_time_is_not_called_infeasible(register: Any) -> None:
+    register("pick-dp", answers("pick-dp", None, math.inf, 0.0))
+    with pytest.raises(InfeasibleError, match="no plan was found within 1 s, and none was shown not to exist"):
+        solve(Pick((9.0,), limit=5.0), time_limit_s=1)
+
+
+def test_two_solves_are_alike() -> None:
+    for contiguous in (True, False):
+        assert solve(small(contiguous=contiguous)) == solve(small(contiguous=contiguous))
+
+
+def test_solvers_are_found_by_the_problems_type() -> None:
+    assert solvers_for(small()) == tuple(name for name, kinds in SOLVERS.items() if kinds == ("MaxLoadProblem",))
