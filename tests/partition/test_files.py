@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
+from planner.partitions.families import FAMILIES
 from planner.partitions.files import seal
-from planner.partitions.options import read_options, seconds
+from planner.partitions.options import FLAGS, read_options, seconds
 from planner.partitions.ranges import from_ranges, in_words, to_ranges, to_runs
 from planner.partitions.types import Part, PartitionPlan
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
@@ -170,6 +171,22 @@ def test_files_that_are_no_instance_are_told_so(tmp_path: Path) -> None:
     assert planner.instance_family(path) is None
     with pytest.raises(ModelError, match="not an instance of a partition problem"):
         planner.load_instance(path)
+
+
+def test_every_objective_and_option_is_in_the_documentation() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "partition.md").read_text()
+    for _, family in FAMILIES.items():
+        for objective in family.objectives:
+            row = next(line for line in text.splitlines() if f"| `{objective.name}` |" in line)
+            assert row
+            assert [FLAGS[name] for name in objective.options if f"`{FLAGS[name]}`" not in text] == []
+
+
+def test_keys_may_stand_in_any_order(tmp_path: Path) -> None:
+    content = operator_graph()
+    edges = content.pop("edges")
+    long = {"edges": edges, "about": "x" * 10_000, **content}
+    assert planner.partition(written(long, tmp_path / "small.json")).objective.value == 5.5
 
 
 def test_two_runs_give_the_same_bytes_and_bytes_read_back(graph: Path, profile: Path) -> None:

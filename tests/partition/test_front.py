@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,11 @@ def small(**changes: Any) -> MaxLoadProblem:
 def test_every_registered_solver_is_in_the_table() -> None:
     found = {name: tuple(kind.__name__ for kind in entry.takes) for name, entry in PARTITION_SOLVERS.items()}
     assert found == SOLVERS
+
+
+def test_every_solver_is_in_the_documentation() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "partition.md").read_text()
+    assert [name for name in SOLVERS if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("contiguous", [True, False])

@@ -16,6 +16,8 @@ from planner.space.partition.types import PartitionProblem, Verdict
 
 HEAD_BYTES = 4096
 """How much of a file's beginning a family may look at to recognise it."""
+MOST_BYTES = 1 << 26
+"""How much of a JSON file is searched for the keys of a family."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +132,23 @@ FAMILIES: Registry[Family] = Registry(__name__, "instance family")
 
 
 def family_of(path: str | Path) -> Family | None:
-    """The family of a file by its content, None when it is of none (or cannot be read)."""
+    """The family of a file by its content, None when it is of none (or cannot be read).
+
+    JSON files may hold their keys in any order: where the beginning does not tell, the whole file is looked at.
+    """
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD_BYTES)
+            found = _sniffed(head)
+            if found is None and head.lstrip().startswith(b"{"):
+                found = _sniffed(head + stream.read(MOST_BYTES))
     except OSError:
         return None
-    return next((family for _, family in FAMILIES.items() if family.sniff(head)), None)
+    return found
+
+
+def _sniffed(content: bytes) -> Family | None:
+    return next((family for _, family in FAMILIES.items() if family.sniff(content)), None)
 
 
 def load_instance(path: str | Path) -> Instance:
