@@ -279,7 +279,9 @@ def _edges(
 
 def _some(items: Iterable[object]) -> str:
     shown = list(items)
-    return ", ".join(str(item) for item in shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" * (len(shown) > _SHOWN))
+    return ", ".join(str(item) for item in shown[:_SHOWN]) + (
+        f" and {len(shown) - _SHOWN} more" * (len(shown) > _SHOWN)
+    )
 
 
 def _refuse_cycle(nodes: list[OperatorNode], edges: list[tuple[int, int]], where: str) -> None:

@@ -183,9 +183,7 @@ class _Rules:
         for e, pins in enumerate(form.nets):
             for group in pins:
                 self.nets_of[group].append(e)
-        self.neighbours = [
-            sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(self.nets_of)
-        ]
+        self.neighbours = [sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(self.nets_of)]
         problem = form.problem
         self.no_cpu = (form.cpu >= self.incumbent) | (problem.cpus == 0)
         self.no_acc = ~form.supported | (problem.accelerators == 0) | (form.acc >= self.incumbent)

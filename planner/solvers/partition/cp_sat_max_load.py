@@ -34,6 +34,7 @@ def solve_by_cp_sat(
     progress: Progress | None = None,
     bound: float = 0.0,
     workers: int = _WORKERS,
+    work_limit: float | None = None,
 ) -> Result:
     """The best plan, given time.
 
@@ -44,6 +45,8 @@ def solve_by_cp_sat(
         progress: called when incumbent or bound improve.
         bound: a lower bound known already, ms.
         workers: search threads, which take turns.
+        work_limit: stop after so much work as the engine counts it, about a second's each, whatever the clock says;
+            `time_limit_s` by default.
     """
     deadline = time.monotonic() + time_limit_s
     start, load = usable(problem, start)
@@ -60,7 +63,9 @@ def solve_by_cp_sat(
     program, binaries = _program(model, scale, known, top)
     hinted = start is not None and _hint(program, binaries, model, start)
     found = _Watch(problem, model, start, load, known, scale, progress)
-    infeasible = _search(program, binaries, found, deadline, workers)
+    infeasible = _search(
+        program, binaries, found, deadline, workers, time_limit_s if work_limit is None else work_limit
+    )
     if infeasible and hinted:
         raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
     return found.result(infeasible)
@@ -155,7 +160,14 @@ class _Watch:
         )
 
 
-def _search(program: Any, binaries: list[Any], found: _Watch, deadline: float, workers: int) -> bool:  # noqa: ANN401
+def _search(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    found: _Watch,
+    deadline: float,
+    workers: int,
+    work_limit: float,
+) -> bool:
     """Run the engine; true when it proves the model infeasible."""
     from ortools.sat.python import cp_model
 
@@ -164,9 +176,8 @@ def _search(program: Any, binaries: list[Any], found: _Watch, deadline: float, w
             found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
 
     solver = cp_model.CpSolver()
-    remaining = max(0.05, deadline - time.monotonic())
-    solver.parameters.max_time_in_seconds = remaining
-    solver.parameters.max_deterministic_time = remaining
+    solver.parameters.max_time_in_seconds = max(0.05, deadline - time.monotonic())
+    solver.parameters.max_deterministic_time = work_limit
     solver.parameters.num_workers = workers
     solver.parameters.interleave_search = True
     solver.parameters.random_seed = 0

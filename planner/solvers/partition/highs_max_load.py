@@ -6,9 +6,14 @@ proves nothing by itself.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import math
+import os
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +37,7 @@ def solve_by_highs(
     start: MaxLoadDecision | None = None,
     progress: Progress | None = None,
     bound: float = 0.0,
+    most_nodes: int | None = None,
 ) -> Result:
     """The best plan, given time, up to a millionth.
 
@@ -41,6 +47,7 @@ def solve_by_highs(
         start: a feasible plan to begin with; it also bounds the search from above.
         progress: called at the end, when incumbent or bound have improved.
         bound: a lower bound known already, ms.
+        most_nodes: stop after so many nodes of the search tree; 1 for the root alone.
     """
     deadline = time.monotonic() + time_limit_s
     start, load = usable(problem, start)
@@ -55,7 +62,7 @@ def solve_by_highs(
     top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
     program, binaries = _program(model, known / top, top)
     hint = values_of(model, group_devices(form, start)) if start is not None else None
-    found = _solve(program, binaries, hint, max(0.05, deadline - time.monotonic()))
+    found = _solve(program, binaries, hint, max(0.05, deadline - time.monotonic()), most_nodes)
     known = max(known, _bound(found, top, start is not None))
     best = start
     if found.has_primal_feasible_solution():
@@ -110,20 +117,53 @@ def _at_most(
     program.add_linear_constraint(total <= most)
 
 
-def _solve(program: Any, binaries: list[Any], hint: np.ndarray | None, seconds: float) -> Any:  # noqa: ANN401
+def _solve(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    hint: np.ndarray | None,
+    seconds: float,
+    most_nodes: int | None,
+) -> Any:  # noqa: ANN401
     from ortools.math_opt.python import mathopt
 
     parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=seconds), random_seed=0, relative_gap_tolerance=1e-9
+        time_limit=datetime.timedelta(seconds=seconds), node_limit=most_nodes, random_seed=0, relative_gap_tolerance=1e-9
     )  # fmt: skip
     hints = []
     if hint is not None:
         values = {b: float(v) for b, v in zip(binaries, hint.tolist(), strict=True)}
         hints.append(mathopt.SolutionHint(variable_values=values))
-    return mathopt.solve(
-        program, mathopt.SolverType.HIGHS, params=parameters,
-        model_params=mathopt.ModelSolveParameters(solution_hints=hints),
-    )  # fmt: skip
+    with _quiet():
+        return mathopt.solve(
+            program, mathopt.SolverType.HIGHS, params=parameters,
+            model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the engine off standard output: it prints remarks there even when told to be silent."""
+    if os.name != "posix":
+        yield
+        return
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        # No standard output to protect.
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        library.fflush(None)
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _bound(found: Any, top: float, started: bool) -> float:  # noqa: ANN401

@@ -23,6 +23,7 @@ from planner.solvers.partition.local_search_max_load import improve
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-ideals"
+_SETTLING_CYCLES = 4
 MOST_IDEALS = 400_000
 """With more ideals than this the programme is left to CP-SAT."""
 
@@ -119,10 +120,10 @@ class _Search:
         self.bound = max(self.bound, min(chain.load_ms, self.load))
         self.say()
         if chain.device_of_group is not None and not form.ordered.all():
-            chain = Chain(_seated(form, chain.device_of_group), chain.load_ms, True, chain.pairs)
-        self._take(form, chain)
-        if not self.proven:
-            self._settle()
+            seated = form.decision(_seated(form, chain.device_of_group))
+            self.offer(improve(self.problem, seated, self.deadline, bound=self.bound, cycles=_SETTLING_CYCLES))
+        else:
+            self._take(form, chain)
         return self.proven
 
     def by_cp_sat(self) -> None:
@@ -143,7 +144,7 @@ class _Search:
     def _settle(self) -> None:
         """Move the loose groups of the incumbent to where they are best."""
         if self.best is not None and not self.form.ordered.all():
-            self.offer(improve(self.problem, self.best, self.deadline, bound=self.bound, cycles=2))
+            self.offer(improve(self.problem, self.best, self.deadline, bound=self.bound, cycles=_SETTLING_CYCLES))
 
     def result(self) -> Result:
         bound = math.inf if self.infeasible else min(self.bound, self.load)

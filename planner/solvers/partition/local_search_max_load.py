@@ -142,7 +142,12 @@ def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
 
 
 def tabu(
-    loads: Loads, movable: np.ndarray, power: float, rounds: int, random: np.random.Generator, deadline: float = math.inf
+    loads: Loads,
+    movable: np.ndarray,
+    power: float,
+    rounds: int,
+    random: np.random.Generator,
+    deadline: float = math.inf,
 ) -> tuple[float, np.ndarray]:
     """Run a number of moves, each the best for the sum of powers among groups that have not moved lately.
 
