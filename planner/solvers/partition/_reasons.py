@@ -20,20 +20,22 @@ _STEPS = 7
 _ENOUGH = 1.01
 
 
-def no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, find: Find) -> InfeasibleError:
+def no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, find: Find | None) -> InfeasibleError:
     """The error that says why there is no plan.
 
     Args:
         problem: the problem.
         found: what the search came to; its bound is infinite when it proved that there is no plan.
         time_limit_s: how long it took at the most.
-        find: looks for any feasible plan.
+        find: looks for any feasible plan; without it no reasons are sought.
     """
     if found.bound < math.inf:
         return InfeasibleError(
             f"no plan was found within {time_limit_s:g} s, and none was shown not to exist",
             hint="allow more time, more memory or more devices",
         )
+    if find is None:
+        return InfeasibleError("no plan keeps all limits", hint="allow more memory and devices")
     reasons = [text for text in (_memory(problem, find), _order(problem, find)) if text]
     if not reasons:
         return InfeasibleError(

@@ -47,6 +47,7 @@ def solve(
     time_limit_s: float = 60.0,
     start: Any = None,  # noqa: ANN401
     progress: Progress | None = None,
+    reasons: bool = True,
 ) -> Result:
     """The best plan that can be found within a time limit, with a bound on all plans.
 
@@ -56,6 +57,7 @@ def solve(
         time_limit_s: about how long to search.
         start: a decision to begin with; left aside when it is not feasible.
         progress: called with (solver, incumbent, bound) whenever incumbent or bound improve.
+        reasons: when there is no plan, take time to find out which limits stand in the way.
 
     Returns:
         a result whose decision has passed the judge.
@@ -76,7 +78,7 @@ def solve(
         race.turn(solver, 1.0)
     found = race.result()
     if found.decision is None:
-        raise no_plan(problem, found, time_limit_s, lambda p, limit: _feasible(p, solver, limit))
+        raise no_plan(problem, found, time_limit_s, (lambda p, s: _feasible(p, solver, s)) if reasons else None)
     return found
 
 
