@@ -1,7 +1,7 @@
 """Sets of nodes closed under predecessors (ideals) of a DAG, as bitsets.
 
-An ideal is what the first stages of a pipeline can hold: with a node all nodes it depends on. There may be exponentially many,
-yet few in practice: networks are long and narrow.
+An ideal is what the first stages of a pipeline can hold: with a node all nodes it depends on. There may be
+exponentially many, yet few in practice: networks are long and narrow.
 """
 
 from __future__ import annotations

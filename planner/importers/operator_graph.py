@@ -5,9 +5,10 @@
                 "colorClass": 1, "size": bytes, "name": "..."}, ...],
      "edges": [{"sourceId": 1, "destId": 2, "cost": ms}, ...]}
 
-"FPGA" means any accelerator. `cost` is the time to move the source's result between an accelerator and host memory, so all
-edges of one source must agree on it. Nodes of one colour class belong on one device; a training graph gives a backward node
-the class of its forward node. Flags are written as 0/1 or as false/true, and `colorClass` may be absent or null.
+"FPGA" means any accelerator. `cost` is the time to move the source's result between an accelerator and host memory,
+so all edges of one source must agree on it. Nodes of one colour class belong on one device; a training graph gives a
+backward node the class of its forward node. Flags are written as 0/1 or as false/true, and `colorClass` may be absent
+or null.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def load_operator_graph(path: str | Path) -> OperatorGraph:
 
     Raises:
         ModelError: the file is missing or no JSON object, a field is absent or of the wrong kind or out of range, an id
-            occurs twice, an edge names an unknown node, the edges of a source disagree on its cost, or there is a cycle.
-            All findings of one kind are reported together, each with its field path.
+            occurs twice, an edge names an unknown node, the edges of a source disagree on its cost, or there is a
+            cycle. All findings of one kind are reported together, each with its field path.
     """
     file = Path(path)
     try:

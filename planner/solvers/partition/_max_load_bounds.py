@@ -51,8 +51,8 @@ def largest_bound(form: Form) -> float:
 def pigeonhole_bound(form: Form) -> float:
     """Of the q k + 1 largest groups on k accelerators, q + 1 share one.
 
-    Below a load T the CPUs can take only so many of the m largest groups; when q k + 1 are left for the accelerators, one of
-    these holds q + 1 of them. The bound is the least T that contradicts no q, found by bisection. O(g^2).
+    Below a load T the CPUs can take only so many of the m largest groups; when q k + 1 are left for the accelerators,
+    one of these holds q + 1 of them. The bound is the least T that contradicts no q, found by bisection. O(g^2).
     """
     accs, cpus = form.problem.accelerators, form.problem.cpus
     eligible = np.flatnonzero(form.supported & (form.acc > 0))

@@ -1,13 +1,13 @@
 """Best chain of stages through a given family of ideals: the dynamic programme behind the contiguous max-load solvers.
 
-A contiguous plan is a chain of ideals (what the first 1, 2, ... devices hold); a device's part is the difference of two of
-them. State: an ideal and how many accelerators and CPUs hold it; value: the least possible largest load so far. With a known
-plan of load T, only parts below T matter, and only ideals whose remaining work the remaining devices can do below T. Where T
-is near the mean load, that leaves narrow windows of ideals around the multiples of the mean, which is what makes graphs with
-tens of thousands of ideals quick.
+A contiguous plan is a chain of ideals (what the first 1, 2, ... devices hold); a device's part is the difference of
+two of them. State: an ideal and how many accelerators and CPUs hold it; value: the least possible largest load so
+far. With a known plan of load T, only parts below T matter, and only ideals whose remaining work the remaining
+devices can do below T. Where T is near the mean load, that leaves narrow windows of ideals around the multiples of
+the mean, which is what makes graphs with tens of thousands of ideals quick.
 
-Groups without forward nodes are bound by no order. Here every device takes those that suit it, as if there were one for each
-device, so that the result is a lower bound when there are such groups; else it is exact.
+Groups without forward nodes are bound by no order. Here every device takes those that suit it, as if there were one
+for each device, so that the result is a lower bound when there are such groups; else it is exact.
 
 Times are rounded to multiples of 2^-50 of their total, so that all sums are exact and their order does not matter.
 """
@@ -33,8 +33,8 @@ class Chain:
     """What the search through a family found.
 
     Attributes:
-        device_of_group: accelerators in the order of the chain, then CPUs; -1 for groups bound by no order; None when nothing
-            beats the limit.
+        device_of_group: accelerators in the order of the chain, then CPUs; -1 for groups bound by no order; None when
+            nothing beats the limit.
         load_ms: its largest load; infinite when there is none.
         complete: whether the whole family was searched (false when time ran out).
         pairs: pairs of ideals that were priced.
@@ -51,7 +51,8 @@ def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: float 
 
     Args:
         form: the problem on groups.
-        ideals: uint64 [ideals, words], sets of its ordered groups, each set once, with the empty and the full set among them.
+        ideals: uint64 [ideals, words], sets of its ordered groups, each set once, with the empty and the full set
+            among them.
         limit_ms: only plans with a smaller load count.
         deadline: value of `time.monotonic()` at which to stop.
 
@@ -67,7 +68,7 @@ class _Search:
         problem = form.problem
         self.form = form
         self.accs, self.cpus = problem.accelerators, problem.cpus
-        most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-300)
+        most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
         self.scale = 2.0 ** (50 - math.frexp(most)[1])
         acc, cpu = np.rint(form.acc * self.scale), np.rint(form.cpu * self.scale)
         self.cost = np.rint(form.cost * self.scale)
@@ -204,7 +205,7 @@ class _Search:
             for w in np.flatnonzero(rest):
                 met |= (self.bits[after, w] & rest[w]) != 0
             out += self.cost[e] * met
-        return out + self.loose.least(self.bits[i], self.bits, after)
+        return np.asarray(out + self.loose.least(self.bits[i], self.bits, after))
 
     def _offer(
         self, i: int, there: np.ndarray, load: np.ndarray, here: np.ndarray, to: tuple[slice, slice], cpu: bool

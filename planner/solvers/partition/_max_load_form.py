@@ -1,8 +1,8 @@
 """The max-load problem on groups of nodes that share a device in some best plan: what its solvers work on.
 
-Groups, nets and arcs replace nodes and edges. A *net* is a result with everyone who needs it: it costs every accelerator
-that holds some but not all of its groups, which is exactly the published transfer cost, whichever way the result travels.
-An *arc* is a forward edge between two groups; it binds only contiguous plans.
+Groups, nets and arcs replace nodes and edges. A *net* is a result with everyone who needs it: it costs every
+accelerator that holds some but not all of its groups, which is exactly the published transfer cost, whichever way the
+result travels. An *arc* is a forward edge between two groups; it binds only contiguous plans.
 
 Groups grow by rules that keep at least one best plan:
 

@@ -1,14 +1,14 @@
 """Groups that no order binds (backward nodes without forward twin), as parts of a chain see them.
 
-They hang together with the ordered groups by nets only. A part S of ordered groups takes from each cluster C of loose groups
-the set F that suits it best: work(F) + what the cluster's nets cost S and F together. What S pays in any plan is not less, so
-a chain priced like this bounds all plans from below.
+They hang together with the ordered groups by nets only. A part S of ordered groups takes from each cluster C of loose
+groups the set F that suits it best: work(F) + what the cluster's nets cost S and F together. What S pays in any plan
+is not less, so a chain priced like this bounds all plans from below.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class LooseGroups:
         links = []
         for pins in form.nets:
             own = sorted(loose.intersection(pins))
-            links += [pair for a, b in zip(own, own[1:], strict=False) for pair in ((a, b), (b, a))]
+            links += [pair for a, b in pairwise(own) for pair in ((a, b), (b, a))]
         name = components(form.groups, links)
         members: dict[int, list[int]] = {}
         for v in sorted(loose):

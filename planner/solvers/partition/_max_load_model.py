@@ -1,10 +1,10 @@
 """The max-load problem on groups as a linear model over binaries, for any engine that takes one.
 
-x[v, d] says that group v is on device d. For a net and an accelerator, t says that the accelerator holds one of the net's
-groups and w that it holds all of them; the net costs it t - w, which for a net of two is one variable. Without an order, like
-accelerators are told apart by the heaviest groups: each may only use the accelerators up to the first that none before it
-uses. With an order, devices are places in the chain, y[v, p] says that v is on one of the first p + 1 places, forward edges keep
-y falling, and z[p] says that place p is a CPU.
+x[v, d] says that group v is on device d. For a net and an accelerator, t says that the accelerator holds one of the
+net's groups and w that it holds all of them; the net costs it t - w, which for a net of two is one variable. Without
+an order, like accelerators are told apart by the heaviest groups: each may only use the accelerators up to the first
+that none before it uses. With an order, devices are places in the chain, y[v, p] says that v is on one of the first p
++ 1 places, forward edges keep y falling, and z[p] says that place p is a CPU.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _as_chain(form: Form, device: np.ndarray) -> tuple[np.ndarray, set[int]] | N
 def plan_of(model: LoadModel, value: np.ndarray) -> np.ndarray:
     """The device of each group under some values of the binaries, accelerators first."""
     form = model.form
-    places = np.argmax(value[model.place], axis=1)
+    places = np.asarray(np.argmax(value[model.place], axis=1))
     if not form.problem.contiguous:
         return places
     device = np.zeros(form.problem.devices, dtype=np.int64)
@@ -235,4 +235,4 @@ def plan_of(model: LoadModel, value: np.ndarray) -> np.ndarray:
         kind = int(value[b] > 0)
         device[p] = following[kind]
         following[kind] += 1
-    return device[places]
+    return np.asarray(device[places])

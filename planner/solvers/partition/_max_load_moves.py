@@ -10,8 +10,8 @@ from planner.solvers.partition._max_load_form import Form
 class Loads:
     """Loads of the devices under an assignment of groups.
 
-    A net costs an accelerator that holds some of its groups but not all. So a group that leaves device y for device x changes
-    the loads of these two alone.
+    A net costs an accelerator that holds some of its groups but not all. So a group that leaves device y for device x
+    changes the loads of these two alone.
 
     Attributes:
         form: the problem on groups.
@@ -41,10 +41,10 @@ class Loads:
         self.count = np.zeros((len(self.net_size), self.devices), dtype=np.int64)
         np.add.at(self.count, (self.pin_net, self.device[self.pin_group]), 1)
         members = np.arange(self.form.groups)
-        self.load = np.bincount(self.device, weights=self.time[members, self.device], minlength=self.devices)
+        work = np.bincount(self.device, weights=self.time[members, self.device], minlength=self.devices)
         self.held = np.bincount(self.device, weights=self.form.size, minlength=self.devices)
         cut = (self.count > 0) & (self.count < self.net_size[:, None])
-        self.load = self.load + (self.form.cost @ cut if len(cut) else 0.0) * self.on_acc
+        self.load: np.ndarray = work + (self.form.cost @ cut if len(cut) else 0.0) * self.on_acc
 
     def move(self, group: int, to: int) -> None:
         """Put a group on another device; O(pins of the group * devices)."""
@@ -64,7 +64,7 @@ class Loads:
         self.device[group] = to
 
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each move would do: loads that the group's device is left with [g], and that each device gets [g, devices].
+        """What each move would do: loads that its device is left with [g], and that each device gets [g, devices].
 
         The second is infinite where a move is not allowed or does not fit the memory.
         """

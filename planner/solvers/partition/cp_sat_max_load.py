@@ -1,8 +1,8 @@
 """CP-SAT for max-load plans: exact in whole numbers, with and without an order of the devices.
 
-Times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the true times as well and
-falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the answer depends on the machine's
-speed only where the time limit cuts the search off.
+Times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the true times
+as well and falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the answer
+depends on the machine's speed only where the time limit cuts the search off.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def solve_by_cp_sat(
     form = reduce_form(form, load)
     model = build_model(form)
     top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
-    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
+    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
     program, binaries = _program(model, scale, known, top)
     hinted = start is not None and _hint(program, binaries, model, start)
     found = _Watch(problem, model, start, load, known, scale, progress)
@@ -171,7 +171,7 @@ def _search(
     """Run the engine; true when it proves the model infeasible."""
     from ortools.sat.python import cp_model
 
-    class Callback(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+    class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
 
@@ -181,8 +181,8 @@ def _search(
     solver.parameters.num_workers = workers
     solver.parameters.interleave_search = True
     solver.parameters.random_seed = 0
-    # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been seen to
-    # drop all the best ones of models like this (or-tools issue 5293 is one case).
+    # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been
+    # seen to drop all the best ones of models like this (or-tools issue 5293 is one case).
     solver.parameters.keep_all_feasible_solutions_in_presolve = True
     solver.parameters.symmetry_level = 0
     solver.parameters.presolve_inclusion_work_limit = 0

@@ -1,7 +1,7 @@
 """HiGHS for max-load plans, through MathOpt: often the quicker engine where transfers outweigh work.
 
-It computes in floats with tolerances, so that its bound is lowered by a millionth before it counts, and an infeasible model
-proves nothing by itself.
+It computes in floats with tolerances, so that its bound is lowered by a millionth before it counts, and an infeasible
+model proves nothing by itself.
 """
 
 from __future__ import annotations
@@ -127,8 +127,11 @@ def _solve(
     from ortools.math_opt.python import mathopt
 
     parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=seconds), node_limit=most_nodes, random_seed=0, relative_gap_tolerance=1e-9
-    )  # fmt: skip
+        time_limit=datetime.timedelta(seconds=seconds),
+        node_limit=most_nodes,
+        random_seed=0,
+        relative_gap_tolerance=1e-9,
+    )
     hints = []
     if hint is not None:
         values = {b: float(v) for b, v in zip(binaries, hint.tolist(), strict=True)}

@@ -1,15 +1,16 @@
 """Dynamic programme over ideals for contiguous max-load plans, with proof.
 
-First the prefixes of a few topological orders give a good plan; then all ideals, of which the plan's load leaves only narrow
-windows, prove it optimal or better it. Two cases need more: where there are too many ideals, and where backward nodes without
-forward twin leave a gap between the bound (each device takes those that suit it) and the best plan found (each is on one device
-only). Both are handed to CP-SAT with the plan and the bound so far.
+First the prefixes of a few topological orders give a good plan; then all ideals, of which the plan's load leaves only
+narrow windows, prove it optimal or better it. Two cases need more: where there are too many ideals, and where
+backward nodes without forward twin leave a gap between the bound (each device takes those that suit it) and the best
+plan found (each is on one device only). Both are handed to CP-SAT with the plan and the bound so far.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,10 +63,7 @@ def solve_by_ideals(
 
 def chained(problem: MaxLoadProblem) -> MaxLoadProblem:
     """The same problem, for contiguous plans."""
-    return MaxLoadProblem(
-        problem.accelerators, problem.cpus, problem.memory_bytes, problem.accelerator_ms, problem.cpu_ms,
-        problem.size_bytes, problem.supported, problem.backward, problem.colour, problem.edges, problem.transfer_ms, True,
-    )  # fmt: skip
+    return replace(problem, contiguous=True)
 
 
 class _Search:

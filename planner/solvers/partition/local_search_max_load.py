@@ -1,9 +1,9 @@
 """Tabu search for max-load plans: single groups change device, so that a steep sum of powers of the loads falls.
 
-The sum of load^p looks at all devices, most at the fullest, and has none of the plateaus of the maximum. Each run starts
-from the best plan so far, with another power; a group that moved must stay for a while. Runs go from coarse to fine: first
-regions of the plan move as a whole, then their halves, at last single groups. The number of moves is fixed by
-the problem's size, so that equal problems give equal plans; only the time limit can cut it short.
+The sum of load^p looks at all devices, most at the fullest, and has none of the plateaus of the maximum. Each run
+starts from the best plan so far, with another power; a group that moved must stay for a while. Runs go from coarse to
+fine: first regions of the plan move as a whole, then their halves, at last single groups. The number of moves is
+fixed by the problem's size, so that equal problems give equal plans; only the time limit can cut it short.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def solve_by_moves(
     bound = simple_bound(form)
     plans = [start] if start is not None else []
     plans += [plan for _, plan in problem.trivial()]
-    begin, load = min((usable(problem, plan) for plan in plans), key=lambda found: found[1])
+    begin, _ = min((usable(problem, plan) for plan in plans), key=lambda found: found[1])
     if begin is None:
         return result(problem, None, bound, NAME)
     better = improve(problem, begin, deadline, bound=bound, progress=progress)

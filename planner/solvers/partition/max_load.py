@@ -1,9 +1,9 @@
 """The front of the max-load solvers: who runs in what order, and what is proven in the end.
 
-Contiguous: the programme over ideals, which calls CP-SAT where it needs to. Not contiguous: the best contiguous plan first,
-so that the answer is never worse; then tabu moves; then the root of HiGHS' search, which has the sharper relaxation; then
-CP-SAT from there. The order is fixed and all of them count work and not seconds, so that equal problems give equal plans
-unless the time limit strikes, which the result's statistics say (`out_of_time`).
+Contiguous: the programme over ideals, which calls CP-SAT where it needs to. Not contiguous: the best contiguous plan
+first, so that the answer is never worse; then tabu moves; then the root of HiGHS' search, which has the sharper
+relaxation; then CP-SAT from there. The order is fixed and all of them count work and not seconds, so that equal
+problems give equal plans unless the time limit strikes, which the result's statistics say (`out_of_time`).
 """
 
 from __future__ import annotations

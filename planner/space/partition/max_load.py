@@ -2,14 +2,14 @@
 
 The throughput of a pipeline in steady state is one sample per largest load. With S the nodes of a device:
 
-    load(accelerator) = sum of accelerator_ms over S + sum of transfer_ms[u] over every u, each once, that is in S and read
-                        outside, or outside S and read inside
+    load(accelerator) = sum of accelerator_ms over S + sum of transfer_ms[u] over every u, each once, that is in S
+                        and read outside, or outside S and read inside
     load(CPU)         = sum of cpu_ms over S                        (results lie in host memory: a CPU pays no transfer)
 
-Nodes of one colour stay together, nodes that an accelerator cannot run go to a CPU, and the sizes of an accelerator's nodes
-fit its memory. *Contiguous* asks in addition that the devices be stages of a pipeline: the quotient of the graph's forward
-part over the devices has no cycle, so that the devices can be lined up with every forward edge going to the same or a later
-one. Backward nodes are bound only by the colour they share with their forward nodes.
+Nodes of one colour stay together, nodes that an accelerator cannot run go to a CPU, and the sizes of an accelerator's
+nodes fit its memory. *Contiguous* asks in addition that the devices be stages of a pipeline: the quotient of the
+graph's forward part over the devices has no cycle, so that the devices can be lined up with every forward edge going
+to the same or a later one. Backward nodes are bound only by the colour they share with their forward nodes.
 
 The cost model is that of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 """
@@ -179,7 +179,7 @@ class MaxLoadProblem:
         return (Violation("order", stuck[0], f"devices {stuck} do not form a chain: forward edges run in a circle"),)
 
     def _even_split(self) -> tuple[int, ...]:
-        """Equal shares of accelerator time along a topological order of the nodes, colours where their first node is."""
+        """Equal shares of accelerator time along a topological order, colours where their first node is."""
         order = topological_order(len(self.accelerator_ms), self.edges)
         share = float(self.accelerator_ms.sum()) / self.accelerators
         device = [0] * len(order)
@@ -195,7 +195,7 @@ class MaxLoadProblem:
 
 
 def topological_order(count: int, edges: np.ndarray) -> list[int]:
-    """Nodes 0..count-1 with every edge's source before its target, smallest ready ones first by waves; O(nodes + edges)."""
+    """Nodes 0..count-1 with every edge's source before its target, by waves; O(nodes + edges)."""
     waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
     readers: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges.tolist():

@@ -1,4 +1,4 @@
-"""Larger operator graphs out of given ones, to see how solvers scale: forward made training, blocks repeated, branches added."""
+"""Larger operator graphs out of given ones, to see how solvers scale: mirrored, repeated, side by side."""
 
 from __future__ import annotations
 
