@@ -5,7 +5,7 @@
 >>> cluster = load_cluster("dgx-a100", nodes=4)
 >>> step = Step((Variable("w", 1e9, ready_s=0.05),), backward_s=0.1)
 >>> exchange = get("hierarchical").price(fabric_of(cluster), step)
->>> round(exchange.traffic.machine_bytes()[0][0] / 1e9, 2)
+>>> float(exchange.traffic.machine_bytes()[0][0]) / 1e9
 1.5
 """
 

@@ -145,6 +145,8 @@ def _options(scheme: Defaults) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -27,11 +27,13 @@ class InNetwork(Defaults):
     Attributes:
         inside: the switch inside a machine adds too.
         bucket_bytes: gradients that travel together; 0 sends each by itself.
+        partition_bytes: a bucket passes the legs at the same time in pieces of this size.
         efficiency: what the switches reach of the levels' achievable bandwidth.
     """
 
     inside: bool = False
     bucket_bytes: float = 25 * MEGABYTE
+    partition_bytes: float = 4 * MEGABYTE
     efficiency: float = 1.0
 
     key = "in-network"
@@ -58,14 +60,12 @@ class InNetwork(Defaults):
         return [i for i in crossed if self.inside or fabric.cluster.group_sizes()[i] > fabric.node_size]
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other: scatter inside, through the switches and back, gather inside."""
-        positive(self, efficiency=self.efficiency)
+        """Buckets one after the other, each in pieces: scatter inside, through the switches and back, gather inside."""
+        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
         buckets = pack(step, self.bucket_bytes)
         unit = self._through_switches(fabric)
         inside = local(fabric, Inside.SCATTER)
-        messages = tuple(
-            Message(b.variables, "in-network", b.payload_bytes, b.ready_s, self._legs(b, unit, inside)) for b in buckets
-        )
+        messages = tuple(self._message(b, unit, inside) for b in buckets)
         traffic = unit if self.inside else unit + inside.traffic + inside.traffic.turned()
         methods = {v: "in-network" for b in buckets for v in b.variables}
         return Draft(messages, traffic * step.gradient_bytes, methods, notes=dense_note(step))
@@ -78,17 +78,16 @@ class InNetwork(Defaults):
             traffic.out_bytes[used] = traffic.in_bytes[used] = 1.0
         return traffic
 
-    def _legs(self, bucket: Bucket, unit: Traffic, inside: Local) -> tuple[Phase, ...]:
-        """Start-up of one message a level up and one down; like a collective, a leg has the ports to itself."""
-        fabric = unit.fabric
-        latency_s = sum(2 * fabric.cluster.levels[i].latency_s for i in self._switched(fabric))
-        busy = fabric.busy_s(unit * bucket.payload_bytes)
-        seconds = latency_s + float(busy.max(initial=0.0)) / self.efficiency
-        across = (Phase(fabric.everything(seconds)),) if seconds > 0 else ()
-        if self.inside:
-            return across
+    def _message(self, bucket: Bucket, unit: Traffic, inside: Local) -> Message:
+        """Scatter, a start-up up and down each level with one copy through its ports, gather."""
+        levels = unit.fabric.cluster.levels
+        latency_s = sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))
+        across = Phase(unit.fabric.busy_s(unit * bucket.payload_bytes) / self.efficiency, latency_s)
         before, after = inside.legs(bucket.payload_bytes, bucket.payload_bytes)
-        return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
+        legs = (across,) if self.inside else (before, across, after)
+        used = tuple(leg for leg in legs if leg.busy_s.any())
+        chunk = min(1.0, self.partition_bytes / bucket.payload_bytes) if bucket.payload_bytes > 0 else 1.0
+        return Message(bucket.variables, "in-network", bucket.payload_bytes, bucket.ready_s, used, chunk)
 
 
 SCHEMES.register("in-network", InNetwork())
