@@ -143,13 +143,15 @@ def from_cluster(options: Options, cluster: Cluster) -> Options:
             "--machines, --bandwidth and --devices describe a cluster, and so does --hardware", hint="give one of them"
         )
     levels = [level for level in cluster.levels if level.size > 1]
+    if not levels:
+        raise UsageError(f"{cluster.name} is a single device", where="--hardware", hint="name a cluster of several")
     memory = min(device.memory_bytes - device.reserve_bytes for device in cluster.devices)
     return dataclasses.replace(
         options,
-        machines=tuple(level.size for level in levels) or (1,),
+        machines=tuple(level.size for level in levels),
         bandwidth_byte_per_s=tuple(
             min(level.device_byte_per_s, level.byte_per_s) * level.efficiency for level in levels
-        ) or (math.inf,),
+        ),
         memory_bytes=float(memory) if options.memory_bytes is None else options.memory_bytes,
     )  # fmt: skip
 
