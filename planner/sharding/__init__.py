@@ -1,6 +1,9 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
+from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
+from planner.sharding.inner import BlockSharding, InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
+from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Communication, Verdict, evaluate
 from planner.sharding.layout import (
     PARTIAL,
@@ -19,22 +22,32 @@ from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_o
 from planner.sharding.problem import Setting, ShardingProblem, formulate
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
+from planner.sharding.sharded import ShardedCosts, sharded_costs
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
     "REPLICATED",
     "Axis",
+    "BlockSharding",
+    "Boundaries",
+    "Boundary",
     "Communication",
     "Exchange",
+    "InnerCache",
+    "InnerCosts",
+    "InnerOptions",
+    "InnerPoint",
     "Means",
     "Mesh",
     "Move",
+    "NodePrices",
     "Options",
     "Part",
     "Reason",
     "ReshardTable",
     "Setting",
+    "ShardedCosts",
     "ShardingProblem",
     "StateBytes",
     "Step",
@@ -43,12 +56,14 @@ __all__ = [
     "TensorLayout",
     "Verdict",
     "WeightChoice",
+    "canonical_layout",
     "evaluate",
     "exchange_bytes",
     "exchange_s",
     "factorisations",
     "formulate",
     "ideal_mesh",
+    "inner_costs",
     "layout_text",
     "layouts",
     "mesh_on",
@@ -59,5 +74,6 @@ __all__ = [
     "reshard_table",
     "shard_elements",
     "shard_shape",
+    "sharded_costs",
     "strategies",
 ]

@@ -171,6 +171,37 @@ def marginals(
     return _sum(list(left.tables.values()), (variable,), sizes) + left.constant
 
 
+def minimise_along(
+    sizes: Sequence[int], factors: Sequence[Factor], variable: int, limit: int = DEFAULT_LIMIT
+) -> list[tuple[float, tuple[int, ...]]] | None:
+    """For each choice of a variable the least sum of all factors under it, and the choice of every variable.
+
+    One elimination serves them all: a variable that stands for a price gives the best choices at every price.
+
+    Args:
+        sizes: choices of each variable.
+        factors: tables.
+        variable: which variable.
+        limit: most entries of a table.
+
+    Returns:
+        A value (inf where nothing is legal) and choices for each choice of the variable; None when a table would be
+        larger than the limit.
+    """
+    left = _Elimination(sizes, factors)
+    if not left.run(limit, keep=variable):
+        return None
+    totals = _sum(list(left.tables.values()), (variable,), sizes) + left.constant
+    found = []
+    for c, total in enumerate(totals):
+        chosen = [0] * len(sizes)
+        chosen[variable] = c
+        for v, others, best in reversed(left.done):
+            chosen[v] = int(best[tuple(chosen[o] for o in others)])
+        found.append((float(total), tuple(chosen)))
+    return found
+
+
 def value(factors: Sequence[Factor], chosen: Sequence[int]) -> float:
     """The sum of all factors at one choice of each variable."""
     return float(sum(f.table[tuple(chosen[v] for v in f.variables)] for f in factors))

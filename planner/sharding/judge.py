@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.graph import Tensor, TensorKind
-from planner.operators import OpCall, graph_specs
+from planner.operators import OpCall
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
-from planner.sharding.problem import Choice, Setting, carrying_of, saved_of, weight_gathers
+from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
@@ -53,6 +53,11 @@ class Verdict:
         compute_s: seconds of work of one rank, a micro-batch.
         exchange_s: seconds of exchanges inside operators.
         reshard_s: seconds of changes of layout.
+        forward_s: seconds of the forward pass, work and communication.
+        backward_s: seconds of the backward pass.
+        step_s: an update's seconds of communication, a micro-batch's share of them.
+        work_forward_s: seconds of work in the forward pass alone.
+        work_backward_s: seconds of work in the backward pass alone.
         sent_bytes: bytes that a rank sends in all of them.
         weight_bytes: weights, gradients and optimizer state that a rank holds.
         activation_bytes: what a rank keeps for backward, a micro-batch.
@@ -63,6 +68,11 @@ class Verdict:
     compute_s: float = 0.0
     exchange_s: float = 0.0
     reshard_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    step_s: float = 0.0
+    work_forward_s: float = 0.0
+    work_backward_s: float = 0.0
     sent_bytes: float = 0.0
     weight_bytes: float = 0.0
     activation_bytes: float = 0.0
@@ -79,13 +89,24 @@ class Verdict:
         """All that a rank holds."""
         return self.weight_bytes + self.activation_bytes
 
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add seconds to a phase: "forward", "backward" or "step"."""
+        if phase == "forward":
+            self.forward_s += seconds
+        elif phase == "backward":
+            self.backward_s += seconds
+        else:
+            self.step_s += seconds
+
 
 class _Judge:
-    def __init__(self, setting: Setting, decision: Mapping[str, Choice]) -> None:
+    def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: Facts) -> None:
         self.setting, self.decision, self.graph = setting, decision, setting.graph
-        self.specs = graph_specs(setting.graph)
-        self.carrying = carrying_of(setting)
-        self.saved = saved_of(setting, self.specs)
+        self.specs, self.carrying, self.saved = facts.specs, facts.carrying, facts.saved
+        self.read = {n for i in setting.members for n in self.graph.nodes[i].inputs}
+        self.kept: dict[str, int] = {}
+        for kept in (s for i in setting.members for s in self.saved[i]):
+            self.kept[kept.storage] = max(self.kept.get(kept.storage, 0), kept.byte_count)
         self.verdict = Verdict()
         self.whole = (REPLICATED,) * len(setting.mesh.axes)
 
@@ -109,6 +130,7 @@ class _Judge:
         steps = reshard(self.setting.mesh, tensor.shape, self.setting.bytes_of(tensor), before, after)
         entry = Communication(tensor.name, phase, steps, times)
         self.verdict.reshard_s += entry.seconds
+        self.verdict.add_seconds(phase, entry.seconds)
         self.verdict.sent_bytes += entry.sent_bytes
         if entry.sent_bytes:
             self.verdict.communication.append(entry)
@@ -120,11 +142,18 @@ class _Judge:
             self.verdict.violations.append(f"{node.key} has no strategy")
             return
         trains = any(n in self.carrying for n in node.inputs)
-        for seconds in (setting.forward_s, setting.backward_s):
-            if seconds is not None:
-                self.verdict.compute_s += chosen.share * float(seconds[i]) * node.repeat
+        forward, backward_work = (
+            0.0 if each is None else chosen.share * float(each[i]) for each in (setting.forward_s, setting.backward_s)
+        )
+        self.verdict.compute_s += forward + backward_work
+        self.verdict.work_forward_s += forward
+        self.verdict.work_backward_s += backward_work
+        self.verdict.forward_s += forward
+        self.verdict.backward_s += backward_work
         for backward in (False, True)[: 1 + trains]:
-            self.verdict.exchange_s += exchange_s(setting.mesh, chosen, backward=backward) * node.repeat
+            inside = exchange_s(setting.mesh, chosen, backward=backward) * node.repeat
+            self.verdict.exchange_s += inside
+            self.verdict.add_seconds("backward" if backward else "forward", inside)
             self.verdict.sent_bytes += exchange_bytes(setting.mesh, chosen, backward=backward) * node.repeat
         kept = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         self.verdict.activation_bytes += chosen.share * kept
@@ -180,7 +209,7 @@ class _Judge:
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
                 return False
-        read = any(tensor.name in self.graph.nodes[i].inputs for i in self.setting.members)
+        read = tensor.name in self.read
         tied = tensor.name in self.setting.tied.values()
         if isinstance(choice, TensorChoice) and PARTIAL in choice.value and tensor.elements > 1 and not (read or tied):
             self.verdict.violations.append(f"{tensor.name} is a result and stays in partial sums")
@@ -192,9 +221,7 @@ class _Judge:
         if not self.fits(tensor, choice):
             return
         if isinstance(choice, TensorChoice):
-            kept = max(
-                (s.byte_count for i in self.setting.members for s in self.saved[i] if s.storage == name), default=0
-            )
+            kept = self.kept.get(name, 0)
             self.verdict.activation_bytes += (
                 kept * shard_elements(tensor.shape, choice.value, sizes) / max(1, tensor.elements)
             )
@@ -210,15 +237,22 @@ class _Judge:
         self.verdict.weight_bytes += held
 
 
-def evaluate(setting: Setting, decision: Mapping[str, Choice], *, memory_bytes: float | None = None) -> Verdict:
+def evaluate(
+    setting: Setting,
+    decision: Mapping[str, Choice],
+    *,
+    memory_bytes: float | None = None,
+    facts: Facts | None = None,
+) -> Verdict:
     """What a decision costs, and whether it is legal.
 
     Args:
         setting: what was to be sharded.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
         memory_bytes: what a rank may hold, None for no limit.
+        facts: `Facts.of` a setting of the same graph, to spare finding them again.
     """
-    judge = _Judge(setting, decision)
+    judge = _Judge(setting, decision, facts or Facts.of(setting))
     for i in setting.members:
         judge.node(i)
         judge.legal(i)

@@ -14,7 +14,7 @@ that backward needs rests in its tensor's layout and is brought to the operator'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Setting:
         graph: the model.
         mesh: the mesh.
         nodes: indices of the nodes to shard, in order; all by default.
-        forward_s: seconds of each node of the graph run whole on one device; zeros where only communication counts.
+        forward_s: seconds of each node of the graph run whole on one device, all runs of a node that repeats together;
+            None where only communication counts.
         backward_s: the same for backward.
         saved: by node of the graph, what it keeps for backward (`Profile.saved`); by default what its description says.
         item_bytes: bytes a floating-point element of an activation or weight takes.
@@ -99,6 +100,21 @@ class ShardingProblem:
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each variable."""
         return tuple(map(len, self.choices))
+
+    def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
+        """The problem with only those choices of some variables, by variable index."""
+        chosen = [keep.get(v, np.arange(n)) for v, n in enumerate(self.sizes)]
+        return replace(
+            self,
+            choices=tuple(tuple(c[i] for i in k) for c, k in zip(self.choices, chosen, strict=True)),
+            seconds=tuple(t[k] for t, k in zip(self.seconds, chosen, strict=True)),
+            bytes=tuple(b[k] for b, k in zip(self.bytes, chosen, strict=True)),
+            links=tuple(
+                f if keep.keys().isdisjoint(f.variables)
+                else Factor(f.variables, f.table[np.ix_(*(chosen[v] for v in f.variables))])
+                for f in self.links
+            ),
+        )  # fmt: skip
 
     def factors(self, price_s_per_byte: float = 0.0, tilt: float = 0.0) -> list[Factor]:
         """All costs as tables; memory at a price, which rises by the fraction `tilt` from first to last variable."""
@@ -165,14 +181,43 @@ def saved_of(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedByte
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a graph says of itself, found once for many settings of the same graph, tied tensors and kept storages.
+
+    Attributes:
+        specs: description of each node.
+        carrying: names of the tensors that carry a gradient.
+        saved: by node, what it keeps for backward.
+    """
+
+    specs: tuple[OpSpec, ...]
+    carrying: frozenset[str]
+    saved: tuple[tuple[SavedBytes, ...], ...]
+
+    @staticmethod
+    def of(setting: Setting) -> Facts:
+        """The facts of a setting's graph; O(nodes of the graph)."""
+        specs = graph_specs(setting.graph)
+        return Facts(specs, carrying_of(setting), saved_of(setting, specs))
+
+    def kept(self, nodes: Sequence[int]) -> dict[str, int]:
+        """Bytes of each storage that some nodes keep, the most that any of them says."""
+        found: dict[str, int] = {}
+        for i in nodes:
+            for s in self.saved[i]:
+                found[s.storage] = max(found.get(s.storage, 0), s.byte_count)
+        return found
+
+
 class _Builder:
     """Collects variables and tables."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, facts: Facts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs = graph_specs(setting.graph)
-        self.carrying = carrying_of(setting)
-        self.saved = saved_of(setting, self.specs)
+        self.specs, self.carrying, self.saved = facts.specs, facts.carrying, facts.saved
+        self.kept = facts.kept(setting.members)
+        self.members = frozenset(setting.members)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
         self.names: list[str] = []
         self.choices: list[tuple[Choice, ...]] = []
@@ -216,7 +261,7 @@ class _Builder:
     def ends(self, tensor: Tensor) -> bool:
         """Whether nobody here reads the tensor, so that it must be whole or cut; a loss may stay a partial sum."""
         tied = tensor.name in self.setting.tied or tensor.name in self.setting.tied.values()
-        readers = set(self.graph.consumers.get(tensor.name, ())) & set(self.setting.members)
+        readers = set(self.graph.consumers.get(tensor.name, ())) & self.members
         return not readers and not tied and tensor.elements > 1
 
     def _tensor(self, tensor: Tensor, tags: Sequence[Part]) -> None:
@@ -224,10 +269,7 @@ class _Builder:
         found = tensor_choices(tensor.shape, self.mesh.sizes, tuple(tags), gradient=carries, padded=padded)
         if self.ends(tensor):
             found = tuple(c for c in found if PARTIAL not in c.value)
-        kept = max(
-            (s.byte_count for i in self.setting.members for s in self.saved[i] if s.storage == tensor.name), default=0
-        )
-        each = kept / max(1, tensor.elements)
+        each = self.kept.get(tensor.name, 0) / max(1, tensor.elements)
         sizes = self.mesh.sizes
         held = np.asarray([each * shard_elements(tensor.shape, c.value, sizes) for c in found])
         self.add(tensor.name, found, np.zeros(len(found)), held)
@@ -279,10 +321,10 @@ class _Builder:
         trains = any(n in self.carrying for n in node.inputs)
         seconds = np.asarray([
             s.share * work
-            + exchange_s(self.mesh, s, backward=False)
-            + (exchange_s(self.mesh, s, backward=True) if trains else 0.0)
+            + node.repeat * exchange_s(self.mesh, s, backward=False)
+            + (node.repeat * exchange_s(self.mesh, s, backward=True) if trains else 0.0)
             for s in found
-        ]) * node.repeat  # fmt: skip
+        ])  # fmt: skip
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         own = self.add(f"op:{node.key}", found, seconds, np.asarray([s.share * extra for s in found]))
         whole = (REPLICATED,) * len(self.mesh.axes)
@@ -324,12 +366,16 @@ class _Builder:
         self.links.append(factor((own, other), cost))
 
 
-def formulate(setting: Setting) -> ShardingProblem:
+def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:
     """All choices and costs of a setting.
+
+    Args:
+        setting: what to shard.
+        facts: `Facts.of` a setting of the same graph, to spare finding them again.
 
     Complexity: for each operator its strategies times the layouts of its tensors.
     """
-    builder = _Builder(setting)
+    builder = _Builder(setting, facts or Facts.of(setting))
     for i in setting.members:
         builder.operator(i)
     return ShardingProblem(

@@ -17,10 +17,10 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.operators import OpSpec, graph_specs
-from planner.sharding.elimination import Factor, minimise
+from planner.sharding.elimination import minimise
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import Part
-from planner.sharding.problem import Setting, ShardingProblem, formulate
+from planner.sharding.problem import Setting, formulate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy
 
@@ -94,20 +94,6 @@ def _allowed(strategy: Strategy, role: Role) -> bool:
     return Part(0) not in parts
 
 
-def restricted(problem: ShardingProblem, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
-    """The problem with only those choices of some variables, by variable index."""
-    chosen = [keep.get(v, np.arange(n)) for v, n in enumerate(problem.sizes)]
-    return replace(
-        problem,
-        choices=tuple(tuple(c[i] for i in k) for c, k in zip(problem.choices, chosen, strict=True)),
-        seconds=tuple(t[k] for t, k in zip(problem.seconds, chosen, strict=True)),
-        bytes=tuple(b[k] for b, k in zip(problem.bytes, chosen, strict=True)),
-        links=tuple(
-            Factor(f.variables, f.table[np.ix_(*(chosen[v] for v in f.variables))]) for f in problem.links
-        ),
-    )  # fmt: skip
-
-
 @SEARCHES.entry("megatron")
 def megatron(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
     """The pattern at its best: column and row products fixed, everything else following as it is fastest.
@@ -128,7 +114,7 @@ def megatron(setting: Setting, *, memory_bytes: float | None = None) -> Sharding
                 hint="use a tensor axis that divides heads and widths",
             )
         keep[v] = np.asarray(options)
-    left = restricted(problem, keep)
+    left = problem.restricted(keep)
     found = minimise(left.sizes, left.factors())
     if found is None:
         raise InfeasibleError("the graph's operators hang together too closely", hint="shard a block of the model")

@@ -1,0 +1,193 @@
+"""The shardings of every block of a chain that are worth considering by a search over stages.
+
+The ranks of a mesh act as one fat device. A block is sharded by itself, with the tensors at its boundaries in a
+canonical layout (`planner.sharding.boundary`), so that any two blocks under the same boundaries fit together. For each
+block and boundary there is a small set of points, none of them better than another in time, weights and kept
+activations at once. Equal blocks (by structure, shapes, prices) are solved once.
+
+Work is priced by share: a rank that does 1/8 of an operator takes 1/8 of its time. What a smaller operator loses in
+efficiency is not modelled, so large meshes look somewhat better than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from planner.graph import Chain, Graph
+from planner.operators.types import SavedBytes
+from planner.sharding.block_key import BlockView, renamed
+from planner.sharding.boundary import Boundaries, Boundary, variants
+from planner.sharding.choices import Options
+from planner.sharding.inner_points import BlockProblem, InnerPoint, points
+from planner.sharding.mesh import Mesh
+from planner.sharding.problem import Facts, Setting
+from planner.sharding.resting import StateBytes
+
+
+class NodePrices(Protocol):
+    """What each node of a graph costs on one device for one micro-batch (`planner.costs.Profile` is one)."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per execution."""
+
+    @property
+    def forward_s(self) -> np.ndarray:
+        """[nodes] seconds."""
+
+    @property
+    def backward_s(self) -> np.ndarray:
+        """[nodes] seconds, without recomputation."""
+
+    @property
+    def workspace_bytes(self) -> np.ndarray:
+        """[nodes] transient bytes."""
+
+    @property
+    def saved(self) -> tuple[tuple[SavedBytes, ...], ...]:
+        """By node, the storages kept for backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerOptions:
+    """What the inner search may do.
+
+    Attributes:
+        boundaries: ways to treat the tensors between blocks.
+        item_bytes: bytes a floating-point element of an activation or weight takes.
+        state: bytes a parameter takes; they say what memory is worth against time, no more.
+        micro_batches: forward and backward passes a step, over which the weights' update is spread.
+        options: which splits count.
+    """
+
+    boundaries: tuple[Boundary, ...] = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
+    item_bytes: float = 2.0
+    state: StateBytes = field(default_factory=StateBytes)
+    micro_batches: int = 1
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class BlockSharding:
+    """The points of one block.
+
+    Attributes:
+        block: index in the chain.
+        points: by boundaries, in the names of the block of this structure that was solved.
+        names: from those names to this block's own; empty where it was solved itself.
+    """
+
+    block: int
+    points: Mapping[Boundaries, tuple[InnerPoint, ...]]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, point: InnerPoint) -> InnerPoint:
+        """A point of this block in the block's own tensor names."""
+        return renamed(point, self.names)
+
+
+@dataclass
+class InnerCache:
+    """Solved blocks, to be handed from call to call; of use while graph sizes and hardware repeat."""
+
+    entries: dict[object, tuple[tuple[str, ...], dict[Boundaries, tuple[InnerPoint, ...]]]] = field(
+        default_factory=dict
+    )
+    _alive: list[object] = field(default_factory=list)
+
+    def place(self, mesh: Mesh) -> tuple[object, ...]:
+        """What identifies a mesh; clusters count as one by identity and are kept alive."""
+        if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
+            self._alive.append(mesh.cluster)
+        return mesh.sizes, mesh.start, mesh.s_per_byte, id(mesh.cluster)
+
+
+@dataclass(frozen=True)
+class InnerCosts:
+    """The points of all blocks of a chain on one mesh at one micro-batch.
+
+    Attributes:
+        chain: the blocks.
+        graph: the graph at the micro-batch's size.
+        mesh: the mesh.
+        micro_batch: samples.
+        options: what was allowed.
+        boundaries: the treatments of boundaries that differ.
+        blocks: in the chain's order.
+        solved: how many blocks were solved, the others being equal to one of those.
+    """
+
+    chain: Chain
+    graph: Graph
+    mesh: Mesh
+    micro_batch: int
+    options: InnerOptions
+    boundaries: tuple[Boundaries, ...]
+    blocks: tuple[BlockSharding, ...]
+    solved: int
+
+
+def inner_costs(
+    chain: Chain,
+    graph: Graph,
+    prices: NodePrices,
+    mesh: Mesh,
+    *,
+    options: InnerOptions | None = None,
+    cache: InnerCache | None = None,
+) -> InnerCosts:
+    """Shard every block of a chain on a mesh.
+
+    Args:
+        chain: the blocks.
+        graph: the chain's graph at the micro-batch size of the prices (same node order and tensor names).
+        prices: what its nodes cost on one device.
+        mesh: where the ranks of the fat device lie.
+        options: what is allowed.
+        cache: blocks solved before.
+
+    Raises:
+        InfeasibleError: a block's operators hang together too closely for exact elimination.
+
+    Complexity: for each distinct block and boundary one elimination, with all prices of memory at once.
+    """
+    chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
+    setting = _setting(chain, graph, prices, mesh, chosen)
+    facts = Facts.of(setting)
+    crossing = {name: graph.tensors[name] for names in chain.crossing for name in names}
+    boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
+    found, solved = [], 0
+    for b in range(len(chain.blocks)):
+        view = BlockView.of(chain, graph, b, setting, facts)
+        key = (view.key, boundaries, cache.place(mesh), chosen, prices.micro_batch)
+        if key not in cache.entries:
+            solved += 1
+            problem = BlockProblem(replace(setting, nodes=view.members), facts, view, prices.workspace_bytes)
+            cache.entries[key] = view.names, {each: points(problem, each) for each in boundaries}
+        names, sets = cache.entries[key]
+        same = names == view.names
+        found.append(BlockSharding(b, sets, {} if same else dict(zip(names, view.names, strict=True))))
+    return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
+
+
+def _setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
+    """The whole graph's setting. Side nodes have no backward and keep nothing of their own."""
+    backward, saved = np.array(prices.backward_s, dtype=float), list(prices.saved)
+    for i in {i for block in chain.blocks for i in block.side}:
+        backward[i], saved[i] = 0.0, ()
+    return Setting(
+        graph,
+        mesh,
+        forward_s=prices.forward_s,
+        backward_s=backward,
+        saved=tuple(saved),
+        item_bytes=options.item_bytes,
+        state=options.state,
+        micro_batches=options.micro_batches,
+        options=options.options,
+        sharded_states=False,
+    )

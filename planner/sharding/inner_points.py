@@ -1,0 +1,256 @@
+"""The points of one block: pin its boundaries, put several prices on memory, keep what nothing else beats."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from planner.errors import InfeasibleError
+from planner.sharding.boundary import Boundaries, canonical_layout
+from planner.sharding.elimination import Factor, minimise, minimise_along
+from planner.sharding.judge import Communication, evaluate
+from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
+from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem, formulate
+from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.strategies import Strategy
+
+WORTH = (0.03, 0.3, 1000.0)
+"""Prices of memory: holding all that the fastest point holds costs this many times its seconds."""
+LEAN = 1e-9
+"""The price that only decides between points of equal time."""
+
+
+@dataclass(frozen=True)
+class InnerPoint:
+    """One way to shard a block, a micro-batch on one rank.
+
+    Attributes:
+        boundary: how the block's boundary tensors lie.
+        forward_s: seconds of the forward pass, communication included.
+        backward_s: seconds of the backward pass without recomputation, communication included.
+        step_s: seconds of communication once an update.
+        communication_s: of forward and backward together, what is communication.
+        sent_bytes: bytes that a rank sends, forward and backward.
+        parameter_elements: elements of trained weight tensors that a rank holds.
+        saved_bytes: bytes that a rank keeps for backward.
+        checkpoint_bytes: bytes of the block's inputs on a rank: what recomputation keeps.
+        workspace_bytes: transient bytes of the operator that needs most.
+        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
+        communication: every change of layout that moves something; exchanges inside operators are in the strategies.
+        saved: storages kept and their bytes on a rank.
+        checkpoints: input tensors and their bytes on a rank.
+        weights: trained weight tensors and the part of each that a rank holds.
+    """
+
+    boundary: Boundaries
+    forward_s: float
+    backward_s: float
+    step_s: float
+    communication_s: float
+    sent_bytes: float
+    parameter_elements: float
+    saved_bytes: float
+    checkpoint_bytes: float
+    workspace_bytes: float
+    decision: Mapping[str, Choice]
+    communication: tuple[Communication, ...]
+    saved: tuple[tuple[str, float], ...]
+    checkpoints: tuple[tuple[str, float], ...]
+    weights: tuple[tuple[str, float], ...]
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """What points are compared by, all the smaller the better."""
+        return (self.forward_s, self.backward_s, self.step_s, self.parameter_elements, self.saved_bytes)
+
+
+class Ends(Protocol):
+    """The tensors at a block's boundaries."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors read that other blocks write."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Tensors written that later blocks read."""
+
+
+@dataclass(frozen=True)
+class BlockProblem:
+    """A block to be sharded.
+
+    Attributes:
+        setting: its nodes on the mesh.
+        facts: of the whole graph.
+        ends: its boundary tensors.
+        workspace: [nodes of the graph] transient bytes of each node run whole.
+    """
+
+    setting: Setting
+    facts: Facts
+    ends: Ends
+    workspace: np.ndarray
+
+    @functools.cached_property
+    def free(self) -> ShardingProblem:
+        """The problem without fixed boundaries."""
+        return formulate(self.setting, self.facts)
+
+    def canonical(self, name: str, boundary: Boundaries) -> TensorLayout:
+        """Where a boundary tensor lies."""
+        tensor, padded = self.setting.graph.tensors[name], self.setting.options.padded
+        return canonical_layout(tensor, boundary, self.setting.mesh.sizes, padded=padded)
+
+    def pinned(self, boundary: Boundaries) -> ShardingProblem:
+        """The problem with the boundary tensors, values and gradients, in their canonical layouts."""
+        keep = {}
+        place = {name: v for v, name in enumerate(self.free.names)}
+        for name in (*self.ends.inputs, *self.ends.outputs):
+            if name in place:
+                layout = self.canonical(name, boundary)
+                gradient = layout if name in self.facts.carrying else None
+                v = place[name]
+                keep[v] = np.asarray([self.free.choices[v].index(TensorChoice(layout, gradient))])
+        return self.free.restricted(keep)
+
+
+def points(block: BlockProblem, boundary: Boundaries) -> tuple[InnerPoint, ...]:
+    """The points of a block under one treatment of its boundaries, fastest first; none where nothing is legal.
+
+    Raises:
+        InfeasibleError: exact elimination would need too large a table.
+    """
+    problem = block.pinned(boundary)
+    try:
+        first = minimise(problem.sizes, problem.factors())
+    except InfeasibleError:
+        return ()
+    if first is None:
+        raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
+    prices = _prices(problem, *first)
+    owns = [
+        Factor((v, len(problem.names)), time[:, None] + kept[:, None] * prices[:, _is_weight(problem, v)])
+        for v, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True))
+    ]
+    found = minimise_along((*problem.sizes, len(prices)), [*owns, *problem.links], len(problem.names))
+    chosen = [first[1]] if found is None else [at[:-1] for _, at in found]
+    made = [_point(block, boundary, problem.decision(at)) for at in dict.fromkeys(chosen)]
+    return tuple(sorted(_undominated(made), key=lambda p: (p.forward_s + p.backward_s, p.figures)))
+
+
+def _is_weight(problem: ShardingProblem, v: int) -> int:
+    return int(isinstance(problem.choices[v][0], WeightChoice))
+
+
+def _prices(problem: ShardingProblem, total: float, chosen: Sequence[int]) -> np.ndarray:
+    """[prices, 2] seconds a byte of activations and of weights: every pair of prices, none on either first."""
+    held = [0.0, 0.0]
+    for v, c in enumerate(chosen):
+        held[_is_weight(problem, v)] += float(problem.bytes[v][c])
+    units = [total / max(1.0, each) for each in held]
+    pairs = [(LEAN, LEAN), *((w, LEAN) for w in WORTH), *((LEAN, w) for w in WORTH), *((w, w) for w in WORTH)]
+    return np.asarray([[a * units[0], w * units[1]] for a, w in pairs])
+
+
+def _undominated(found: Sequence[InnerPoint]) -> list[InnerPoint]:
+    """Points that no other is at least as good as in every figure; of equal ones the first."""
+    figures = np.asarray([p.figures for p in found])
+    slack = 1e-9 * np.abs(figures).max(axis=0)
+    kept = []
+    for i, own in enumerate(figures):
+        no_worse = np.all(figures <= own + slack, axis=1)
+        better = no_worse & np.any(figures < own - slack, axis=1)
+        if not better.any() and not no_worse[:i].any():
+            kept.append(found[i])
+    return kept
+
+
+def _point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> InnerPoint:
+    setting, graph = block.setting, block.setting.graph
+    sizes = setting.mesh.sizes
+    verdict = evaluate(setting, decision, facts=block.facts)
+    if verdict.violations:
+        raise InfeasibleError(f"a sharded block is not legal: {verdict.violations[0]}", hint="report this as a defect")
+    weights = tuple(
+        (name, shard_elements(graph.tensors[name].shape, choice.weight, sizes) / max(1, graph.tensors[name].elements))
+        for name, choice in decision.items()
+        if isinstance(choice, WeightChoice) and name in block.facts.carrying
+    )
+    saved = _saved(block, boundary, decision)
+    checkpoints = tuple((n, _bytes_at(setting, n, block.canonical(n, boundary))) for n in block.ends.inputs)
+    moves_s = sum(c.seconds for c in verdict.communication if c.phase != "step")
+    step_bytes = sum(c.sent_bytes for c in verdict.communication if c.phase == "step")
+    return InnerPoint(
+        boundary=boundary,
+        forward_s=verdict.forward_s,
+        backward_s=verdict.backward_s,
+        step_s=verdict.step_s * setting.micro_batches,
+        communication_s=verdict.exchange_s + moves_s,
+        sent_bytes=verdict.sent_bytes - step_bytes,
+        parameter_elements=sum(part * graph.tensors[name].elements for name, part in weights),
+        saved_bytes=sum(size for _, size in saved),
+        checkpoint_bytes=sum(size for _, size in checkpoints),
+        workspace_bytes=_workspace(block, decision),
+        decision=decision,
+        communication=tuple(verdict.communication),
+        saved=saved,
+        checkpoints=checkpoints,
+        weights=weights,
+    )
+
+
+def _bytes_at(setting: Setting, name: str, layout: TensorLayout) -> float:
+    tensor = setting.graph.tensors[name]
+    return setting.bytes_of(tensor) * shard_elements(tensor.shape, layout, setting.mesh.sizes)
+
+
+def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> tuple[tuple[str, float], ...]:
+    """Storages that a rank keeps. One that lies in another block goes by the boundary tensor that is a view of it."""
+    graph, sizes = block.setting.graph, block.setting.mesh.sizes
+    owners: dict[str, float] = {}
+    for i in block.setting.members:
+        chosen = decision[f"op:{graph.nodes[i].key}"]
+        for s in block.facts.saved[i]:
+            owners[s.storage] = chosen.share if isinstance(chosen, Strategy) else 1.0
+
+    def part(storage: str) -> float:
+        if storage not in graph.tensors:
+            return owners[storage]
+        tensor, rest = graph.tensors[storage], decision.get(storage)
+        if isinstance(rest, TensorChoice):
+            return shard_elements(tensor.shape, rest.value, sizes) / max(1, tensor.elements)
+        for name in block.ends.inputs:
+            view = graph.tensors[name]
+            if view.elements == tensor.elements:
+                return shard_elements(view.shape, block.canonical(name, boundary), sizes) / max(1, view.elements)
+        return 1.0
+
+    return tuple((s, size * part(s)) for s, size in block.facts.kept(block.setting.members).items())
+
+
+def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:
+    """Transient bytes of a rank: what the whole operator needs, in proportion to the operands and results it holds."""
+    graph, sizes = block.setting.graph, block.setting.mesh.sizes
+    most = 0.0
+    for i in block.setting.members:
+        node, chosen = graph.nodes[i], decision[f"op:{graph.nodes[i].key}"]
+        if not block.workspace[i] or not isinstance(chosen, Strategy):
+            continue
+        reads, writes, whole = dict(chosen.reads), dict(chosen.writes), (REPLICATED,) * len(sizes)
+        placed = itertools.chain(
+            ((name, reads.get(p, whole)) for p, name in enumerate(node.inputs)),
+            ((name, writes.get(p, whole)) for p, name in enumerate(node.outputs)),
+        )
+        held, total = 0, 0
+        for name, layout in placed:
+            if name in graph.tensors:
+                held += shard_elements(graph.tensors[name].shape, layout, sizes)
+                total += graph.tensors[name].elements
+        most = max(most, float(block.workspace[i]) * held / max(1, total))
+    return most

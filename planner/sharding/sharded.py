@@ -1,0 +1,186 @@
+"""A chain of blocks on a fat device of several ranks: arrays by block, as a search over stages wants them.
+
+One treatment of the boundaries goes for the whole chain, so that any range of blocks makes a stage. Within it every
+block picks one of its points; prices of memory against time, the same for all blocks, say which. What no price would
+choose is not offered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.graph import Graph
+from planner.sharding.boundary import Boundaries, canonical_layout
+from planner.sharding.inner import InnerCosts
+from planner.sharding.inner_points import InnerPoint
+from planner.sharding.layout import shard_elements
+
+WORTH = (1e-9, 0.05, 0.5, 1000.0)
+"""Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
+
+
+@dataclass(frozen=True)
+class ShardedCosts:
+    """What each block of a chain costs on a fat device, for one micro-batch. n blocks; per rank, in all figures.
+
+    Attributes:
+        boundaries: how the tensors between blocks lie, by mesh axis.
+        points: [n] the point that each block picked, in the names of the block that was solved
+            (`InnerCosts.blocks[b].named` gives it the block's own).
+        forward_s: [n] seconds, communication included; a recomputed stage repeats them.
+        backward_s: [n] seconds without recomputation.
+        step_s: [n] seconds of communication inside the fat device once an update.
+        communication_s: [n] the communication in `forward_s + backward_s`.
+        sent_bytes: [n] bytes sent inside the fat device, forward and backward.
+        parameter_elements: [n] trainable elements; a parameter counts in every block that uses it.
+        parameters: by block, names of those parameters (ties resolved) and the elements held of each.
+        saved: by block, storages kept for backward and their bytes. A storage that several blocks of a stage keep is
+            there once.
+        saved_bytes: [n] their sum.
+        checkpoints: by block, input tensors and their bytes: what recomputation keeps.
+        checkpoint_bytes: [n] their sum.
+        boundary_bytes: [n + 1] bytes of the tensors that cross each boundary. Where they are replicated every rank has
+            all of them, so the ranks may share the sending and gather on the other side.
+        gradient_boundary_bytes: [n + 1] the same of their gradients.
+        workspace_bytes: [n] transient bytes.
+    """
+
+    boundaries: Boundaries
+    points: tuple[InnerPoint, ...]
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    step_s: np.ndarray
+    communication_s: np.ndarray
+    sent_bytes: np.ndarray
+    parameter_elements: np.ndarray
+    parameters: tuple[tuple[tuple[str, float], ...], ...]
+    saved: tuple[tuple[tuple[str, float], ...], ...]
+    saved_bytes: np.ndarray
+    checkpoints: tuple[tuple[tuple[str, float], ...], ...]
+    checkpoint_bytes: np.ndarray
+    boundary_bytes: np.ndarray
+    gradient_boundary_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+
+    @property
+    def label(self) -> str:
+        """The boundaries in words."""
+        return "/".join(self.boundaries)
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Seconds, trainable elements and kept bytes of the whole chain."""
+        seconds = float(self.forward_s.sum() + self.backward_s.sum())
+        return seconds, float(self.parameter_elements.sum()), float(self.saved_bytes.sum())
+
+
+def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = None) -> tuple[ShardedCosts, ...]:
+    """Choices of points for all blocks that differ and that some price of memory prefers, fastest first.
+
+    Args:
+        costs: the points of the blocks.
+        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
+
+    Returns:
+        One or more for each treatment of the boundaries; none for one under which some block has no point.
+
+    Complexity: blocks times points times prices.
+    """
+    found = []
+    for boundary in costs.boundaries:
+        sets = [block.points[boundary] for block in costs.blocks]
+        if all(sets):
+            made = [_arrays(costs, boundary, picked, differentiable) for picked in _picked(costs, sets)]
+            found += _undominated(made)
+    return tuple(sorted(found, key=lambda c: c.totals))
+
+
+def _undominated(found: Sequence[ShardedCosts]) -> list[ShardedCosts]:
+    totals = np.asarray([c.totals for c in found])
+    slack = 1e-9 * np.abs(totals).max(axis=0)
+    kept = []
+    for i, own in enumerate(totals):
+        no_worse = np.all(totals <= own + slack, axis=1)
+        better = no_worse & np.any(totals < own - slack, axis=1)
+        if not better.any() and not no_worse[:i].any():
+            kept.append(found[i])
+    return kept
+
+
+def _picked(costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]]) -> list[tuple[InnerPoint, ...]]:
+    """The points that all blocks choose, at each pair of prices of weights and of kept activations."""
+    steps = max(1, costs.options.micro_batches)
+    figures = [
+        np.asarray([[p.forward_s + p.backward_s + p.step_s / steps, p.parameter_elements, p.saved_bytes] for p in each])
+        for each in sets
+    ]
+    fastest = np.sum([f[f[:, 0].argmin()] for f in figures], axis=0)
+    units = fastest[0] / np.maximum(fastest[1:], 1.0)
+    chosen = {
+        tuple(int((f @ np.asarray([1.0, w * units[0], a * units[1]])).argmin()) for f in figures)
+        for w, a in itertools.product(WORTH, WORTH)
+    }
+    return [tuple(each[k] for each, k in zip(sets, picked, strict=True)) for picked in sorted(chosen)]
+
+
+def _arrays(
+    costs: InnerCosts, boundary: Boundaries, picked: tuple[InnerPoint, ...], differentiable: frozenset[str] | None
+) -> ShardedCosts:
+    graph = costs.graph
+    places = [dict(block.names) for block in costs.blocks]
+    named = list(zip(picked, places, strict=True))
+    saved = tuple(tuple((at.get(s, s), size) for s, size in p.saved) for p, at in named)
+    checkpoints = tuple(tuple((at.get(t, t), size) for t, size in p.checkpoints) for p, at in named)
+    parameters = tuple(_parameters(graph, tuple((at.get(w, w), part) for w, part in p.weights)) for p, at in named)
+    sizes = {name: _crossing_bytes(costs, name, boundary) for names in costs.chain.crossing for name in names}
+    backward = {
+        name: size
+        if (graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable)
+        else 0.0
+        for name, size in sizes.items()
+    }
+    return ShardedCosts(
+        boundaries=boundary,
+        points=picked,
+        forward_s=np.array([p.forward_s for p in picked]),
+        backward_s=np.array([p.backward_s for p in picked]),
+        step_s=np.array([p.step_s for p in picked]),
+        communication_s=np.array([p.communication_s for p in picked]),
+        sent_bytes=np.array([p.sent_bytes for p in picked]),
+        parameter_elements=np.array([sum(size for _, size in each) for each in parameters]),
+        parameters=parameters,
+        saved=saved,
+        saved_bytes=np.array([p.saved_bytes for p in picked]),
+        checkpoints=checkpoints,
+        checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
+        boundary_bytes=np.array([sum(sizes[t] for t in names) for names in costs.chain.crossing], dtype=float),
+        gradient_boundary_bytes=np.array(
+            [sum(backward[t] for t in names) for names in costs.chain.crossing], dtype=float
+        ),
+        workspace_bytes=np.array([p.workspace_bytes for p in picked]),
+    )
+
+
+def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Elements held of each trainable parameter that some weight tensors come from, ties resolved."""
+    found: dict[str, float] = {}
+    for tensor, part in weights:
+        for source in graph.sources.get(tensor, ()):
+            parameter = graph.parameters[graph.parameter_index[source]]
+            if parameter.tied_to:
+                parameter = graph.parameters[graph.parameter_index[parameter.tied_to]]
+            if parameter.trainable:
+                found[parameter.name] = max(found.get(parameter.name, 0.0), part * parameter.elements)
+    return tuple(found.items())
+
+
+def _crossing_bytes(costs: InnerCosts, name: str, boundary: Boundaries) -> float:
+    """Bytes of a boundary tensor on one rank."""
+    tensor, options = costs.graph.tensors[name], costs.options
+    layout = canonical_layout(tensor, boundary, costs.mesh.sizes, padded=options.options.padded)
+    each = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
+    return each * shard_elements(tensor.shape, layout, costs.mesh.sizes)
