@@ -171,3 +171,27 @@ def test_published_times_at_batch_960(devices: int, gib: int, tps: float) -> Non
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("piper-dp").exact
     assert PiperProblem in PARTITION_SOLVERS.get("piper-brute-force").takes
+
+
+def test_too_many_ideals_leave_a_plan_and_a_true_bound() -> None:
+    """14 nodes without edges have 16,384 ideals; equal halves of the work are found all the same."""
+    document = _two_stages()
+    document["nodes"] = [{"id": i, "TMPCs": {"1": [_choice(1, 0)]}} for i in range(14)]
+    document.update(edges=[], maxDevices=2, mbsInBatch=3)
+    found = solve_piper(piper_problem(piper_from_document(document)))
+    assert found.statistics["ideals"] < 16_384
+    assert found.objective == 7.0  # 3 samples, so two replicas cannot share them: two stages of 7 nodes
+    assert 0 < found.bound <= 7.0
+
+
+def test_a_long_chain_is_solved_completely() -> None:
+    document = _two_stages()
+    document["nodes"] = [
+        {"id": i, "TMPCs": {"1": [_choice(1 + i % 3, 0), _choice(2 + i % 2, 0, a=0.1, b=0.3)]}} for i in range(150)
+    ]
+    document["edges"] = [{"sourceId": i, "destId": i + 1, "communicationCost": 0.0} for i in range(149)]
+    document.update(maxDevices=4, mbsInBatch=1, maxMemoryPerDevice=1e9)
+    found = solve_piper(piper_problem(piper_from_document(document)))
+    assert found.statistics["ideals"] == 151
+    assert found.proven
+    assert found.objective == 275.0  # one sample, one replica, so one stage: 50 * 1 + 50 * 2 + 25 * 2 + 25 * 3

@@ -24,34 +24,36 @@ class Pairs:
     upper: np.ndarray
     complete: bool
 
-    def inside(self) -> np.ndarray:
-        """[r, n] which nodes each stage holds."""
-        held: np.ndarray = (self.members[self.upper] - self.members[self.lower]).astype(bool)
-        return held
+
+_MOST_IDEALS = 1500
+"""All pairs of that many ideals are searched, seconds a pass."""
+_MOST_CHOSEN = 700
+"""Of more ideals, about that many are chosen."""
+_MOST_FOUND = 28_000
+"""Of more ideals than this, not even the cheapest are looked for."""
 
 
-def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, most_ideals: int) -> Pairs:
-    """All pairs of ideals; if there are more than `most_ideals`, of those with the cheapest borders.
+def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray) -> Pairs:
+    """All pairs of ideals; if there are too many ideals, of those with the cheapest borders.
 
     Args:
         node_count: n.
         edges: [m, 2] source and target.
         edge_bytes: [m] what an edge moves when it crosses a border.
-        most_ideals: how many ideals may be kept.
     """
     before = [0] * node_count
     for u, v in edges.tolist():
         before[v] |= 1 << u
-    ideals = _enumerate(before, 40 * most_ideals)
-    complete = ideals is not None and len(ideals) <= most_ideals
-    if not complete:
+    found = _enumerate(before, _MOST_FOUND)
+    ideals = found
+    if ideals is None or len(ideals) > _MOST_IDEALS:
         chain = _prefixes(before)
-        ideals = _cheapest(ideals or chain, chain, edges, edge_bytes, most_ideals)
-    members = _members(ideals or [], node_count)
+        ideals = _cheapest(ideals or chain, chain, edges, edge_bytes, _MOST_CHOSEN)
+    members = _members(ideals, node_count)
     outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
     np.fill_diagonal(outside, 1)
     lower, upper = np.nonzero(outside == 0)
-    return Pairs(members, lower, upper, complete)
+    return Pairs(members, lower, upper, found is not None and len(ideals) == len(found))
 
 
 def _members(ideals: list[int], node_count: int) -> np.ndarray:

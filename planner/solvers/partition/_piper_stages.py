@@ -19,6 +19,9 @@ from planner.space.partition.piper import MEMORY_SLACK, PiperProblem
 UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11
 _MOST_POINTS = 12_000_000
+"""Pareto points over all stages that are worth keeping."""
+_MOST_KEPT = 6_000_000
+"""Cumulated savings over all stages that are kept from pass to pass, and worked on at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,30 +64,69 @@ class ExactTable:
 
 
 @dataclass(frozen=True)
+class Savings:
+    """Steps that save memory for time, best first, and which stages can take each. i ideals, s steps, r rows.
+
+    Attributes:
+        members: [i, s] 0/1, whether the step's node is in the ideal.
+        lower: [r] ideal before each stage.
+        upper: [r] ideal after it.
+        step_s: [s] seconds a step costs.
+        step_bytes: [s] activation bytes it saves.
+    """
+
+    members: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    step_s: np.ndarray
+    step_bytes: np.ndarray
+
+    def cumulated(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """[rows, s + 1] seconds and bytes of the first steps that each stage can take."""
+        held = self.members[self.upper[rows]] - self.members[self.lower[rows]]
+        found = []
+        for step in (self.step_s, self.step_bytes):
+            sums = np.zeros((len(held), len(step) + 1))
+            np.cumsum(held * step, axis=1, out=sums[:, 1:])
+            found.append(sums)
+        return found[0], found[1]
+
+
+@dataclass(frozen=True)
 class RelaxedTable:
-    """Best savings first: cumulated seconds and activation bytes saved, taken in fractions at the end."""
+    """Best savings first, taken in fractions at the end; `kept` are the cumulated savings unless they are too many."""
 
     border: Border
     data: np.ndarray
-    added_s: np.ndarray
-    saved_bytes: np.ndarray
     activation_bytes: np.ndarray
     room_bytes: np.ndarray
+    savings: Savings
+    kept: tuple[np.ndarray, np.ndarray] | None
 
     def limits(self, cap_s: float) -> np.ndarray:
         """[r, k] upper bounds on the in-flight counts under the cap."""
         budget = self.border.budget(cap_s, self.data)
-        at = _search(self.added_s, budget)
-        last, following = np.maximum(at - 1, 0), np.minimum(at, self.added_s.shape[1] - 1)
-        spent = np.take_along_axis(self.added_s, last, axis=1)
-        saved = np.take_along_axis(self.saved_bytes, last, axis=1)
-        step_s = np.take_along_axis(self.added_s, following, axis=1) - spent
-        step = np.take_along_axis(self.saved_bytes, following, axis=1) - saved
+        if self.kept is not None:
+            return self._limits(slice(0, len(budget)), budget, *self.kept)
+        found = np.zeros(budget.shape, dtype=np.int64)
+        step = max(_MOST_KEPT // (len(self.savings.step_s) + 1), 1)
+        for begin in range(0, len(budget), step):
+            rows = slice(begin, begin + step)
+            found[rows] = self._limits(rows, budget[rows], *self.savings.cumulated(rows))
+        return found
+
+    def _limits(self, rows: slice, budget: np.ndarray, added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
+        at = _search(added_s, budget)
+        last, following = np.maximum(at - 1, 0), np.minimum(at, added_s.shape[1] - 1)
+        spent = np.take_along_axis(added_s, last, axis=1)
+        saved = np.take_along_axis(saved_bytes, last, axis=1)
+        step_s = np.take_along_axis(added_s, following, axis=1) - spent
+        step = np.take_along_axis(saved_bytes, following, axis=1) - saved
         with np.errstate(invalid="ignore", divide="ignore"):
             part = np.clip((budget - spent) / step_s, 0.0, 1.0)
         saved = saved + np.where(step_s > 0, part, 0.0) * step
-        grows = self.activation_bytes[:, None] - saved
-        room = np.broadcast_to(self.room_bytes[:, None], grows.shape)
+        grows = self.activation_bytes[rows, None] - saved
+        room = np.broadcast_to(self.room_bytes[rows, None], grows.shape)
         limit = 1 + _quotient(room, grows)
         return np.where((at > 0) & (room >= 0), limit, 0)
 
@@ -95,16 +137,31 @@ Table = ExactTable | RelaxedTable
 def tables(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> tuple[list[Table], list[np.ndarray]]:
     """The tables of one tensor degree, together over all data degrees, and the useful choices of every node."""
     useful = useful_choices(problem, tensor)
-    absent = np.array([len(c) == 0 for c in useful], dtype=np.float32)
-    rows = np.flatnonzero((pairs.members[pairs.upper] - pairs.members[pairs.lower]) @ absent == 0)
+    absent = np.array([float(len(c) == 0) for c in useful])
+    total = problem.activation_bytes + problem.fixed_bytes
+    least = np.array([total[c].min() if len(c) else 0.0 for c in useful])
+    room = problem.memory_bytes * (1 + MEMORY_SLACK)
+    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least) <= room * (1 + MEMORY_SLACK)))
     if not len(rows):
         return [], useful
-    inside = pairs.inside()[rows]
     if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
-        return [_exact(problem, pairs, rows, inside, useful, data)], useful
+        return [_exact(problem, pairs, rows, useful, data)], useful
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
-    return [_relaxed(problem, pairs, rows, inside, useful, group) for group in groups], useful
+    room_bytes = room - _sums(pairs, least)[rows]
+    return [_relaxed(problem, pairs, rows, useful, group, room_bytes) for group in groups], useful
+
+
+def _sums(pairs: Pairs, values: np.ndarray) -> np.ndarray:
+    """[r] sum of a value a node over the nodes of each stage."""
+    of_ideal = pairs.members.astype(np.float64) @ values
+    sums: np.ndarray = of_ideal[pairs.upper] - of_ideal[pairs.lower]
+    return sums
+
+
+def _chosen(base: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[n] a value of every node's base choice, 0 where it has none."""
+    return np.where(base >= 0, values[np.maximum(base, 0)], 0.0)
 
 
 def _is_regular(problem: PiperProblem, useful: list[np.ndarray]) -> bool:
@@ -155,7 +212,6 @@ def _border(
     problem: PiperProblem,
     pairs: Pairs,
     rows: np.ndarray,
-    inside: np.ndarray,
     useful: list[np.ndarray],
     base: np.ndarray,
     seconds: np.ndarray,
@@ -163,10 +219,9 @@ def _border(
     *,
     exchange: bool,
 ) -> Border:
-    chosen = np.maximum(base, 0)
-    work = inside @ np.where(base >= 0, seconds[chosen], 0.0)
+    work = _sums(pairs, _chosen(base, seconds))[rows]
     transfer = _transfer_bytes(problem, pairs, useful)[pairs.lower[rows], pairs.upper[rows]]
-    weights = inside @ np.where(base >= 0, problem.weight_bytes[chosen], 0.0) if exchange else np.zeros(len(rows))
+    weights = _sums(pairs, _chosen(base, problem.weight_bytes))[rows] if exchange else np.zeros(len(rows))
     per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
     return Border(rows, work, transfer / problem.bandwidth_bytes_per_s, weights[:, None] * per_weight)
 
@@ -193,18 +248,18 @@ def _exact(
     problem: PiperProblem,
     pairs: Pairs,
     rows: np.ndarray,
-    inside: np.ndarray,
     useful: list[np.ndarray],
     data: np.ndarray,
 ) -> ExactTable:
     base = _base(problem, useful, problem.time_s)
-    border = _border(problem, pairs, rows, inside, useful, base, problem.time_s, data, exchange=True)
+    border = _border(problem, pairs, rows, useful, base, problem.time_s, data, exchange=True)
     added = np.zeros((len(rows), 1))
     grow, fixed = np.zeros(1), np.zeros(1)
     for (change_a, change_b), members in _alike(problem, useful, base).items():
         cost = np.array([float(problem.time_s[useful[v]].max() - problem.time_s[base[v]]) for v in members])
         order = np.argsort(cost, kind="stable")
-        held = inside[:, np.array(members)[order]]
+        columns = pairs.members[:, np.array(members)[order]]
+        held = (columns[pairs.upper[rows]] - columns[pairs.lower[rows]]).astype(bool)
         sums, ranks = np.cumsum(held * cost[order], axis=1), np.cumsum(held, axis=1)
         least = np.full((len(rows), len(members) + 1), np.inf)
         least[:, 0] = 0.0
@@ -214,7 +269,7 @@ def _exact(
         added = (added[:, :, None] + least[:, None, :]).reshape(len(rows), -1)
         grow = (grow[:, None] + counts * change_a).ravel()
         fixed = (fixed[:, None] + counts * change_b).ravel()
-    limit = _limits_at(problem, inside, base, added, grow, fixed)
+    limit = _limits_at(problem, pairs, rows, base, added, grow, fixed)
     order = np.argsort(added, axis=1, kind="stable")
     added = np.take_along_axis(added, order, axis=1)
     limit = np.maximum.accumulate(np.take_along_axis(limit, order, axis=1), axis=1)
@@ -224,15 +279,15 @@ def _exact(
 
 def _limits_at(
     problem: PiperProblem,
-    inside: np.ndarray,
+    pairs: Pairs,
+    rows: np.ndarray,
     base: np.ndarray,
     added: np.ndarray,
     grow: np.ndarray,
     fixed: np.ndarray,
 ) -> np.ndarray:
-    chosen = np.maximum(base, 0)
-    activation = inside @ np.where(base >= 0, problem.activation_bytes[chosen], 0.0)
-    constant = inside @ np.where(base >= 0, problem.fixed_bytes[chosen], 0.0)
+    activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
+    constant = _sums(pairs, _chosen(base, problem.fixed_bytes))[rows]
     room = problem.memory_bytes * (1 + MEMORY_SLACK) - constant[:, None] - fixed
     limit = np.where(room >= 0, _quotient(room, activation[:, None] + grow), 0)
     return np.where(np.isfinite(added), limit, 0)
@@ -242,25 +297,20 @@ def _relaxed(
     problem: PiperProblem,
     pairs: Pairs,
     rows: np.ndarray,
-    inside: np.ndarray,
     useful: list[np.ndarray],
     data: np.ndarray,
+    room_bytes: np.ndarray,
 ) -> RelaxedTable:
     alone = len(data) == 1
     per_weight = 4 * (float(data[0]) - 1) / problem.batch / problem.bandwidth_bytes_per_s if alone else 0.0
     seconds = problem.time_s + per_weight * problem.weight_bytes
     base = _base(problem, useful, seconds)
-    border = _border(problem, pairs, rows, inside, useful, base, seconds, data, exchange=not alone)
+    border = _border(problem, pairs, rows, useful, base, seconds, data, exchange=not alone)
     node, step_s, step_bytes = _savings(problem, useful, base, seconds)
-    held = inside[:, node]
-    added = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(held * step_s, axis=1)], axis=1)
-    saved = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(held * step_bytes, axis=1)], axis=1)
-    chosen = np.maximum(base, 0)
-    total = problem.activation_bytes + problem.fixed_bytes
-    first = np.array([total[c].min() if len(c) else 0.0 for c in useful])
-    activation = inside @ np.where(base >= 0, problem.activation_bytes[chosen], 0.0)
-    room = problem.memory_bytes * (1 + MEMORY_SLACK) - inside @ first
-    return RelaxedTable(border, data, added, saved, activation, room)
+    savings = Savings(pairs.members[:, node], pairs.lower[rows], pairs.upper[rows], step_s, step_bytes)
+    kept = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
+    activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
+    return RelaxedTable(border, data, activation, room_bytes, savings, kept)
 
 
 def _savings(

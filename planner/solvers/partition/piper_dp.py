@@ -22,7 +22,6 @@ from planner.solvers.partition._piper_pass import Options, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage
 
-_MOST_IDEALS = 700
 _STEP = 1e-10
 """A plan is proven optimal by showing that nothing is better by this much."""
 
@@ -89,7 +88,7 @@ def _statistics(search: _Search) -> dict[str, int]:
 
 
 def _prepare(problem: PiperProblem, deadline: float) -> _Search:
-    pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes, _MOST_IDEALS)
+    pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes)
     most = min(problem.devices, problem.batch)
     divisors = np.array([d for d in range(1, most + 1) if problem.batch % d == 0], dtype=np.int64)
     found: dict[int, list[Table]] = {}
