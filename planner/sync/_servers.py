@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.sync._inside import Inside, local
+from planner.sync._inside import Inside, Local, local
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.sync.timeline import Message, Phase
 from planner.sync.traffic import Traffic, nothing, push_traffic
@@ -56,28 +56,40 @@ class Transport:
 
 
 def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transport) -> Draft:
-    """Messages of four legs: sum inside, push, pull, spread inside. O(messages * ports + endpoints * levels)."""
+    """Messages of four legs: sum inside, push, pull, spread inside.
+
+    O(messages + kinds * ports), a kind being a size with its shares.
+    """
     inside = local(fabric, transport.inside, transport.card_ranks)
-    unit: dict[tuple[float, ...], Traffic] = {}
-    total = nothing(fabric)
+    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Phase, ...]] = {}
+    totals: dict[tuple[float, ...], tuple[float, float]] = {}
+    units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
     messages = []
     for s in sendings:
-        if s.shares not in unit:
-            unit[s.shares] = push_traffic(fabric, np.asarray(s.shares))
-        push, pull = unit[s.shares] * s.push_bytes, unit[s.shares].turned() * s.pull_bytes
-        total = total + push + pull + inside.traffic * s.push_bytes + inside.traffic.turned() * s.pull_bytes
-        before, after = inside.legs(s.push_bytes, s.pull_bytes)
-        busy = (
-            fabric.busy_s(push, transport.efficiency, transport.sum_byte_per_s),
-            fabric.busy_s(pull, transport.efficiency),
-        )
-        across = (Phase(b, fabric.network_latency_s if b.any() else 0.0) for b in busy)
-        legs = tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
+        kind = (s.shares, s.push_bytes, s.pull_bytes)
+        if kind not in kinds:
+            kinds[kind] = _legs(fabric, s, units[s.shares], inside, transport)
+        pushed, pulled = totals.get(s.shares, (0.0, 0.0))
+        totals[s.shares] = (pushed + s.push_bytes, pulled + s.pull_bytes)
         largest = max(s.push_bytes, s.pull_bytes)
         chunk = min(1.0, transport.partition_bytes / largest) if largest > 0 else 1.0
-        messages.append(Message(s.variables, transport.method, s.push_bytes, s.ready_s, legs, chunk))
+        messages.append(Message(s.variables, transport.method, s.push_bytes, s.ready_s, kinds[kind], chunk))
+    total = nothing(fabric)
+    for shares, (pushed, pulled) in totals.items():
+        total = total + (units[shares] + inside.traffic) * pushed + (units[shares] + inside.traffic).turned() * pulled
     methods = {v: transport.method for s in sendings for v in s.variables}
     return Draft(tuple(messages), total, methods, placements(sendings))
+
+
+def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Phase, ...]:
+    """The legs that keep some port busy."""
+    before, after = inside.legs(s.push_bytes, s.pull_bytes)
+    busy = (
+        fabric.busy_s(unit * s.push_bytes, transport.efficiency, transport.sum_byte_per_s),
+        fabric.busy_s(unit.turned() * s.pull_bytes, transport.efficiency),
+    )
+    across = (Phase(b, fabric.network_latency_s) for b in busy)
+    return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
 def placements(sendings: Sequence[Sending]) -> tuple[Placement, ...]:

@@ -18,7 +18,7 @@ from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
 from planner.sync.formulas import zero_parts
 from planner.sync.timeline import Message, Phase
-from planner.sync.traffic import Traffic, nothing
+from planner.sync.traffic import nothing
 from planner.sync.types import Draft, Exchange, MemoryFactors, Step
 
 
@@ -140,10 +140,17 @@ class Sharded(Defaults):
         """Buckets that are scattered and gathered once, with the bytes of the whole step."""
         units, _, _ = units_of(fabric, step, self.bucket_bytes)
         gathers, scatters = self.rounds(step)
-        traffic = nothing(fabric)
+        moved: dict[str, float] = {}
         for u in units:
-            traffic = traffic + _moved(fabric, Collective.ALL_GATHER, u.bucket.pulled_bytes) * gathers
-            traffic = traffic + _moved(fabric, Collective.REDUCE_SCATTER, u.bucket.payload_bytes) * scatters
+            for kind, size, times in (
+                (Collective.ALL_GATHER, u.bucket.pulled_bytes, gathers),
+                (Collective.REDUCE_SCATTER, u.bucket.payload_bytes, scatters),
+            ):
+                algorithm, _ = cheapest(fabric, kind, size)
+                moved[algorithm] = moved.get(algorithm, 0.0) + size * times
+        traffic = nothing(fabric)
+        for algorithm, size in moved.items():
+            traffic = traffic + FLOWS[algorithm](fabric) * (size / 2)  # half of what an all-reduce moves
         messages = tuple(
             Message(u.bucket.variables, self.key, u.bucket.payload_bytes, u.bucket.ready_s, _legs(fabric, u))
             for u in units
@@ -166,12 +173,6 @@ class Sharded(Defaults):
             methods=draft.methods,
             notes=draft.notes,
         )
-
-
-def _moved(fabric: Fabric, kind: Collective, payload_bytes: float) -> Traffic:
-    """A scatter or a gather moves half of what an all-reduce does."""
-    algorithm, _ = cheapest(fabric, kind, payload_bytes)
-    return FLOWS[algorithm](fabric) * (payload_bytes / 2)
 
 
 def _legs(fabric: Fabric, unit: Unit) -> tuple[Phase, ...]:
