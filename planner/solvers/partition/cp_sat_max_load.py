@@ -52,6 +52,8 @@ def solve_by_cp_sat(
     start, load = usable(problem, start)
     form = form_of(problem)
     known = max(bound, simple_bound(form))
+    if math.isinf(known):
+        return result(problem, None, known, NAME)
     if start is None:
         start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
     if start is not None and known >= load * (1 - 1e-12):

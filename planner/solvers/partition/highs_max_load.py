@@ -53,13 +53,15 @@ def solve_by_highs(
     start, load = usable(problem, start)
     form = form_of(problem)
     known = max(bound, simple_bound(form))
+    if math.isinf(known):
+        return result(problem, None, known, NAME)
     if start is None:
         start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
     if start is not None and known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
     form = reduce_form(form, load)
     model = build_model(form)
-    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
     program, binaries = _program(model, known / top, top)
     hint = values_of(model, group_devices(form, start)) if start is not None else None
     found = _solve(program, binaries, hint, max(0.05, deadline - time.monotonic()), most_nodes)

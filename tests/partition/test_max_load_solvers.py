@@ -1,0 +1,246 @@
+"""Every max-load solver against enumeration through the judge, and the bounds and reductions they rest on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from planner.errors import JobError
+from planner.graph.ideals import enumerate_ideals
+from planner.solvers.partition import PARTITION_SOLVERS, Result
+from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_bound, result, simple_bound
+from planner.solvers.partition._max_load_chain import best_chain
+from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_moves import Loads
+from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
+from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
+from planner.solvers.partition.highs_max_load import solve_by_highs
+from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
+from planner.solvers.partition.local_search_max_load import solve_by_moves
+from planner.solvers.partition.max_load import solve_max_load
+from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from tests.partition.max_load_instances import problem, problems
+
+LIMIT_S = 20.0
+
+
+def best(problem: MaxLoadProblem) -> float:
+    return solve_by_enumeration(problem, time_limit_s=60).objective
+
+
+def check(problem: MaxLoadProblem, found: Result, optimum: float, *, exact: bool, tolerance: float = 1e-9) -> None:
+    slack = tolerance * max(1.0, optimum if math.isfinite(optimum) else 1.0)
+    assert found.bound <= optimum + slack
+    if found.decision is not None:
+        verdict = problem.judge(found.decision)
+        assert verdict.feasible
+        assert verdict.objective == found.objective >= optimum - slack
+    if exact:
+        assert found.proven
+        assert found.objective <= optimum + slack
+        assert (found.decision is None) == math.isinf(optimum)
+
+
+@given(problems())
+@settings(deadline=None, max_examples=60)
+def test_ideals_find_the_best_chain(problem: MaxLoadProblem) -> None:
+    found = solve_by_ideals(problem, time_limit_s=LIMIT_S)
+    check(problem, found, best(problem), exact=problem.contiguous)
+
+
+@given(problems())
+@settings(deadline=None, max_examples=60)
+def test_cp_sat_finds_the_best_plan(problem: MaxLoadProblem) -> None:
+    check(problem, solve_by_cp_sat(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
+
+
+@given(problems())
+@settings(deadline=None, max_examples=30)
+def test_highs_finds_a_plan_and_a_bound(problem: MaxLoadProblem) -> None:
+    found, optimum = solve_by_highs(problem, time_limit_s=LIMIT_S), best(problem)
+    check(problem, found, optimum, exact=False)
+    if found.decision is not None:
+        assert found.objective <= optimum * (1 + 1e-6) + 1e-9
+        assert found.bound >= optimum * (1 - 2e-6) - 1e-9
+
+
+@given(problems())
+@settings(deadline=None, max_examples=30)
+def test_the_front_finds_the_best_plan(problem: MaxLoadProblem) -> None:
+    check(problem, solve_max_load(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
+
+
+@given(problems())
+@settings(deadline=None, max_examples=30)
+def test_moves_never_break_a_limit(problem: MaxLoadProblem) -> None:
+    found = solve_by_moves(problem, time_limit_s=LIMIT_S)
+    check(problem, found, best(problem), exact=False)
+    tried = [problem.judge(plan) for _, plan in problem.trivial()]
+    assert found.objective <= min((v.objective for v in tried if v.feasible), default=math.inf)
+
+
+@given(problems(most_nodes=5))
+@settings(deadline=None, max_examples=40)
+def test_reductions_keep_a_best_plan(problem: MaxLoadProblem) -> None:
+    optimum = best(problem)
+    form = reduce_form(form_of(problem))
+    devices = problem.devices
+    least = min(
+        (
+            v.objective
+            for code in range(devices**form.groups)
+            if (v := problem.judge(form.decision(code // devices**g % devices for g in range(form.groups)))).feasible
+        ),
+        default=math.inf,
+    )
+    assert least == pytest.approx(optimum, rel=1e-12)
+
+
+@given(problems(most_nodes=5))
+@settings(deadline=None, max_examples=40)
+def test_simple_bounds_hold(problem: MaxLoadProblem) -> None:
+    assert simple_bound(form_of(problem)) <= best(problem) * (1 + 1e-9) + 1e-9
+
+
+@given(problems())
+@settings(deadline=None, max_examples=40)
+def test_loads_follow_the_judge(problem: MaxLoadProblem) -> None:
+    form = form_of(problem)
+    loads = Loads(form, np.zeros(form.groups, dtype=np.int64))
+    for group in range(form.groups):
+        to = (group * 7 + 1) % problem.devices
+        left, got = loads.moves()
+        came = int(loads.device[group])
+        loads.move(group, to)
+        if came != to and math.isfinite(got[group, to]):
+            assert loads.load[[came, to]].tolist() == pytest.approx([left[group], got[group, to]])
+        judged = problem.judge(form.decision(loads.device)).parts
+        assert loads.load.tolist() == pytest.approx(list(judged))
+
+
+def test_fluid_bound_gives_cpus_what_suits_them() -> None:
+    # Two accelerators and a CPU for which node 0 is as quick: it takes 6 of the 12 ms, 3 remain for each accelerator;
+    # evened out by sharing node 0, (12 - x) / 2 = x at x = 4.
+    given = problem([6.0, 3.0, 3.0], [], [0.0] * 3, cpus=1, cpu_ms=[6.0, 30.0, 30.0])
+    assert fluid_bound(form_of(given)) == pytest.approx(4.0)
+    assert fluid_bound(form_of(problem([6.0, 3.0, 3.0], [], [0.0] * 3))) == 6.0
+
+
+def test_pigeonholes() -> None:
+    # Five like groups on two accelerators: one holds three.
+    assert pigeonhole_bound(form_of(problem([2.0] * 5, [], [0.0] * 5))) == pytest.approx(6.0)
+    # A CPU that may take one of them below 6 ms leaves two for each.
+    assert pigeonhole_bound(form_of(problem([2.0] * 5, [], [0.0] * 5, cpus=1, cpu_ms=[5.0] * 5))) == pytest.approx(5.0)
+
+
+def test_a_light_group_follows_its_dear_neighbour() -> None:
+    # 1 has no work and costs 5 towards 0 but only 1 towards 2.
+    form = reduce_form(form_of(problem([1.0, 0.0, 1.0], [(0, 1), (1, 2)], [5.0, 1.0, 0.0])))
+    assert form.group_of[0] == form.group_of[1] != form.group_of[2]
+
+
+def test_groups_too_dear_to_part_are_merged_below_an_incumbent() -> None:
+    # Parting 0 and 1 costs each 3 + 6; no group is light enough to follow another.
+    given = problem(
+        [3.0, 3.0, 2.0, 2.0, 2.0, 2.0], [(3, 0), (4, 0), (0, 1), (2, 1), (5, 1)], [6.0, 0.0, 1.8, 1.8, 1.8, 1.8]
+    )
+    assert reduce_form(form_of(given), 9.5).groups == 6
+    assert reduce_form(form_of(given), 9.0).group_of.tolist() == [0, 0, 1, 2, 3, 4]
+
+
+def test_a_family_without_the_best_chain_gives_another() -> None:
+    given = problem([2.0, 2.0, 2.0, 2.0], [(0, 1), (2, 3)], [0.0] * 4)
+    form = form_of(given)
+    ideals = enumerate_ideals(4, form.arcs, 100)
+    assert ideals is not None
+    assert best_chain(form, ideals, math.inf).load_ms == 4.0
+    ends = ideals[[i for i in range(len(ideals)) if int(ideals[i, 0]) in (0, 0b1, 0b1111)]]
+    assert best_chain(form, ends, math.inf).load_ms == 6.0
+    assert best_chain(form, ideals, 4.0).device_of_group is None
+
+
+def test_a_cap_on_ideals_leaves_the_proof_to_cp_sat() -> None:
+    n = 9
+    given = problem([1.0 + i / 10 for i in range(n)], [(0, i) for i in range(1, n)], [0.5] * n, accelerators=3)
+    capped = solve_by_ideals(given, time_limit_s=LIMIT_S, most_ideals=10)
+    free = solve_by_ideals(given, time_limit_s=LIMIT_S)
+    assert "ideals" not in capped.statistics
+    assert free.statistics["ideals"] == 2 ** (n - 1) + 1
+    assert capped.proven
+    assert free.proven
+    assert capped.objective == pytest.approx(free.objective, rel=1e-9)
+
+
+def test_loose_nodes_are_placed_and_proven() -> None:
+    # Backward node 3 sums what 1 and 2 send it and has no twin: with 2 it costs 3 + 1, with 1 it costs 3 + 2.
+    given = problem(
+        [5.0, 4.0, 4.0, 1.0], [(0, 1), (1, 2), (1, 3), (2, 3)], [0.0, 1.0, 2.0, 0.0],
+        backward=[False, False, False, True], accelerators=2,
+    )  # fmt: skip
+    found = solve_by_ideals(given, time_limit_s=LIMIT_S)
+    assert found.proven
+    # 0 and 1 first: 9 + 1; 2 and 3: 5 + 1. Or 0 alone: 5; the rest: 9.
+    assert found.objective == 9.0
+    assert found.objective == best(given)
+
+
+def test_no_plan_is_proven() -> None:
+    full = problem([1.0, 1.0], [], [0.0, 0.0], size_bytes=[5.0, 5.0], memory_bytes=4.0)
+    for solve in (solve_by_ideals, solve_by_cp_sat, solve_max_load):
+        found = solve(full, time_limit_s=LIMIT_S)
+        assert found.decision is None
+        assert found.bound == math.inf
+
+
+def test_not_contiguous_is_never_worse() -> None:
+    # Alternating heavy and light nodes of a line: stages are stuck with neighbours.
+    given = problem([5.0, 1.0, 5.0, 1.0, 1.0, 5.0], [(i, i + 1) for i in range(5)], [0.01] * 6, accelerators=3)
+    chain = solve_max_load(given, time_limit_s=LIMIT_S)
+    free = solve_max_load(
+        problem([5.0, 1.0, 5.0, 1.0, 1.0, 5.0], [(i, i + 1) for i in range(5)], [0.01] * 6, accelerators=3,
+                contiguous=False), time_limit_s=LIMIT_S,
+    )  # fmt: skip
+    assert chain.proven
+    assert free.proven
+    assert free.objective <= chain.objective
+
+
+def test_two_runs_give_the_same() -> None:
+    given = problem(
+        [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0], [(0, 2), (1, 2), (2, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)],
+        [0.5, 0.25, 1.0, 0.5, 0.25, 1.0, 0.5, 0.0], accelerators=3, cpus=1, contiguous=False,
+    )  # fmt: skip
+    first, second = (solve_max_load(given, time_limit_s=LIMIT_S) for _ in range(2))
+    assert first == second
+    assert first.proven
+
+
+def test_progress_is_monotone() -> None:
+    given = problem([3.0, 1.0, 4.0, 1.0, 5.0, 9.0], [(i, i + 1) for i in range(5)], [0.5] * 6, contiguous=False)
+    seen: list[tuple[float, float]] = []
+    solve_max_load(given, time_limit_s=LIMIT_S, progress=lambda _, load, bound: seen.append((load, bound)))
+    assert seen
+    assert all(bound <= load * (1 + 1e-9) for load, bound in seen)
+
+
+def test_enumeration_knows_its_limits() -> None:
+    with pytest.raises(JobError, match="too many"):
+        solve_by_enumeration(problem([1.0] * 40, [], [0.0] * 40), time_limit_s=1)
+
+
+def test_results_are_judged() -> None:
+    given = problem([1.0, 1.0], [(0, 1), (1, 0)][:1], [0.0, 0.0], colour=[3, 3])
+    with pytest.raises(RuntimeError, match="infeasible"):
+        result(given, MaxLoadDecision((0, 1)), 0.0, "test")
+    with pytest.raises(RuntimeError, match="claims a load"):
+        result(given, MaxLoadDecision((0, 0)), 0.0, "test", claimed=1.0)
+    with pytest.raises(RuntimeError, match="claims a bound"):
+        result(given, MaxLoadDecision((0, 0)), 2.5, "test")
+
+
+def test_solvers_are_registered() -> None:
+    takers = {name for name, entry in PARTITION_SOLVERS.items() if MaxLoadProblem in entry.takes}
+    assert takers >= {"max-load", "max-load-ideals", "max-load-cp-sat", "max-load-highs", "max-load-moves"}
