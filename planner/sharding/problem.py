@@ -51,6 +51,8 @@ class Setting:
         options: which splits count.
         tied: results that must rest like another tensor (a block's output like its input, when blocks repeat).
         sharded_states: whether weights may rest otherwise than they are used (ZeRO).
+        annotations: layouts wished by the user, by tensor name or pattern (`planner.sharding.annotations`); only the
+            searches that say so look at them.
     """
 
     graph: Graph
@@ -65,6 +67,7 @@ class Setting:
     options: Options = field(default_factory=Options)
     tied: Mapping[str, str] = field(default_factory=dict)
     sharded_states: bool = True
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def members(self) -> tuple[int, ...]:

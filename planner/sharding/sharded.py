@@ -21,6 +21,8 @@ from planner.sharding.layout import shard_elements
 
 WORTH = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
+CLOSE = 0.01
+"""A choice that is better than another by less than this fraction in every figure is not offered beside it."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class ShardedCosts:
         return "/".join(self.boundaries)
 
     @property
-    def totals(self) -> tuple[float, float, float]:
-        """Seconds, trainable elements and kept bytes of the whole chain."""
+    def totals(self) -> tuple[float, ...]:
+        """Of the whole chain: seconds, forward seconds, trainable elements, kept bytes, inputs' bytes of all blocks."""
         seconds = float(self.forward_s.sum() + self.backward_s.sum())
-        return seconds, float(self.parameter_elements.sum()), float(self.saved_bytes.sum())
+        kept, inputs = float(self.saved_bytes.sum()), float(self.checkpoint_bytes.sum())
+        return seconds, float(self.forward_s.sum()), float(self.parameter_elements.sum()), kept, inputs
 
 
 def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = None) -> tuple[ShardedCosts, ...]:
@@ -90,24 +93,23 @@ def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = Non
 
     Complexity: blocks times points times prices.
     """
-    found = []
+    found: list[ShardedCosts] = []
     for boundary in costs.boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
-            made = [_arrays(costs, boundary, picked, differentiable) for picked in _picked(costs, sets)]
-            found += _undominated(made)
-    return tuple(sorted(found, key=lambda c: c.totals))
+            found += [_arrays(costs, boundary, picked, differentiable) for picked in _picked(costs, sets)]
+    found.sort(key=lambda c: c.totals)
+    return tuple(_worth_trying(found))
 
 
-def _undominated(found: Sequence[ShardedCosts]) -> list[ShardedCosts]:
-    totals = np.asarray([c.totals for c in found])
-    slack = 1e-9 * np.abs(totals).max(axis=0)
-    kept = []
-    for i, own in enumerate(totals):
-        no_worse = np.all(totals <= own + slack, axis=1)
-        better = no_worse & np.any(totals < own - slack, axis=1)
-        if not better.any() and not no_worse[:i].any():
-            kept.append(found[i])
+def _worth_trying(found: Sequence[ShardedCosts]) -> list[ShardedCosts]:
+    """Those that no other is as good as in all totals but for a small fraction; of such pairs the first stays."""
+    kept: list[ShardedCosts] = []
+    for one in found:
+        own = np.asarray(one.totals)
+        others = [np.asarray(k.totals) for k in kept]
+        if not any(np.all(other <= own * (1 + CLOSE)) for other in others):
+            kept.append(one)
     return kept
 
 

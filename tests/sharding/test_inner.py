@@ -154,7 +154,8 @@ def test_a_chain_joined_from_blocks_is_legal_and_costs_their_sum() -> None:
     setting = Setting(costs.graph, costs.mesh, forward_s=prices.forward_s, backward_s=prices.backward_s,  # type: ignore[attr-defined]
                       saved=prices.saved, sharded_states=False)  # type: ignore[attr-defined]  # fmt: skip
     found = sharded_costs(costs)
-    assert {v.boundaries for v in found} == {(REPLICATED,), (BATCH,)}
+    assert {v.boundaries for v in found} <= {(REPLICATED,), (BATCH,)}
+    assert found
     for variant in found:
         joined: dict[str, Strategy | TensorChoice | WeightChoice] = {}
         for block, point in zip(costs.blocks, variant.points, strict=True):
@@ -168,12 +169,15 @@ def test_a_chain_joined_from_blocks_is_legal_and_costs_their_sum() -> None:
 
 def test_more_ranks_hold_less_and_sequence_boundaries_keep_least() -> None:
     whole = sharded_costs(_real("gpt2_124m_metadata", (1,))[0])[0]
-    costs, _ = _real("gpt2_124m_metadata", (8,))
+    costs, prices = _real("gpt2_124m_metadata", (8,))
     found = sharded_costs(costs)
-    assert {v.boundaries for v in found} == {(REPLICATED,), (SEQUENCE,)}
-    least = min(v.saved_bytes.sum() for v in found if v.boundaries == (SEQUENCE,))
-    assert least < min(v.saved_bytes.sum() for v in found if v.boundaries == (REPLICATED,))
+    only = InnerOptions(boundaries=(REPLICATED,))
+    whole_ends = sharded_costs(inner_costs(costs.chain, costs.graph, prices, costs.mesh, options=only))  # type: ignore[arg-type]
+    assert {v.boundaries for v in whole_ends} == {(REPLICATED,)}
+    least = min(v.saved_bytes.sum() for v in found)
+    assert least < min(v.saved_bytes.sum() for v in whole_ends)
     assert least < whole.saved_bytes.sum() / 6
+    assert {v.boundaries for v in found} == {(SEQUENCE,)}, "no slower, and keeps less"
     # 12 heads do not divide by 8, 124 million weights do but for norms, biases and an odd vocabulary
     assert min(v.parameter_elements.sum() for v in found) < whole.parameter_elements.sum()
 

@@ -161,7 +161,7 @@ def test_repeated_blocks_share_their_ends() -> None:
     assert isinstance(answer.decision["x"], TensorChoice)
 
 
-@pytest.mark.parametrize("name", ["ilp", "megatron", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu"])
+@pytest.mark.parametrize("name", ["ilp", "megatron", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu", "gshard"])
 def test_every_search_passes_the_judge(name: str) -> None:
     one = setting(attention_block(), {"data": 2, "model": 4}.values(), 50.0)
     answer = get(name)(one)
@@ -171,7 +171,15 @@ def test_every_search_passes_the_judge(name: str) -> None:
 
 
 def test_searches_are_found_by_name() -> None:
-    assert set(names()) >= {"ilp", "megatron", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu"}
+    assert set(names()) >= {
+        "gshard",
+        "gshard-propagate",
+        "ilp",
+        "megatron",
+        "mesh-tensorflow",
+        "mesh-tensorflow-memory",
+        "tofu",
+    }
     with pytest.raises(UsageError, match="sharding search"):
         get("ilq")
 
