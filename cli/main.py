@@ -11,6 +11,7 @@ import click
 
 COMMANDS = {
     "plan": "Plan a model on a cluster and write the plan file.",
+    "compare": "Compare what the named systems would do with a model on a cluster.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",
     "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",

@@ -112,6 +112,15 @@ if TYPE_CHECKING:
     from planner.simulate import trace_json as trace_json
     from planner.solvers.partition.auto import solve_partition as solve_partition
     from planner.space.types import Job as Job
+    from planner.systems import compare_systems as compare_systems
+    from planner.systems import comparison_cells as comparison_cells
+    from planner.systems import comparison_columns as comparison_columns
+    from planner.systems import comparison_csv as comparison_csv
+    from planner.systems import comparison_document as comparison_document
+    from planner.systems import comparison_groups as comparison_groups
+    from planner.systems import comparison_markdown as comparison_markdown
+    from planner.systems import comparison_svg as comparison_svg
+    from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
     from planner.units import format_flop_rate as format_flop_rate
     from planner.units import format_flops as format_flops
@@ -172,6 +181,16 @@ _EXPORTS = {
     "profile_text": "planner.hardware",
     "profile_yaml": "planner.hardware",
     "resolved_profile": "planner.hardware",
+    # systems
+    "compare_systems": "planner.systems",
+    "comparison_cells": "planner.systems",
+    "comparison_columns": "planner.systems",
+    "comparison_csv": "planner.systems",
+    "comparison_document": "planner.systems",
+    "comparison_groups": "planner.systems",
+    "comparison_markdown": "planner.systems",
+    "comparison_svg": "planner.systems",
+    "system_names": "planner.systems",
     # units
     "format_bytes": "planner.units",
     "format_rate": "planner.units",

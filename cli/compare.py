@@ -1,0 +1,138 @@
+"""`shardplan compare`: what every named system would do with a model on a cluster, in one table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ._options import dims_option, model_argument, parse_dims
+
+SAMPLES_A_DEVICE = 8
+"""Global batch where none is given, a device."""
+PLAIN_WIDTH = 200
+"""Columns when the output is not a terminal."""
+
+
+@click.command("compare")
+@model_argument
+@click.option("--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+@click.option(
+    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
+)
+@click.option("--systems", help="Only these systems, separated by commas. [default: all]")
+@click.option(
+    "--semantics",
+    type=click.Choice(["sync", "any"]),
+    default="sync",
+    show_default=True,
+    help="sync: asynchronous systems are listed apart; any: they are ranked with the others.",
+)
+@click.option("--precision", default="bf16", show_default=True, help="Number formats, as in `plan`.")
+@click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
+@dims_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown", "csv"]),
+    default="text",
+    show_default=True,
+    help="What to print.",
+)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
+def command(
+    model: str,
+    hardware: str,
+    nodes: int | None,
+    devices: int | None,
+    global_batch: int | None,
+    systems: str | None,
+    semantics: str,
+    precision: str,
+    optimizer: str,
+    dims: tuple[str, ...],
+    form: str,
+    plot: str | None,
+    output: str | None,
+) -> None:
+    """Compare what GPipe, PipeDream, Chimera, ... would do with MODEL on a cluster, and `auto`, the best of all.
+
+    \b
+    Examples:
+      shardplan compare gnmt-8 --hardware v100-pcie-4 --precision fp32 --global-batch 512
+      shardplan compare bert-48 -H dgx-1v --nodes 4 -b 256 --systems gpipe,1f1b,chimera,auto --format markdown
+      shardplan compare gpt2-xl -H dgx-a100 -b 64 --semantics any --plot systems.svg
+    """
+    import planner
+
+    graph = planner.load_graph(model, dims=parse_dims(dims))
+    cluster = planner.load_cluster(hardware, nodes=nodes)
+    batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
+    job = planner.Job(global_batch=batch, precision=precision, optimizer=optimizer, devices=devices or 0)
+    chosen = tuple(name.strip() for name in (systems or "").split(",") if name.strip())
+    found = planner.compare_systems(
+        planner.Pricer(graph, cluster, job), cluster, job, systems=chosen, semantics=semantics
+    )
+    if plot:
+        planner.write_whole(plot, planner.comparison_svg(found))
+    text = _text(found, form)
+    if output:
+        planner.write_whole(output, text)
+    else:
+        click.echo(text, nl=False)
+
+
+def _text(found: Any, form: str) -> str:  # noqa: ANN401
+    import planner
+
+    if form == "json":
+        return json.dumps(planner.comparison_document(found), indent=2) + "\n"
+    if form == "csv":
+        return planner.comparison_csv(found)
+    if form == "markdown":
+        return planner.comparison_markdown(found)
+    return _rendered(found)
+
+
+def _rendered(found: Any) -> str:  # noqa: ANN401
+    """The table for people."""
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+
+    import planner
+
+    terminal = sys.stdout.isatty()
+    text = io.StringIO()
+    console = Console(file=text, highlight=False, width=None if terminal else PLAIN_WIDTH, force_terminal=terminal)
+    console.print(f"[bold]{found.model}[/bold] on [bold]{found.hardware}[/bold], global batch {found.global_batch}")
+    for title, rows in planner.comparison_groups(found):
+        console.print()
+        failed = not rows[0].feasible
+        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+        names = ("system", "reason") if failed else planner.comparison_columns()
+        for i, name in enumerate(names):
+            last = i == len(names) - 1
+            table.add_column(name, no_wrap=not last, overflow="fold", justify="left" if i < 2 or last else "right")
+        for row in rows:
+            table.add_row(
+                *((planner.comparison_cells(row)[0], row.reason) if failed else planner.comparison_cells(row))
+            )
+        console.print(table)
+    for note in (*_marks(found), *found.notes):
+        console.print(f"\n[dim]{note}[/dim]")
+    return text.getvalue()
+
+
+def _marks(found: Any) -> list[str]:  # noqa: ANN401
+    if any(row.semantics.value == "async" for row in found.rows):
+        return [
+            "* asynchronous: gradients are computed with old weights; how many more samples that takes is not known"
+        ]
+    return []

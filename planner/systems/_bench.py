@@ -1,0 +1,181 @@
+"""What all searches of the systems read: prices by micro-batch size, sizes worth trying, memory of a stage."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from planner.costs.precision import optimizer_state_bytes, precision
+from planner.errors import JobError, ModelError
+from planner.graph import Chain, Graph
+from planner.hardware.types import Cluster
+from planner.space.types import BlockCosts, Job
+
+if TYPE_CHECKING:
+    from planner.systems._search import Found
+
+MOST_SIZES = 9
+"""Micro-batch sizes that are priced at the most."""
+
+
+class Prices(Protocol):
+    """A model's prices by micro-batch size (`planner.Pricer`)."""
+
+    chain: Chain
+
+    def costs(self, micro_batch: int, /) -> BlockCosts:
+        """Costs of the chain's blocks."""
+        ...
+
+    def graph_at(self, micro_batch: int, /) -> Graph:
+        """The model at that size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageRule:
+    """What a stage keeps beside its parameters.
+
+    Attributes:
+        kept: micro-batches in flight.
+        versions: of the weights.
+        states: copies of weights, gradients and optimizer state (several stages on one device).
+    """
+
+    kept: float
+    versions: int = 1
+    states: int = 1
+
+
+class Bench:
+    """A model, a cluster and a job, ready to be asked by many systems.
+
+    Args:
+        prices: the model's prices.
+        cluster: the machine.
+        job: what is to be trained.
+        allowed: "any" where asynchronous systems may be taken for the best.
+    """
+
+    def __init__(self, prices: Prices, cluster: Cluster, job: Job, *, allowed: tuple[str, ...] = ()) -> None:
+        if job.global_batch < 1:
+            raise JobError(f"a global batch of {job.global_batch} samples", hint="use at least one sample")
+        self.prices, self.cluster, self.job = prices, cluster, job
+        self.precision = precision(job.precision)
+        self.state_bytes = optimizer_state_bytes(job.optimizer, self.precision)
+        self.devices = min(job.devices or cluster.device_count, cluster.device_count)
+        self.costs = functools.cache(prices.costs)
+        self.tables = functools.cache(self._tables)
+        self.notes: tuple[str, ...] = ()
+        self.sizes = self._sizes()
+        self.allowed = allowed
+        self.results: dict[str, Found] = {}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the chain."""
+        return len(self.prices.chain.blocks)
+
+    def open_job(self, global_batch: int) -> Job:
+        """The job with every limit that a named system sets itself lifted."""
+        return replace(
+            self.job,
+            global_batch=global_batch,
+            schedules=("1f1b",),
+            recompute="auto",
+            zero=(0, 1),
+            micro_batches=(),
+            max_stages=0,
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Powers of two that divide the global batch, as far as the model can be set to them, smallest first."""
+        job = self.job
+        wanted = [b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0]
+        powers = [b for b in wanted if b & (b - 1) == 0]
+        chosen = [b for b in wanted if b in job.micro_batches] if job.micro_batches else powers
+        largest = max(device.usable_bytes for device in self.cluster.devices)
+        found: list[int] = []
+        for size in chosen[:MOST_SIZES]:
+            try:
+                costs = self.costs(size)
+            except ModelError as error:
+                own = self.prices.chain.graph.batch or 1
+                if found or own in found or job.global_batch % own:
+                    self.notes += (f"micro-batches stop at {found[-1] if found else 0}: {error}",)
+                    break
+                return self._fixed(own, str(error))
+            if found and float(np.diagonal(costs.saved_bytes).max()) > largest:
+                break
+            found.append(size)
+        if not found:
+            raise JobError("no micro-batch size divides the global batch", hint="allow more sizes")
+        return tuple(found)
+
+    def _fixed(self, size: int, reason: str) -> tuple[int, ...]:
+        self.notes += (f"micro-batches of {size} sample(s) only: {reason}",)
+        return (size,)
+
+    def _tables(self, micro_batch: int) -> Tables:
+        return Tables(self, self.costs(micro_batch))
+
+
+class Tables:
+    """Sums over runs of blocks i..j-1 of one micro-batch size, float64 [n + 1, n + 1], infinite where i >= j."""
+
+    def __init__(self, bench: Bench, costs: BlockCosts) -> None:
+        self.bench, self.costs = bench, costs
+        n = len(costs.parameter_elements)
+        self.real = np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :]
+        forward, backward = costs.forward_s.mean(axis=0), costs.backward_s.mean(axis=0)
+        self.work_s = _runs(forward + backward)
+        repeated = np.ones(n, bool) if costs.repeated is None else costs.repeated
+        self.repeat_s = _runs(np.where(repeated, forward, 0.0))
+        self.elements = _runs(costs.parameter_elements)
+        for tie in costs.ties:
+            first, last = tie.blocks[0], tie.blocks[-1]
+            both = np.zeros((n + 1, n + 1))
+            both[: first + 1, last + 1 :] = tie.elements * (len(tie.blocks) - 1)
+            self.elements = self.elements - both
+        kept = np.zeros(n) if costs.kept_bytes is None else costs.kept_bytes
+        self.saved = _framed(costs.saved_bytes)
+        self.checkpoint = _framed(costs.checkpoint_bytes) + _runs(kept)
+        own = np.where(repeated, np.diagonal(costs.saved_bytes), 0.0)
+        self.working = np.maximum(_maxima(own) - _runs(kept), 0.0)
+        self.workspace = _maxima(costs.workspace_bytes)
+
+    def needed(self, rule: StageRule, *, recompute: bool) -> np.ndarray:
+        """[n + 1, n + 1] bytes of a device with that run of blocks, the runtime's reserve left out."""
+        bench, chosen = self.bench, self.bench.precision
+        a_state = chosen.weight_bytes * rule.versions + chosen.gradient_bytes + bench.state_bytes
+        fixed = rule.states * a_state * self.elements + self.workspace
+        if recompute:
+            return np.asarray(fixed + rule.kept * self.checkpoint + self.working)
+        return np.asarray(fixed + rule.kept * self.saved)
+
+    def stage_s(self, *, recompute: bool) -> np.ndarray:
+        """[n + 1, n + 1] forward and backward of a run of blocks, on a device of mean speed; infinite where empty."""
+        total = self.work_s + (self.repeat_s if recompute else 0.0)
+        return np.where(self.real, total, np.inf)
+
+
+def _runs(values: np.ndarray) -> np.ndarray:
+    prefix = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+
+
+def _framed(values: np.ndarray) -> np.ndarray:
+    """[n, n] over i..j inclusive to [n + 1, n + 1] over i..j-1."""
+    n = len(values)
+    framed = np.zeros((n + 1, n + 1))
+    framed[:n, 1:] = values
+    return framed
+
+
+def _maxima(values: np.ndarray) -> np.ndarray:
+    n = len(values)
+    spread = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], -np.inf)
+    return _framed(np.triu(np.maximum.accumulate(spread, axis=1)))

@@ -1,0 +1,190 @@
+"""A point priced on the cluster: times, bytes and memory of each stage on the devices that it takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.hardware.collectives import collective_s, send_terms
+from planner.hardware.types import Collective
+from planner.schedules.types import Pipeline
+from planner.space.layout import stage_ranks
+from planner.space.types import Decision
+from planner.systems._bench import Bench
+from planner.systems.types import Point
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figures:
+    """What the stages of a point cost; float64 [stages] each, times and bytes of one micro-batch on one replica.
+
+    Attributes:
+        forward_s, backward_s: computation, recomputation in the backward.
+        receive_s, return_s: the transfers over the boundary before the stage.
+        sync_s: exchange of a stage's gradients, once.
+        update_s: optimizer step, once.
+        unit_bytes: activations of a micro-batch in flight.
+        working_bytes: what a backward needs on top.
+        weight_bytes, gradient_bytes, optimizer_bytes: of one copy of the stage on one device.
+        reserve_bytes: the runtime's.
+        capacity_bytes: the device's memory, the smallest of the stage's.
+        moved_bytes: what crosses the boundary before the stage, both ways.
+        exchanged_bytes: what all replicas together send to exchange the stage's gradients once.
+        holders: workers of one copy that have the stage.
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    receive_s: np.ndarray
+    return_s: np.ndarray
+    sync_s: np.ndarray
+    update_s: np.ndarray
+    unit_bytes: np.ndarray
+    working_bytes: np.ndarray
+    weight_bytes: np.ndarray
+    gradient_bytes: np.ndarray
+    optimizer_bytes: np.ndarray
+    reserve_bytes: np.ndarray
+    capacity_bytes: np.ndarray
+    moved_bytes: np.ndarray
+    exchanged_bytes: np.ndarray
+    holders: tuple[tuple[int, ...], ...]
+
+
+def holders_of(point: Point) -> tuple[tuple[int, ...], ...]:
+    """Workers of one copy that have each stage: its replicas, or several where pipelines run in two directions."""
+    replicas = tuple(stage.replicas for stage in point.stages)
+    chosen = schedules.get(point.schedule)
+    if chosen.name.partition(":")[0] not in ("chimera", "gems", "dualpipe"):
+        ends = np.concatenate([[0], np.cumsum(replicas)]).tolist()
+        return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
+    found: list[set[int]] = [set() for _ in replicas]
+    least = len(replicas) * 2 if "double" in point.schedule else len(replicas)
+    work = chosen.work(Pipeline(replicas, max(1, math.gcd(point.micro_batches, least))))
+    if any(not lane for lane in work.lanes):
+        work = chosen.work(Pipeline(replicas, least))
+    for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
+        for action in lane:
+            found[action.stage].add(worker)
+    return tuple(tuple(sorted(workers)) for workers in found)
+
+
+def rank_table(point: Point) -> np.ndarray:
+    """[copies, workers of a copy] the device of each worker."""
+    if point.ranks:
+        return np.asarray(point.ranks, dtype=np.int64).reshape(point.copies, -1)
+    decision = Decision(
+        point.stages, point.copies, point.micro_batch, point.micro_batches, "1f1b", slice_devices=point.slice_devices
+    )
+    return np.concatenate(stage_ranks(decision), axis=1)
+
+
+def price(bench: Bench, point: Point) -> Figures:
+    """Price a point; O(stages * (blocks + ranks))."""
+    return _Pricing(bench, point).figures()
+
+
+class _Pricing:
+    def __init__(self, bench: Bench, point: Point) -> None:
+        self.bench, self.point = bench, point
+        self.tables, self.costs = bench.tables(point.micro_batch), bench.costs(point.micro_batch)
+        self.ranks, self.holders = rank_table(point), holders_of(point)
+
+    def figures(self) -> Figures:
+        columns = [self._stage(i) for i in range(len(self.point.stages))]
+        sync_s = np.array([c[4] for c in columns]) + self._tied()
+        rows = list(np.array(columns, dtype=np.float64).T)
+        rows[4] = sync_s
+        return Figures(*rows, self.holders)  # type: ignore[arg-type, call-arg]
+
+    def _stage(self, index: int) -> tuple[float, ...]:
+        choice, bench, costs = self.point.stages[index], self.bench, self.costs
+        ranks = self.ranks[:, list(self.holders[index])]
+        blocks = slice(choice.start, choice.stop)
+        types = np.unique(bench.cluster.device_types[ranks]).tolist()
+        repeated = np.ones(bench.blocks, bool) if costs.repeated is None else costs.repeated
+        again = [float((costs.forward_s[t] * repeated)[blocks].sum()) if choice.recompute else 0.0 for t in types]
+        forward_s = max(float(costs.forward_s[t, blocks].sum()) for t in types)
+        backward_s = max(float(costs.backward_s[t, blocks].sum()) + a for t, a in zip(types, again, strict=True))
+        held = float(self.tables.elements[choice.start, choice.stop])
+        charged = float(costs.parameter_elements[blocks].sum())
+        shards = ranks.size if self.point.zero else 1
+        update_s = max(float(costs.update_s[t, blocks].sum()) for t in types) * (held / charged if charged else 0.0)
+        receive_s = return_s = moved = 0.0
+        if index:
+            out, back = float(costs.boundary_bytes[choice.start]), float(costs.gradient_boundary_bytes[choice.start])
+            receive_s, return_s, moved = self._send_s(index, out), self._send_s(index, back), out + back
+        device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+        table = self.tables.checkpoint if choice.recompute else self.tables.saved
+        working = float(self.tables.working[choice.start, choice.stop]) if choice.recompute else 0.0
+        working += float(self.tables.workspace[choice.start, choice.stop])
+        sync_s, exchanged = self._exchange(ranks, held)
+        return (
+            forward_s, backward_s, receive_s, return_s, sync_s, update_s / shards,
+            float(table[choice.start, choice.stop]), working,
+            held * bench.precision.weight_bytes, held * bench.precision.gradient_bytes,
+            held * bench.state_bytes / shards, float(device.reserve_bytes), float(device.memory_bytes),
+            moved, exchanged,
+        )  # fmt: skip
+
+    def _exchange(self, ranks: np.ndarray, elements: float) -> tuple[float, float]:
+        """Seconds of a stage's exchange, all stages exchanging at once, and the bytes that its ranks send."""
+        group = np.unique(ranks)
+        if len(group) < 2 or not elements:
+            return 0.0, 0.0
+        cluster, payload = self.bench.cluster, elements * self.bench.precision.gradient_bytes
+        concurrent = max(1, self.ranks.shape[1] // ranks.shape[1])
+        if not self.point.zero:
+            seconds = collective_s(cluster, Collective.ALL_REDUCE, group, payload, concurrent)
+            return seconds, 2 * (len(group) - 1) * payload
+        weights = elements * self.bench.precision.weight_bytes
+        seconds = collective_s(cluster, Collective.REDUCE_SCATTER, group, payload, concurrent)
+        seconds += collective_s(cluster, Collective.ALL_GATHER, group, weights, concurrent)
+        return seconds, (len(group) - 1) * (payload + weights)
+
+    def _send_s(self, index: int, payload: float) -> float:
+        """Slowest transfer over the boundary before a stage."""
+        if not payload:
+            return 0.0
+        before, here = self.holders[index - 1], self.holders[index]
+        standard = len(before) == self.point.stages[index - 1].replicas
+        if standard:
+            turns = np.arange(math.lcm(len(before), len(here)))
+            pairs = (
+                self.ranks[:, np.asarray(before)[turns % len(before)]],
+                self.ranks[:, np.asarray(here)[turns % len(here)]],
+            )
+            terms = send_terms(self.bench.cluster, *pairs, concurrent=min(len(before), len(here)))
+            return float(terms.seconds(payload).max())
+        sources, targets = self.ranks[:, list(before)], self.ranks[:, list(here)]
+        terms = send_terms(self.bench.cluster, sources[:, :, None], targets[:, None, :])
+        return float(terms.seconds(payload).min(axis=2).max())
+
+    def _tied(self) -> np.ndarray:
+        """[stages] time to sum gradients of weights that several stages hold, charged to the first of them."""
+        found = np.zeros(len(self.point.stages))
+        for tie in self.costs.ties:
+            own = [k for k, s in enumerate(self.point.stages) if any(s.start <= b < s.stop for b in tie.blocks)]
+            if len(own) < 2 or not tie.elements:
+                continue
+            workers = sorted({w for k in own for w in self.holders[k]})
+            payload = tie.elements * self.bench.precision.gradient_bytes
+            ranks = self.ranks[0, workers]
+            found[own[0]] += collective_s(self.bench.cluster, Collective.ALL_REDUCE, ranks, payload, self.point.copies)
+        return found
+
+
+def sent_bytes(point: Point, figures: Figures, exchanges: np.ndarray) -> float:
+    """What all devices together send in an iteration.
+
+    Args:
+        point: the point.
+        figures: its prices.
+        exchanges: by stage, how often its gradients are exchanged in an iteration.
+    """
+    passed = float(figures.moved_bytes.sum()) * point.micro_batches * point.copies
+    return passed + float((figures.exchanged_bytes * exchanges).sum())

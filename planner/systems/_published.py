@@ -1,0 +1,201 @@
+"""PipeDream's and BaPipe's own partition problems, solved exactly and then played."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.hardware.types import Cluster
+from planner.schedules import Pipeline
+from planner.simulate import Transfers
+from planner.solvers.partition.bapipe_dp import solve_bapipe
+from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeProblem
+from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition.pipedream_layers import Layers, chain_layers
+from planner.space.partition.pipedream_terms import Memory, StageCost
+from planner.space.types import StageChoice
+from planner.systems._bench import Bench, StageRule
+from planner.systems._cuts import balanced, least_need
+from planner.systems._play import Played, play
+from planner.systems._replicas import replicated
+from planner.systems._search import Found, best_of, found_of, search, stages_of
+from planner.systems.types import Point, System
+
+TIME_LIMIT_S = 4.0
+"""For one partition problem."""
+
+MOST_DEVICES = 128
+"""Above this the recurrence over replicas takes too long, and all stages get the same number."""
+
+LONGEST_ROUND = 4096
+"""Micro-batches after which all replicas have had the same number of turns, at the most."""
+
+
+def levels_of(cluster: Cluster, devices: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Units and bandwidths of the levels that so many devices span, innermost first."""
+    sizes, speeds, left = [], [], devices
+    for level in cluster.levels:
+        size = min(level.size, left)
+        if size > 1:
+            sizes.append(size)
+            speeds.append(level.device_byte_per_s * level.efficiency)
+        left = max(1, left // level.size)
+    return (tuple(sizes) or (1,)), (tuple(speeds) or (math.inf,))
+
+
+def layers_at(bench: Bench, micro_batch: int) -> Layers:
+    """The blocks as PipeDream's profiler would see them."""
+    costs = bench.costs(micro_batch)
+    compute = (costs.forward_s + costs.backward_s).mean(axis=0)
+    return chain_layers(
+        compute.tolist(),
+        (costs.parameter_elements * bench.precision.weight_bytes).tolist(),
+        costs.boundary_bytes[1:].tolist(),
+        np.diagonal(costs.saved_bytes).tolist(),
+    )
+
+
+def flat(stages: Sequence[ReplicatedStage], copies: int = 1) -> list[tuple[int, int, int]]:
+    """(first block, block behind the last, replicas) of the innermost stages."""
+    found = []
+    for stage in stages:
+        if stage.inner:
+            found += flat(stage.inner, copies * stage.replicas)
+        else:
+            found.append((min(stage.layers), max(stage.layers) + 1, copies * stage.replicas))
+    return found
+
+
+def _pipedream_at(bench: Bench, system: System, size: int) -> Played | None:
+    sizes, speeds = levels_of(bench.cluster, bench.devices)
+    room = float(min(d.usable_bytes for d in bench.cluster.devices))
+    more = (bench.precision.gradient_bytes + bench.state_bytes) / bench.precision.weight_bytes
+    best: Played | None = None
+    for memory in (Memory(room, optimizer_per_weight=more), Memory()):
+        problem = PipeDreamProblem(layers_at(bench, size), sizes, speeds, cost=StageCost.PAPER, memory=memory)
+        result = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S)
+        if result.decision is None:
+            continue
+        runs = flat(result.decision)
+        turn = math.lcm(*(r for _, _, r in runs))
+        if turn > LONGEST_ROUND:
+            continue
+        stages = tuple(StageChoice(a, b, r) for a, b, r in runs)
+        played = turn * -(-4 * len(stages) // turn)
+        count = bench.job.global_batch // size
+        best = play(bench, Point(stages, 1, size, count, system.schedule, played=played), system.transfers)
+        break
+    return best
+
+
+def _equal_replicas(bench: Bench, system: System, size: int) -> Played | None:
+    """The fastest straight pipeline with as many replicas of every stage, for clusters beyond the recurrence."""
+    tables, best = bench.tables(size), None
+    room = min(d.usable_bytes for d in bench.cluster.devices)
+    for depth in [d for d in range(1, min(bench.devices, bench.blocks) + 1) if bench.devices % d == 0]:
+        fits = [tables.needed(StageRule(depth - s, depth - s), recompute=False) <= room for s in range(depth)]
+        marks = balanced(tables.stage_s(recompute=False), fits)
+        if marks is None:
+            continue
+        replicas, count = bench.devices // depth, bench.job.global_batch // size
+        stages = tuple(StageChoice(a, b, replicas) for a, b in itertools.pairwise(marks))
+        played = play(bench, Point(stages, 1, size, count, system.schedule, played=4 * replicas), system.transfers)
+        if played.feasible and (best is None or played.iteration_s < best.iteration_s):
+            best = played
+    return best
+
+
+@search("pipedream")
+def by_pipedream(bench: Bench, system: System) -> Found:
+    """Replicated stages level by level; the minibatch is a device's share of the global batch, or less to fit."""
+    share = max(1, bench.job.global_batch // bench.devices)
+    sizes = [b for b in bench.sizes if b <= share] or [bench.sizes[0]]
+    last: Played | None = None
+    for size in reversed(sizes):
+        solve = _pipedream_at if bench.devices <= MOST_DEVICES else _equal_replicas
+        played = solve(bench, system, size)
+        if played is None:
+            continue
+        if played.feasible:
+            notes = (f"updates after every minibatch of {size} sample(s) a replica",)
+            return found_of(played, tells={"delays": _delays(played)}, notes=notes)
+        last = played
+    stash = "a weight version for each of the minibatches in flight does not fit"
+    return Found(reason=f"{stash}: {last.reason}" if last else stash)
+
+
+def _delays(played: Played) -> str:
+    from planner import schedules
+
+    pipeline = Pipeline(tuple(s.replicas for s in played.point.stages), played.point.played)
+    return "updates by stage: " + ", ".join(str(d) for d in schedules.get(played.point.schedule).staleness(pipeline))
+
+
+@search("bapipe")
+def by_bapipe(bench: Bench, system: System) -> Found:
+    """Schedule exploration and balanced partition for each micro-batch size, compared with data parallelism."""
+    data = replicated(bench)
+    best = data if data is not None and data.feasible else None
+    candidates: list[Played] = []
+    for size in reversed(bench.sizes):
+        limit = best.iteration_s if best else math.inf
+        candidates += _bapipe_at(bench, size, limit)
+        best = best_of([p for p in [*candidates, *([best] if best else [])] if p.feasible])
+    best = best_of([*candidates, *([data] if data else [])])
+    if best is None:
+        return Found(reason="no balanced stages fit: twice the features or the weights exceed a device")
+    if not best.feasible:
+        return Found(reason=f"no balanced stages fit, and data parallelism neither: {best.reason}")
+    chosen = "data parallelism" if best is data else best.point.schedule
+    return found_of(best, notes=(f"explored: {chosen} is fastest",))
+
+
+def _bapipe_at(bench: Bench, size: int, limit_s: float) -> list[Played]:
+    """The two synchronous schedules at one micro-batch size, where they may be faster than the limit."""
+    costs, count = bench.costs(size), min(bench.devices, bench.blocks)
+    fastest = float((costs.forward_s + costs.backward_s).min(axis=0).sum()) / count
+    parts = bench.job.global_batch // size
+    if count < 2 or parts * fastest >= limit_s or not _may_fit(bench, size, count):
+        return []
+    types = bench.cluster.device_types[:count]
+    state = bench.precision.weight_bytes + bench.precision.gradient_bytes + bench.state_bytes
+    narrow = min(_neighbour_byte_per_s(bench.cluster, count))
+    found = []
+    for schedule in SYNCHRONOUS:
+        problem = BaPipeProblem(
+            (size,),
+            costs.forward_s[types][None],
+            costs.backward_s[types][None],
+            np.diagonal(costs.saved_bytes)[None].copy(),
+            costs.boundary_bytes[None],
+            costs.parameter_elements * state / 2,
+            np.array([float(bench.cluster.devices[t].usable_bytes) for t in types]),
+            narrow,
+            bench.job.global_batch,
+            schedules=(schedule,),
+            exact_features=True,
+        )
+        result = solve_bapipe(problem, time_limit_s=TIME_LIMIT_S)
+        if result.decision is None:
+            continue
+        key = {"1f1b-sno": "bapipe-sno", "1f1b-so": "bapipe-so"}[str(schedule)]
+        point = Point(stages_of(result.decision.boundaries), 1, size, bench.job.global_batch // size, key)
+        found.append(play(bench, point, Transfers.OVERLAPPED))
+    return found
+
+
+def _may_fit(bench: Bench, size: int, count: int) -> bool:
+    """Whether some cut into as many stages as possible leaves room for the features of 1F1B."""
+    tables, parts = bench.tables(size), bench.job.global_batch // size
+    needs = [tables.needed(StageRule(min(parts, count - s)), recompute=False) for s in range(count)]
+    return least_need(needs, tables.real) <= max(d.usable_bytes for d in bench.cluster.devices)
+
+
+def _neighbour_byte_per_s(cluster: Cluster, count: int) -> list[float]:
+    """Bandwidth of each level that `count` neighbours span."""
+    sizes, speeds = levels_of(cluster, count)
+    return list(speeds) if sizes else [math.inf]

@@ -1,0 +1,246 @@
+"""Systems whose planner tries depths, widths and micro-batch sizes with balanced stages: GPipe, 1F1B, 2BW, Chimera.
+
+Candidates are looked at best bound first; the promising ones are simulated, and the fastest that fits is taken.
+PipeMare and pipelined backpropagation are the same with one pipeline, as deep as there are devices and blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.hardware.collectives import collective_s
+from planner.hardware.types import Collective
+from planner.systems._bench import Bench, StageRule
+from planner.systems._cuts import balanced, least_need
+from planner.systems._play import Played, play
+from planner.systems._search import Found, found_of, search, stages_of
+from planner.systems.types import Point, System
+from planner.units import format_bytes
+
+MOST_PLAYED = 60
+"""Candidates of one system that are simulated at the most."""
+
+SLACK = 0.15
+"""A candidate whose bound is slower than the best by less than this is not given up for the bound alone."""
+
+FAR = 0.4
+"""Shapes whose estimate is slower than the best by more than this are left out."""
+
+MOST_ACTIONS = 400_000
+"""Larger orders are not simulated: there is always a candidate with larger micro-batches or fewer stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shape to be tried.
+
+    Attributes:
+        estimate_s: with the schedule's bubble and the exchange of gradients; the order in which shapes are tried.
+        bound_s: no pipeline of this shape is faster.
+        depth: stages.
+        copies: pipelines.
+        micro_batch, micro_batches: in one pipeline.
+        recompute: of all stages.
+        schedule: with its options.
+    """
+
+    estimate_s: float
+    bound_s: float
+    depth: int
+    copies: int
+    micro_batch: int
+    micro_batches: int
+    recompute: bool
+    schedule: str
+
+
+def stage_rule(schedule: str, stage: int, depth: int, micro_batches: int) -> StageRule:
+    """What a stage keeps under a schedule, as its page has it."""
+    key, _, options = schedule.partition(":")
+    behind = depth - stage
+    if key == "gpipe":
+        return StageRule(micro_batches)
+    if key == "pipedream":
+        return StageRule(behind, behind)
+    if key == "pipedream-2bw":
+        return StageRule(behind, 2)
+    if key == "pipemare":
+        return StageRule(2 * behind)
+    if key == "pipelined-backprop":
+        return StageRule(2 * behind - 1)
+    if key == "chimera":
+        pairs = int(next((o.split("=")[1] for o in options.split(",") if o.startswith("pairs=")), "1"))
+        kept = (depth // 2 + 1) * (2 if "over=double" in options else 1)
+        return StageRule(min(micro_batches, kept), 1, 2 * pairs)
+    return StageRule(min(micro_batches, behind))
+
+
+def depths(bench: Bench, least: int = 2) -> list[int]:
+    """Depths worth trying: all up to 16, multiples of 8, divisors of the device count, and the deepest."""
+    most = min(bench.devices, bench.blocks)
+    divisors = [d for d in range(1, most + 1) if bench.devices % d == 0]
+    return sorted({d for d in (*range(1, 17), *range(24, most + 1, 8), *divisors, most) if least <= d <= most})
+
+
+def schedules_for(system: System, depth: int, micro_batches: int, recompute: bool) -> list[str]:
+    """The system's schedule with each of its options that suits the shape."""
+    if system.schedule != "chimera":
+        return [system.schedule]
+    if depth % 2:
+        return []
+    pairs = [f for f in (1, 2, 4) if (depth // 2) % f == 0]
+    found = [f"chimera:pairs={f}" if f > 1 else "chimera" for f in pairs]
+    if micro_batches > depth and micro_batches % 2 == 0 and recompute:
+        found.append("chimera:over=double")
+    return found
+
+
+def _candidates(bench: Bench, system: System) -> list[Candidate]:
+    found = []
+    fixed = system.options.get("depth") == "devices"
+    tried = [min(bench.devices, bench.blocks)] if fixed else depths(bench)
+    sizes = bench.sizes[:1] if system.options.get("micro_batch") == "1" else bench.sizes
+    for depth in tried:
+        for size in sizes:
+            copies = _copies(bench, depth, size) if system.copies else 1
+            count, rest = divmod(bench.job.global_batch, size * copies)
+            if rest or not count or (system.schedule == "pipedream-2bw" and count < depth):
+                continue
+            for recompute in system.recompute:
+                work = bench.tables(size).work_s[0, -1]
+                work += bench.tables(size).repeat_s[0, -1] if recompute else 0.0
+                for schedule in schedules_for(system, depth, count, recompute):
+                    slot = float(work / depth)
+                    exchange = _exchange_s(bench, schedule, depth, copies)
+                    estimate = slot * (count + bubble_slots(schedule, depth, count)) + exchange
+                    shape = (depth, copies, size, count, recompute, schedule)
+                    found.append(Candidate(estimate, slot * count, *shape))
+    return sorted(found, key=lambda c: (c.estimate_s, c.depth, c.recompute))
+
+
+def bubble_slots(schedule: str, depth: int, micro_batches: int) -> float:
+    """Idle time of equal stages with B = 2F, in times of a stage for one micro-batch."""
+    key, _, options = schedule.partition(":")
+    if key in ("gpipe", "1f1b"):
+        return depth - 1
+    if key != "chimera":
+        return 0.0
+    if "over=double" in options:
+        return 2 * (depth - 2) / 3
+    pairs = int(options.partition("pairs=")[2] or 1)
+    return (-(-micro_batches // depth) + 1) * max(0.0, depth / pairs - 2) / 3
+
+
+def _exchange_s(bench: Bench, schedule: str, depth: int, copies: int) -> float:
+    """The all-reduce of an even share of the parameters among the copies of a stage."""
+    states = stage_rule(schedule, 0, depth, 1).states
+    if copies * states < 2:
+        return 0.0
+    payload = float(bench.tables(bench.sizes[0]).elements[0, -1]) / depth * bench.precision.gradient_bytes
+    ranks = np.unique(np.arange(copies)[:, None] * depth + np.arange(min(states, depth))[None, :])
+    return states * collective_s(bench.cluster, Collective.ALL_REDUCE, ranks, payload, max(1, depth // states))
+
+
+def _copies(bench: Bench, depth: int, size: int) -> int:
+    """The most copies of a pipeline that the devices hold and whose micro-batches divide the global batch."""
+    most = bench.devices // depth
+    return next(w for w in range(most, 0, -1) if bench.job.global_batch % (w * size) == 0 or w == 1)
+
+
+def cut(bench: Bench, candidate: Candidate, states: int = 0) -> tuple[int, ...] | None:
+    """Balanced stages that fit, by the rule of the schedule."""
+    tables, room = bench.tables(candidate.micro_batch), min(d.usable_bytes for d in bench.cluster.devices)
+    stage_s = tables.stage_s(recompute=candidate.recompute)
+    fits = [n <= room for n in _needs(bench, candidate, states)]
+    return balanced(stage_s, fits)
+
+
+def _needs(bench: Bench, candidate: Candidate, states: int) -> list[np.ndarray]:
+    tables, extra = bench.tables(candidate.micro_batch), states * bench.precision.weight_bytes
+    found, known = [], {}
+    for stage in range(candidate.depth):
+        rule = stage_rule(candidate.schedule, stage, candidate.depth, candidate.micro_batches)
+        if rule not in known:
+            known[rule] = tables.needed(rule, recompute=candidate.recompute) + extra * tables.elements
+        found.append(known[rule])
+    return found
+
+
+def point_of(candidate: Candidate, marks: tuple[int, ...], played: int = 0) -> Point:
+    """The point of a candidate with these stages."""
+    return Point(
+        stages_of(marks, recompute=candidate.recompute),
+        candidate.copies,
+        candidate.micro_batch,
+        candidate.micro_batches,
+        candidate.schedule,
+        played=played,
+    )
+
+
+def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int = 0) -> tuple[Played | None, str]:
+    """The fastest candidate that fits, and otherwise what is in the way."""
+    best: Played | None = None
+    tightest: tuple[float, Candidate] | None = None
+    refused, plays = "", 0
+    for candidate in candidates:
+        limit = best.iteration_s if best else math.inf
+        if plays >= MOST_PLAYED or candidate.estimate_s * (1 - FAR) > limit:
+            break
+        if candidate.bound_s >= limit:
+            continue
+        if candidate.depth * candidate.micro_batches * 2 > MOST_ACTIONS and "played" not in system.options:
+            continue
+        tables, marks = bench.tables(candidate.micro_batch), cut(bench, candidate, states)
+        if marks is None:
+            need = math.inf if best else least_need(_needs(bench, candidate, states), tables.real)
+            tightest = min(tightest or (math.inf, candidate), (need, candidate), key=lambda e: e[0])
+            continue
+        stage_s = tables.stage_s(recompute=candidate.recompute)
+        slowest = max(float(stage_s[a, b]) for a, b in itertools.pairwise(marks))
+        if candidate.micro_batches * slowest * (1 - SLACK) >= limit:
+            continue
+        played = play(bench, point_of(candidate, marks, _shorter(system, candidate)), system.transfers, states=states)
+        plays += 1
+        if played.feasible and played.iteration_s < limit:
+            best = played
+        elif not played.feasible:
+            refused = played.reason
+    return best, "" if best else _why(bench, tightest, refused)
+
+
+def _shorter(system: System, candidate: Candidate) -> int:
+    """Micro-batches that are enough to find the pace of a pipeline that updates after each of them."""
+    if system.options.get("played") != "pace":
+        return 0
+    return min(candidate.micro_batches, 4 * candidate.depth)
+
+
+def _why(bench: Bench, tightest: tuple[float, Candidate] | None, refused: str) -> str:
+    if tightest is None or math.isinf(tightest[0]):
+        return refused or "no depth, width and micro-batch divide the devices and the global batch"
+    need, shape = tightest
+    have = min(d.usable_bytes for d in bench.cluster.devices)
+    return (
+        f"does not fit: the fullest device needs {format_bytes(need)} of {format_bytes(have)} at the least "
+        f"({shape.depth} stages, micro-batch {shape.micro_batch}{', recompute' if shape.recompute else ''})"
+    )
+
+
+@search("sweep")
+def by_sweep(bench: Bench, system: System) -> Found:
+    """Depth, width, micro-batch and recomputation."""
+    states = int(system.options.get("states", "0"))
+    if bench.devices < 2 or bench.blocks < 2:
+        return Found(reason="a pipeline needs two devices and a model of two blocks")
+    best, reason = sweep(bench, system, _candidates(bench, system), states)
+    if best is None:
+        return Found(reason=reason)
+    name = schedules.get(best.point.schedule).name
+    notes = (f"schedule {name}",) if name != system.schedule else ()
+    return found_of(best, notes=notes)

@@ -1,0 +1,31 @@
+"""The best of all of them: this planner's own search, and every named system beside it."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "auto",
+    System(
+        key="auto",
+        title="auto",
+        cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
+        sharding="none: every tensor is whole on its stage",
+        schedule="1f1b",
+        sync="",
+        search="auto",
+        semantics=Semantics.SYNC,
+        staleness="none by default; with `--semantics any` that of the system it takes",
+        chooses=(
+            "the fastest of the own search (proven best of its space by the closed form, then simulated) "
+            "and of all named systems that were run"
+        ),
+        source="this planner",
+        backend={
+            "plan": "`shardplan plan` writes it, where the own search is fastest",
+        },
+        open=("asynchronous systems take part only where the user allows other semantics",),
+        recompute=(False, True),
+    ),
+)

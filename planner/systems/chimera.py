@@ -1,0 +1,37 @@
+"""Chimera: pipelines in both directions, W x D workers."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "chimera",
+    System(
+        key="chimera",
+        title="Chimera",
+        cut="D balanced stages on D workers in both directions; W copies",
+        sharding="none: every tensor is whole on its stage",
+        schedule="chimera",
+        sync="",
+        search="sweep",
+        semantics=Semantics.SYNC,
+        staleness="none: the pipeline drains before every update",
+        chooses=(
+            "the largest micro-batch that fits for each (W, D), then the shape that its performance model"
+            " prefers; more pairs of pipelines trade memory for bubbles; forward doubling with "
+            "recomputation where there are more than D micro-batches"
+        ),
+        source="Li and Hoefler, SC 2021",
+        backend={
+            "weight_versions": "1, in 2f copies of every stage",
+            "update": "once per mini-batch after an all-reduce among the 2fW workers of a stage",
+            "exchange": "launched eagerly where a bubble follows, at the end elsewhere",
+        },
+        open=(
+            "all micro-batch sizes are simulated rather than the largest only",
+            "backward halving is not tried: it needs micro-batches of at least two samples",
+        ),
+        recompute=(False, True),
+    ),
+)

@@ -1,0 +1,122 @@
+"""Every system asked what it would do with one model on one cluster, and the answers in one table."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.errors import HardwareError, JobError, PlanError
+from planner.hardware.types import Cluster
+from planner.space.types import Job
+from planner.systems import SYSTEMS
+from planner.systems._bench import Bench, Prices
+from planner.systems._search import SEARCHES, Found
+from planner.systems.types import Semantics, System, SystemRow
+
+_MODULES = ("_sweep", "_replicas", "_published", "_auto")
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All rows, the ones that count first.
+
+    Attributes:
+        model, hardware: names.
+        global_batch: samples of an iteration.
+        semantics: whether asynchronous rows take part in the ranking.
+        rows: fastest first. Asynchronous rows stand behind all synchronous ones unless any semantics is allowed; what
+            does not fit stands last.
+        notes: what holds for all rows.
+    """
+
+    model: str
+    hardware: str
+    global_batch: int
+    semantics: str
+    rows: tuple[SystemRow, ...]
+    notes: tuple[str, ...] = ()
+
+
+def run_system(system: System, bench: Bench) -> SystemRow:
+    """Let a system decide by its own rules, and play what it decides.
+
+    A system that cannot express the model or fit it gives a row that says why.
+    """
+    for module in _MODULES:
+        importlib.import_module(f"planner.systems.{module}")
+    try:
+        found = SEARCHES[system.search](bench, system)
+    except (PlanError, JobError, HardwareError) as error:
+        found = Found(reason=str(error))
+    if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):
+        bench.results[system.key] = replace(found, changes_semantics=system.semantics is Semantics.ASYNC)
+    return _row(system, bench, found)
+
+
+def _row(system: System, bench: Bench, found: Found) -> SystemRow:
+    feasible = not found.reason and math.isfinite(found.iteration_s)
+    asynchronous = found.changes_semantics or (system.semantics is Semantics.ASYNC and found.staleness > 0)
+    semantics = (
+        Semantics.ASYNC if asynchronous or (system.semantics is Semantics.ASYNC and not feasible) else Semantics.SYNC
+    )
+    return SystemRow(
+        system=system.key,
+        title=system.title,
+        semantics=semantics,
+        feasible=feasible,
+        reason=found.reason,
+        plan=found.plan if feasible else "",
+        iteration_s=found.iteration_s if feasible else 0.0,
+        throughput=bench.job.global_batch / found.iteration_s if feasible else 0.0,
+        memory=found.memory if feasible else None,
+        capacity_bytes=found.capacity_bytes if feasible else 0.0,
+        bubble=found.bubble if feasible else 0.0,
+        sent_bytes=found.sent_bytes if feasible else 0.0,
+        weight_versions=found.weight_versions if feasible else 0,
+        staleness=found.staleness if feasible else 0,
+        devices=found.devices if feasible else 0,
+        available=bench.devices,
+        micro_batch=found.micro_batch if feasible else 0,
+        tells={**system.backend, **found.tells},
+        notes=found.notes,
+    )
+
+
+def compare_systems(
+    prices: Prices,
+    cluster: Cluster,
+    job: Job,
+    *,
+    systems: Sequence[str] = (),
+    semantics: str = "sync",
+) -> Comparison:
+    """Ask every system what it would do.
+
+    Args:
+        prices: the model's prices (`planner.Pricer(graph, cluster, job)`).
+        cluster: the machine.
+        job: global batch, precision, optimizer.
+        systems: which; all when empty. `auto` takes the best of its own search and of the others that are asked.
+        semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
+
+    Raises:
+        UsageError: no system has one of the names.
+        JobError: no micro-batch size divides the global batch.
+    """
+    if semantics not in ("sync", "any"):
+        raise JobError(f"unknown semantics {semantics!r}", hint="use sync or any")
+    wanted = tuple(dict.fromkeys(systems)) or SYSTEMS.names()
+    chosen = [SYSTEMS.get(name) for name in wanted]
+    bench = Bench(prices, cluster, job, allowed=("any",) if semantics == "any" else ())
+    rows = [run_system(system, bench) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
+    rows.sort(key=lambda row: _order(row, semantics))
+    name = prices.chain.graph.name
+    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes)
+
+
+def _order(row: SystemRow, semantics: str) -> tuple[bool, bool, float, bool, str]:
+    behind = semantics == "sync" and row.semantics is Semantics.ASYNC
+    return not row.feasible, behind, row.iteration_s, row.system != AUTO, row.system

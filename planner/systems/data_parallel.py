@@ -1,0 +1,34 @@
+"""Plain synchronous data parallelism: what every published system compares itself with."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "data-parallel",
+    System(
+        key="data-parallel",
+        title="Data parallelism",
+        cut="none: every device has the whole model",
+        sharding="none: every tensor is whole on its stage",
+        schedule="",
+        sync="ring",
+        search="data-parallel",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses="the largest number of devices that share the batch, gradients accumulated over micro-batches",
+        source="common practice",
+        backend={
+            "weight_versions": "1",
+            "update": "once per mini-batch after an all-reduce",
+        },
+        open=(
+            (
+                "the exchange is not hidden behind the backward; `horovod`-like overlap is in the rows of"
+                " the exchange systems"
+            ),
+        ),
+        copies=False,
+    ),
+)

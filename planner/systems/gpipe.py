@@ -1,0 +1,42 @@
+"""GPipe: balanced cells, all forwards, then all backwards, activations recomputed."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "gpipe",
+    System(
+        key="gpipe",
+        title="GPipe",
+        cut="K balanced cells in line; copies of the pipeline",
+        sharding="none: every tensor is whole on its stage",
+        schedule="gpipe",
+        sync="",
+        search="sweep",
+        semantics=Semantics.SYNC,
+        staleness="none: the pipeline drains before every update",
+        chooses=(
+            "K cells balanced by estimated cost and M micro-batches, M at least 4K where memory and batch"
+            " allow; recomputation where activations do not fit"
+        ),
+        source="Huang et al., NeurIPS 2019",
+        backend={
+            "weight_versions": "1",
+            "update": "once per mini-batch, gradients of all micro-batches summed",
+            "batch_norm": "statistics per micro-batch in training, moving averages over the mini-batch",
+        },
+        open=(
+            (
+                "the published heuristic minimises the variance of cell costs; here the slowest cell is "
+                "minimised exactly, within memory"
+            ),
+            (
+                "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
+                "batch divides into"
+            ),
+        ),
+        recompute=(False, True),
+    ),
+)

@@ -1,0 +1,49 @@
+"""PipeDream: replicated stages by a hierarchical DP, 1F1B without a flush, stashed weights."""
+
+from __future__ import annotations
+
+from planner.simulate import Transfers
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "pipedream",
+    System(
+        key="pipedream",
+        title="PipeDream",
+        cut="contiguous stages, each replicated on its own, level by level of the cluster",
+        sharding="none: every tensor is whole on its stage",
+        schedule="pipedream",
+        sync="",
+        search="pipedream",
+        semantics=Semantics.ASYNC,
+        staleness="gradients of stage s are D - 1 - s updates old",
+        chooses=(
+            "stage boundaries and replicas that minimise the slowest stage; NOAM = ceil(workers / "
+            "replicas of the first stage) minibatches in flight"
+        ),
+        source="Narayanan et al., SOSP 2019",
+        backend={
+            "weight_versions": (
+                "stash one version per minibatch in flight; its backward uses the version of its forward"
+            ),
+            "update": "after every minibatch; the replicas of a stage average first",
+            "replicas": "round-robin; a backward runs on the replica that ran the forward",
+            "learning_rate": "as for data parallelism with the same minibatch; no correction",
+        },
+        open=(
+            (
+                "a minibatch is what a device would work on in data parallelism (global batch over "
+                "devices); the table's iteration is as many of them as make a global batch"
+            ),
+            "replicas exchange gradients before each of their updates, not behind later work",
+            (
+                "the search uses the paper's stage cost (the longer of computation and exchange), not the"
+                " sum of the released program"
+            ),
+        ),
+        transfers=Transfers.OVERLAPPED,
+        copies=False,
+        options={"played": "pace"},
+    ),
+)

@@ -1,0 +1,39 @@
+"""PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "pipedream-2bw",
+    System(
+        key="pipedream-2bw",
+        title="PipeDream-2BW",
+        cut="depth d of balanced stages, width w of parallel pipelines",
+        sharding="none: every tensor is whole on its stage",
+        schedule="pipedream-2bw",
+        sync="",
+        search="sweep",
+        semantics=Semantics.ASYNC,
+        staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
+        chooses=(
+            "depth, width, micro-batch and recomputation by trying all, at least d micro-batches a "
+            "mini-batch; two versions instead of d let it take depths that PipeDream cannot"
+        ),
+        source="Narayanan et al., ICML 2021",
+        backend={
+            "weight_versions": "2 (the one being used and the one being made), swapped once per mini-batch",
+            "update": "once per mini-batch of m >= d micro-batches",
+            "learning_rate": "as in synchronous training; the delay is constant",
+        },
+        open=(
+            "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
+            (
+                "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
+                "published cost model"
+            ),
+        ),
+        recompute=(False, True),
+    ),
+)

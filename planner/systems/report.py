@@ -1,0 +1,157 @@
+"""A comparison as data and as text: JSON, CSV, Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from planner.systems.compare import Comparison
+from planner.systems.types import Semantics, SystemRow
+from planner.units import format_bytes, format_seconds
+
+COLUMNS = (
+    "system", "semantics", "iteration", "samples/s", "peak memory", "bubble", "sent", "versions", "staleness",
+    "devices", "plan, or the reason why not",
+)  # fmt: skip
+"""Headings of the table for people."""
+
+MARK = "*"
+"""Behind the name of a system that changes the training semantics."""
+
+
+def comparison_columns() -> tuple[str, ...]:
+    """Headings of the table for people."""
+    return COLUMNS
+
+
+def comparison_cells(row: SystemRow) -> tuple[str, ...]:
+    """One row as texts, in the order of `COLUMNS`."""
+    mark = MARK if row.semantics is Semantics.ASYNC else ""
+    if not row.feasible:
+        return (row.system + mark, row.semantics.value, *["-"] * 8, f"no: {row.reason}")
+    memory = row.memory
+    return (
+        row.system + mark,
+        row.semantics.value,
+        format_seconds(row.iteration_s),
+        f"{row.throughput:,.4g}",
+        "-" if memory is None else f"{format_bytes(memory.total)} of {format_bytes(row.capacity_bytes)}",
+        f"{row.bubble:.1%}",
+        format_bytes(row.sent_bytes),
+        str(row.weight_versions),
+        str(row.staleness),
+        f"{row.devices} of {row.available}",
+        row.plan,
+    )
+
+
+def comparison_groups(comparison: Comparison) -> list[tuple[str, tuple[SystemRow, ...]]]:
+    """Rows by heading: what is ranked, what changes the semantics, what does not fit."""
+    feasible = [r for r in comparison.rows if r.feasible]
+    apart = comparison.semantics == "sync"
+    ranked = tuple(r for r in feasible if not apart or r.semantics is Semantics.SYNC)
+    other = tuple(r for r in feasible if r not in ranked)
+    failed = tuple(r for r in comparison.rows if not r.feasible)
+    titled = (
+        ("ranked", ranked),
+        ("asynchronous: these change the training semantics and are not ranked with the others", other),
+        ("not possible", failed),
+    )
+    return [(title, rows) for title, rows in titled if rows]
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain JSON data; seconds, bytes, fractions."""
+    return {
+        "format": "shardplan-comparison",
+        "version": 1,
+        "model": comparison.model,
+        "hardware": comparison.hardware,
+        "global_batch": comparison.global_batch,
+        "semantics": comparison.semantics,
+        "notes": list(comparison.notes),
+        "rows": [_document(row) for row in comparison.rows],
+    }
+
+
+def _document(row: SystemRow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "system": row.system,
+        "title": row.title,
+        "semantics": row.semantics.value,
+        "feasible": row.feasible,
+    }
+    if row.feasible:
+        found |= {
+            "plan": row.plan,
+            "iteration_s": row.iteration_s,
+            "samples_per_s": row.throughput,
+            "bubble_fraction": row.bubble,
+            "sent_bytes": row.sent_bytes,
+            "weight_versions": row.weight_versions,
+            "staleness_updates": row.staleness,
+            "devices_used": row.devices,
+            "devices_available": row.available,
+            "micro_batch": row.micro_batch,
+            "memory": None if row.memory is None else _memory(row),
+        }
+    else:
+        found["reason"] = row.reason
+    return found | {"backend": dict(row.tells), "notes": list(row.notes)}
+
+
+def _memory(row: SystemRow) -> dict[str, float]:
+    memory = row.memory
+    if memory is None:
+        return {}
+    return {
+        "weights_bytes": memory.weights,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+        "activations_bytes": memory.activations,
+        "workspace_bytes": memory.workspace,
+        "reserve_bytes": memory.reserve,
+        "total_bytes": memory.total,
+        "capacity_bytes": row.capacity_bytes,
+    }
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """One line a system with a heading; empty cells where nothing fits."""
+    names = (
+        "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes",
+        "bubble_fraction", "sent_bytes", "weight_versions", "staleness_updates", "devices_used", "devices_available",
+        "plan", "reason",
+    )  # fmt: skip
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in comparison.rows:
+        document = _document(row)
+        memory = document.get("memory") or {}
+        document |= {
+            "peak_memory_bytes": memory.get("total_bytes", ""),
+            "capacity_bytes": memory.get("capacity_bytes", ""),
+        }
+        writer.writerow([document.get(name, "") for name in names])
+    return text.getvalue()
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """A table with the rows that change the semantics, and those that do not fit, below."""
+    lines = [f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"]
+    for title, rows in comparison_groups(comparison):
+        lines += ["", f"**{title}**", "", *_table(rows)]
+    return "\n".join([*lines, *(f"\n{note}" for note in comparison.notes)]) + "\n"
+
+
+def _table(rows: Sequence[SystemRow]) -> list[str]:
+    head = "| " + " | ".join(COLUMNS) + " |"
+    rule = "|" + "---|" * len(COLUMNS)
+    return [
+        head,
+        rule,
+        *("| " + " | ".join(c.replace("|", "\\|") for c in comparison_cells(row)) + " |" for row in rows),
+    ]

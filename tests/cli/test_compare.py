@@ -1,0 +1,77 @@
+"""`shardplan compare`: tables in all formats, ranking and refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.compare import command
+from cli.main import main
+
+GNMT = ["gnmt-8", "--hardware", "v100-pcie-4", "--precision", "fp32", "--global-batch", "64"]
+FEW = ["--systems", "gpipe,pipedream-2bw,chimera,data-parallel,auto"]
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(command, [*GNMT, *FEW, *args], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def document(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("--format", "json", *args))
+    return found
+
+
+def test_synchronous_systems_come_first_and_auto_is_the_best_of_them() -> None:
+    rows = document()["rows"]
+    assert [r["system"] for r in rows][0] == "auto"
+    assert rows[-1]["system"] == "pipedream-2bw"
+    assert rows[-1]["semantics"] == "async"
+    synchronous = [r["iteration_s"] for r in rows if r["semantics"] == "sync"]
+    assert synchronous == sorted(synchronous)
+
+
+def test_with_any_semantics_all_are_ranked_by_time() -> None:
+    rows = document("--semantics", "any")["rows"]
+    times = [r["iteration_s"] for r in rows if r["feasible"]]
+    assert times == sorted(times)
+
+
+def test_rows_add_up() -> None:
+    for row in document()["rows"]:
+        assert row["samples_per_s"] == pytest.approx(64 / row["iteration_s"])
+        memory = row["memory"]
+        parts = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
+        assert memory["total_bytes"] == pytest.approx(sum(memory[f"{p}_bytes"] for p in parts))
+        assert memory["total_bytes"] <= memory["capacity_bytes"]
+        assert 0 <= row["bubble_fraction"] < 1
+        assert row["devices_used"] <= row["devices_available"] == 4
+
+
+def test_formats_and_files(tmp_path: Path) -> None:
+    assert "changes" in run() or "asynchronous" in run()
+    assert run("--format", "markdown").count("|---") >= 2
+    table = list(csv.DictReader(io.StringIO(run("--format", "csv"))))
+    assert {r["system"] for r in table} == {"gpipe", "pipedream-2bw", "chimera", "data-parallel", "auto"}
+    picture, text = tmp_path / "x.svg", tmp_path / "x.md"
+    run("--plot", str(picture), "--output", str(text), "--format", "markdown")
+    assert picture.read_text().startswith("<svg")
+    assert "auto" in text.read_text()
+
+
+def test_equal_runs_give_equal_bytes() -> None:
+    assert run("--format", "json") == run("--format", "json")
+
+
+def test_an_unknown_system_is_one_line_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *GNMT, "--systems", "gpip"])
+    assert stop.value.code == 2
+    assert "gpipe" in capsys.readouterr().err
