@@ -20,6 +20,7 @@ from planner.sharding.layout import (
 )
 from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
 from planner.sharding.problem import Setting, ShardingProblem, formulate
+from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.sharded import ShardedCosts, sharded_costs
@@ -70,10 +71,12 @@ __all__ = [
     "padding",
     "parse_layout",
     "refusal",
+    "refusals_on",
     "reshard",
     "reshard_table",
     "shard_elements",
     "shard_shape",
     "sharded_costs",
+    "split_refusals",
     "strategies",
 ]

@@ -35,7 +35,9 @@ class Options:
     """Which splits count.
 
     Attributes:
-        padded: uneven cuts, at the cost of their padding.
+        padded: uneven cuts, at the cost of their padding: every rank works on and holds as much as the largest piece.
+            Padding is zeros, so dimensions whose statistics are reduced, and factors of a tensor dimension, are not
+            padded.
         coupled: cuts of coupled dimensions with an exchange of statistics, and ring attention.
         partial: partial sums may pass through linear operators.
         replicate: an axis may do the same work on every rank.
@@ -89,6 +91,14 @@ def divides(size: int, ranks: int, padded: bool) -> bool:
     return size % ranks == 0 or (padded and -(-size // ranks) * (ranks - 1) < size)
 
 
+def evenly_or_alone(local: Local, name: str, ranks: int) -> bool:
+    """Whether a cut of the dimension is even, or tears no tensor dimension that it is only a factor or window of."""
+    accesses = [a for nest in local.nests for a in (*nest.reads, *nest.writes)]
+    alone = all(len(names) == 1 for a in accesses for names in a.dims if name in names)
+    sizes = {d.size for nest in local.nests for d in nest.dims if d.name == name}
+    return alone or all(size % ranks == 0 for size in sizes)
+
+
 def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options) -> list[Choice]:
     """Everything an axis of that many ranks can do with what earlier axes left, doing nothing first."""
     found = []
@@ -103,6 +113,8 @@ def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Optio
         if dim.kind is DimKind.COUPLED and options.coupled and call.op in STATISTICS:
             means = Means.STATISTICS
         elif dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
+            continue
+        if dim.size % ranks and (means is Means.STATISTICS or not evenly_or_alone(local, dim.name, ranks)):
             continue
         if any(not _consistent(call, spec, nest, dim.name, dim.kind, ranks) for nest in local.nests):
             continue

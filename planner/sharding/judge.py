@@ -127,7 +127,8 @@ class _Judge:
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
                 return
-        steps = reshard(self.setting.mesh, tensor.shape, self.setting.bytes_of(tensor), before, after)
+        item_bytes, padded = self.setting.bytes_of(tensor), self.setting.options.padded
+        steps = reshard(self.setting.mesh, tensor.shape, item_bytes, before, after, padded=padded)
         entry = Communication(tensor.name, phase, steps, times)
         self.verdict.reshard_s += entry.seconds
         self.verdict.add_seconds(phase, entry.seconds)

@@ -186,15 +186,19 @@ class ReshardTable:
             i = k
         return tuple(result)
 
-    def _payload(self, move: Move, i: int, k: int) -> float:
-        return (
-            self.item_bytes
-            * self._elements[k if move is Move.ALL_GATHER else i]
-            * (1.0 if move.collective is not None else 0.0)
-        )
+    def _payload(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> float:
+        """Bytes that a rank contributes to a step; of an uneven cut the largest piece, padding included."""
+        if move.collective is None:
+            return 0.0
+        before, after = self._elements[i], self._elements[k]
+        if move is Move.ALL_GATHER:
+            return self.item_bytes * after
+        if move is Move.REDUCE_SCATTER:
+            return self.item_bytes * after * self.mesh.ranks_along(axes)
+        return self.item_bytes * (max(before, after) if move is Move.ALL_TO_ALL else before)
 
     def _step(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> Step:
-        payload, kind = self._payload(move, i, k), move.collective
+        payload, kind = self._payload(move, axes, i, k), move.collective
         before, after = self.layouts[i], self.layouts[k]
         if kind is None:
             return Step(move, axes, before, after, 0.0, 0.0, 0.0, 0.0)
@@ -215,7 +219,7 @@ class ReshardTable:
                     batches.setdefault((move, axes), []).append((i, k))
         for (move, axes), pairs in batches.items():
             kind = move.collective
-            payload = np.asarray([self._payload(move, i, k) for i, k in pairs])
+            payload = np.asarray([self._payload(move, axes, i, k) for i, k in pairs])
             seconds = np.zeros(len(pairs)) if kind is None else self.mesh.seconds(kind, axes, payload)
             fraction = 0.0 if kind is None else sent_fraction(kind, self.mesh.ranks_along(axes))
             for (i, k), cost, sent in zip(pairs, seconds, payload * fraction, strict=True):
@@ -258,9 +262,15 @@ def reshard_table(
 
 
 def reshard(
-    mesh: Mesh, shape: Sequence[int], item_bytes: float, before: TensorLayout, after: TensorLayout
+    mesh: Mesh,
+    shape: Sequence[int],
+    item_bytes: float,
+    before: TensorLayout,
+    after: TensorLayout,
+    *,
+    padded: bool = False,
 ) -> tuple[Step, ...]:
-    """The collectives that change a tensor's layout, in order.
+    """The collectives that change a tensor's layout, in order; uneven cuts only where padding is allowed.
 
     >>> from planner.sharding import ideal_mesh, parse_layout, reshard
     >>> mesh = ideal_mesh({"data": 2, "model": 4})
@@ -271,4 +281,4 @@ def reshard(
         UsageError: the tensor cannot lie so.
     """
     tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
-    return reshard_table(mesh, tuple(shape), item_bytes, interleaved=tags).steps(before, after)
+    return reshard_table(mesh, tuple(shape), item_bytes, padded=padded, interleaved=tags).steps(before, after)

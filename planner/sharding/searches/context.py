@@ -4,9 +4,9 @@ The axis is the one called `context`, else the last. On it every activation that
 weight is cut while it is used, so that products, norms and sums need nothing from other ranks. Attention either hands
 keys and values around in a ring or gathers them, whichever is faster (`context`), or always uses the ring
 (`context-ring`): both send the same bytes, the ring in more and smaller messages, but it never holds more than two
-pieces of keys and values, and its messages can hide behind work, which is not modelled. Weights' gradients are summed over the axis, or
-their states cut over it. All other axes are free. Liu et al. 2023 (ring attention); Korthikanti et al., MLSys 2023 is
-what it is compared with: there the tensor axis cuts steps outside of the products only.
+pieces of keys and values, and its messages can hide behind work, which is not modelled. Weights' gradients are summed
+over the axis, or their states cut over it. All other axes are free. Liu et al. 2023 (ring attention); Korthikanti et
+al., MLSys 2023 is what it is compared with: there the tensor axis cuts steps outside of the products only.
 
 Causal masks: the prices of `planner.costs` count the whole score matrix, and each rank is charged for all of its rows.
 That is the work of the busiest rank of contiguous chunks, the last one, up to half a block. `busiest_share` says what
@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import TensorKind
-from planner.operators import graph_specs
+from planner.operators import OpCall, graph_specs
 from planner.sharding.choices import Means
 from planner.sharding.coupled import RING_ATTENTION
 from planner.sharding.elimination import minimise
@@ -30,6 +30,7 @@ from planner.sharding.judge import evaluate
 from planner.sharding.layout import TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.problem import Setting, formulate
+from planner.sharding.refusals import split_refusals
 from planner.sharding.resting import TensorChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy
@@ -102,8 +103,8 @@ class _Rule:
     def __init__(self, setting: Setting, ring: bool) -> None:
         self.setting, self.graph, self.axis = setting, setting.graph, context_axis(setting)
         self.ring = ring
-        specs = graph_specs(setting.graph)
-        self.dims = named_dims(setting.graph, setting.members, specs, setting.tied)
+        self.specs = graph_specs(setting.graph)
+        self.dims = named_dims(setting.graph, setting.members, self.specs, setting.tied)
         self.steps = steps_dim(setting, self.dims)
 
     def cut(self, name: str) -> int:
@@ -132,6 +133,12 @@ class _Rule:
         return not any(
             self.graph.tensors[name].kind is TensorKind.PARAMETER and layout[self.axis].cuts for name, layout in reads
         )
+
+    def reasons(self, i: int) -> str:
+        """What speaks against cuts of an operator on the axis."""
+        call = OpCall.of(self.graph, self.graph.nodes[i])
+        found = split_refusals(call, self.specs[i], self.setting.mesh.sizes[self.axis], self.setting.options)
+        return f" ({'; '.join(found.values())})" if found else ""
 
     def rests(self, name: str, layout: TensorLayout) -> bool:
         """Whether an activation rests cut along its steps."""
@@ -171,8 +178,10 @@ def _search(setting: Setting, memory_bytes: float | None, *, ring: bool) -> Shar
             or not isinstance(choice, (Strategy, TensorChoice))
         ]  # fmt: skip
         if not options:
+            reasons = rule.reasons(by_key[name]) if name in by_key else ""
             raise InfeasibleError(
-                f"{name.removeprefix('op:')} cannot be cut along its steps on {setting.mesh.sizes[rule.axis]} ranks",
+                f"{name.removeprefix('op:')} cannot be cut along its steps on {setting.mesh.sizes[rule.axis]} ranks"
+                f"{reasons}",
                 where=name.removeprefix("op:"),
                 hint="use a context axis that divides the number of steps",
             )

@@ -16,11 +16,12 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
-from planner.operators import OpSpec, graph_specs
+from planner.operators import OpCall, OpSpec, graph_specs
 from planner.sharding.elimination import minimise
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import Part
 from planner.sharding.problem import Setting, formulate
+from planner.sharding.refusals import split_refusals
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy
 
@@ -104,13 +105,18 @@ def megatron(setting: Setting, *, memory_bytes: float | None = None) -> Sharding
     plain = replace(setting, sharded_states=False)
     problem = formulate(plain)
     by_name = {name: v for v, name in enumerate(problem.names)}
+    specs = graph_specs(setting.graph)
     keep = {}
     for i, role in roles(setting).items():
         v = by_name[f"op:{setting.graph.nodes[i].key}"]
         options = [c for c, s in enumerate(problem.choices[v]) if isinstance(s, Strategy) and _allowed(s, role)]
         if not options:
+            call = OpCall.of(setting.graph, setting.graph.nodes[i])
+            reasons = split_refusals(call, specs[i], setting.mesh.sizes[-1], setting.options).values()
             raise InfeasibleError(
-                f"{setting.graph.nodes[i].key} cannot be a {role} operator on this mesh",
+                f"{setting.graph.nodes[i].key} cannot be a {role} operator on this mesh"
+                + (f" ({'; '.join(reasons)})" if reasons else ""),
+                where=setting.graph.nodes[i].key,
                 hint="use a tensor axis that divides heads and widths",
             )
         keep[v] = np.asarray(options)
