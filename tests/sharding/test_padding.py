@@ -121,7 +121,7 @@ def test_a_padded_product_costs_its_padding() -> None:
 
 
 def _uneven_block(options: Options) -> Setting:
-    return setting(attention_block(batch=3, steps=9, width=28, heads=7, inner=30), (2,), 1e3, options=options)
+    return setting(attention_block(batch=3, steps=9, width=27, heads=3, inner=30), (2,), 1e3, options=options)
 
 
 @pytest.mark.parametrize("name", ["ilp", "gshard", "mesh-tensorflow", "tofu", "megatron"])
@@ -130,7 +130,7 @@ def test_every_search_takes_the_option(name: str) -> None:
 
 
 def test_a_pattern_that_does_not_divide_says_why() -> None:
-    with pytest.raises(InfeasibleError, match=r"of 7 does not divide by 2; padding is switched off and would cost"):
+    with pytest.raises(InfeasibleError, match=r"of 27 does not divide by 2; padding is switched off and would cost"):
         get("megatron")(_uneven_block(Options()))
 
 
