@@ -24,7 +24,7 @@ from planner.solvers.partition.local_search_max_load import improve
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-ideals"
-_SETTLING_CYCLES = 4
+_SETTLING_PATIENCE = 4
 MOST_IDEALS = 400_000
 """With more ideals than this the programme is left to CP-SAT."""
 
@@ -119,7 +119,7 @@ class _Search:
         self.say()
         if chain.device_of_group is not None and not form.ordered.all():
             seated = form.decision(_seated(form, chain.device_of_group))
-            self.offer(improve(self.problem, seated, self.deadline, bound=self.bound, cycles=_SETTLING_CYCLES))
+            self.offer(improve(self.problem, seated, self.deadline, bound=self.bound, patience=_SETTLING_PATIENCE))
         else:
             self._take(form, chain)
         return self.proven
@@ -142,7 +142,7 @@ class _Search:
     def _settle(self) -> None:
         """Move the loose groups of the incumbent to where they are best."""
         if self.best is not None and not self.form.ordered.all():
-            self.offer(improve(self.problem, self.best, self.deadline, bound=self.bound, cycles=_SETTLING_CYCLES))
+            self.offer(improve(self.problem, self.best, self.deadline, bound=self.bound, patience=_SETTLING_PATIENCE))
 
     def result(self) -> Result:
         bound = math.inf if self.infeasible else min(self.bound, self.load)

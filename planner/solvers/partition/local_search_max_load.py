@@ -2,8 +2,8 @@
 
 The sum of load^p looks at all devices, most at the fullest, and has none of the plateaus of the maximum. Each run
 starts from the best plan so far, with another power; a group that moved must stay for a while. Runs go from coarse to
-fine: first regions of the plan move as a whole, then their halves, at last single groups. The number of moves is
-fixed by the problem's size, so that equal problems give equal plans; only the time limit can cut it short.
+fine: first regions of the plan move as a whole, then their halves, at last single groups. The search ends after a
+number of runs without success, so that equal problems give equal plans; only the time limit can cut it short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 NAME = "max-load-moves"
 _POWERS = (16.0, 64.0, 8.0, 32.0)
 _ROUNDS = 1000
-_CYCLES = 24
+_PATIENCE = 16
 _LEVELS = 4
 _TENURE = (8, 13)
 
@@ -62,7 +62,7 @@ def improve(
     deadline: float,
     *,
     bound: float = 0.0,
-    cycles: int = _CYCLES,
+    patience: int = _PATIENCE,
     progress: Progress | None = None,
 ) -> MaxLoadDecision:
     """The best plan that tabu runs from a feasible plan come by; never worse than it.
@@ -72,12 +72,14 @@ def improve(
         start: a feasible plan.
         deadline: value of `time.monotonic()` at which to stop.
         bound: a lower bound; the search stops when it is reached.
-        cycles: how many runs; each after the first begins with regions of the plan merged and moved as a whole.
+        patience: stop after so many runs in a row without a better plan; each run after the first begins with regions
+            of the plan merged and moved as a whole.
         progress: called when a better plan is found.
     """
     best, load = start, problem.judge(start).objective
     random = np.random.default_rng(len(start.device_of))
-    for cycle in range(cycles):
+    cycle, last = -1, 0
+    while (cycle := cycle + 1) - last < patience:
         form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load)
         movable = ~form.ordered if problem.contiguous else np.ones(form.groups, dtype=bool)
         if not movable.any():
@@ -96,7 +98,7 @@ def improve(
                 plan = level.decision(placed)
                 verdict = problem.judge(plan)
                 if verdict.feasible and verdict.objective < load:
-                    best, load = plan, verdict.objective
+                    best, load, last = plan, verdict.objective, cycle
                     if progress:
                         progress(NAME, load, bound)
             if time.monotonic() > deadline or load <= bound * (1 + 1e-9):

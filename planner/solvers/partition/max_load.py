@@ -21,7 +21,7 @@ from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load"
 _CHAIN_SHARE = 0.3
-_MOVES_SHARE = 0.15
+_MOVES_SHARE = 0.25
 _ROOT_SHARE = 0.4
 _WORK_SHARE = 1.5
 
