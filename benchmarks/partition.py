@@ -35,10 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Partition benchmarks
 
 Written by `python -m benchmarks.partition`; its help says how to run a peer's program beside it. Every case ran in a
-process of its own on {machine}, which other programs used as well. *s* goes from reading the instance to the judged
-plan, *CPU s* is what the front and its solvers took of that on all cores, both without the start of Python; *MB* is the
-peak of the whole process, interpreter and solver libraries included. The peers' figures were recorded on another
-machine: look at ratios, not at absolute times. *gap* says what is proven: *optimal*, or how far the bound is below.
+process of its own on {machine}, which other programs used as well.
+*s* goes from reading the instance to the judged plan, *CPU s* is what the front and its solvers took of that on all
+cores, both without the start of Python; *MB* is the peak of the whole process, interpreter and solver libraries
+included. The peers' figures were recorded on another machine: look at ratios, not at absolute times. *gap* says what is
+proven: *optimal*, or how far the bound is below.
 """
 
 

@@ -14,6 +14,7 @@ CONTIGUOUS_S = 60.0
 SCATTERED_S = 60.0
 LATENCY_S = 15.0
 GROWTH_S = 60.0
+SCATTERED_GROWTH_S = 30.0
 
 
 def all_cases(folder: Path) -> list[Case]:
@@ -41,7 +42,7 @@ def _operator_graphs(folder: Path, peers: Case) -> Iterator[Case]:
             name = f"{path.parent.name}/{path.stem}"
             yield {
                 "table": "contiguous" if contiguous else "scattered",
-                "label": path.stem,
+                "label": _label(path),
                 "kind": "max-load",
                 "path": str(path),
                 "contiguous": contiguous,
@@ -50,9 +51,14 @@ def _operator_graphs(folder: Path, peers: Case) -> Iterator[Case]:
             }
 
 
+def _label(path: Path) -> str:
+    """The file's name, with what its nodes are: some models come both ways."""
+    return f"{path.stem} ({'operators' if path.parent.name == 'OperatorGraphs' else 'layers'})"
+
+
 def _latency(folder: Path) -> Iterator[Case]:
     for path in sorted((folder / "operator_graphs").rglob("*inference.json")):
-        yield {"table": "latency", "label": path.stem, "kind": "latency", "path": str(path), "limit_s": LATENCY_S}
+        yield {"table": "latency", "label": _label(path), "kind": "latency", "path": str(path), "limit_s": LATENCY_S}
 
 
 def _piper(folder: Path, peers: Case) -> Iterator[Case]:
@@ -145,7 +151,7 @@ def _layerwise() -> Iterator[Case]:
 def _growth(folder: Path) -> Iterator[Case]:
     base = folder / "operator_graphs"
     bert3, resnet = base / "OperatorGraphs/bert_l-3_training.json", base / "LayerGraphs/resnet50_inference.json"
-    inception = base / "LayerGraphs/bert24_inference.json"
+    bert24 = base / "LayerGraphs/bert24_inference.json"
 
     def case(axis: str, path: Path, label: str, **more: Any) -> Case:  # noqa: ANN401
         return {"table": f"growth-{axis}", "label": label, "kind": "max-load", "path": str(path), "contiguous": True,
@@ -158,4 +164,7 @@ def _growth(folder: Path) -> Iterator[Case]:
     for devices in (2, 4, 8, 16, 32, 64):
         yield case("devices", resnet, f"resnet50_inference x2, {devices} devices", repeat=2, devices=devices)
     for times in (1, 2, 3, 4):
-        yield case("branching", inception, f"bert24_inference, {times} side by side", widen=times)
+        yield case("branching", bert24, f"bert24_inference, {times} side by side", widen=times)
+    for path, times in ((resnet, 1), (resnet, 2), (resnet, 4), (bert3, 1), (bert3, 2), (bert3, 3)):
+        more = {"contiguous": False, "limit_s": SCATTERED_GROWTH_S}
+        yield case("scattered", path, f"{path.stem}, {times} in line", repeat=times, **more)

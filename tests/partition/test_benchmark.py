@@ -97,7 +97,7 @@ def test_the_program_writes_its_document(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.partition", str(folder), "-o", str(out), "--results", str(rows)]
     subprocess.run([*command, "--only", "^(contiguous|pipedream)"], check=True, cwd=ROOT, capture_output=True)
     text = out.read_text()
-    assert "| small | 4 | 5 | 5.5 | optimal |" in text
+    assert "| small (layers) | 4 | 5 | 5.5 | optimal |" in text
     assert "small, 4 at 1 GB/s" in text
     again = tmp_path / "again.md"
     command = [sys.executable, "-m", "benchmarks.partition", "--render", "--results", str(rows), "-o", str(again)]
