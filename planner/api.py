@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from planner import schedules
 from planner.bundled import build_bundled, bundled_names
 from planner.costs import Profile, precision, profile
 from planner.errors import JobError, ModelError, UsageError
@@ -29,6 +31,7 @@ from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
+from planner.schedules import Pipeline
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
 from planner.space.blocks import block_costs
@@ -174,18 +177,33 @@ def plan(
 def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     """The feasible candidate with the shortest simulated iteration, that time, and all other candidates.
 
-    Ties go to the earlier candidate, and the search's own answer comes first. A runner-up that is also a trivial plan is
+    Ties go to the earlier candidate; the search's own answer comes first. A runner-up that is also a trivial plan is
     shown once, by the trivial plan's name.
     """
     trivial = {c.decision for c in answer.trivial}
     kept = (c for c in answer.runners_up if c.decision not in trivial)
     runners_up = [dataclasses.replace(c, label=f"runner-up {i}") for i, c in enumerate(kept, 1)]
     rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
-    times = [simulate_decision(c.decision, c.evaluation).makespan_s for c in rivals]
-    at = min(range(len(rivals)), key=lambda i: (times[i], i))
-    chosen = rivals[at]
+    chosen, best_s = rivals[0], math.inf
+    for rival in rivals:
+        if _least_simulated_s(rival) < best_s:
+            simulated_s = simulate_decision(rival.decision, rival.evaluation).makespan_s
+            if simulated_s < best_s:
+                chosen, best_s = rival, simulated_s
     others = (*rivals, *(t for t in answer.trivial if not t.evaluation.feasible))
-    return chosen, times[at], tuple(c for c in others if c.decision != chosen.decision)
+    return chosen, best_s, tuple(c for c in others if c.decision != chosen.decision)
+
+
+def _least_simulated_s(candidate: Candidate) -> float:
+    """A chain of waits that no simulation of a decision is shorter than."""
+    decision, terms = candidate.decision, candidate.evaluation.stages
+    chain_s = schedules.get(decision.schedule).critical_s(
+        Pipeline(tuple(stage.replicas for stage in decision.stages), decision.micro_batches),
+        [t.forward_s + t.receive_s for t in terms],
+        [t.backward_s + t.return_s for t in terms],
+        [t.exposed_sync_s + t.update_s for t in terms],
+    )
+    return chain_s * (1 - OPTIMAL_GAP)
 
 
 def _certificate(answer: Answer, chosen: Candidate) -> Certificate:

@@ -65,9 +65,6 @@ def stage_tables(problem: StageProblem) -> StageTables:
     backward = problem.backward_s[problem.place_kind]
     again = backward + problem.repeat_s[problem.place_kind]
     receive, transfer = _least_transfers(problem)
-    per_block = (
-        np.diagonal(problem.forward_s, axis1=1, axis2=2) + np.diagonal(problem.backward_s, axis1=1, axis2=2)
-    ).min(0)
     never, always = problem.recompute == "never", problem.recompute == "always"
     nothing = np.full(forward.shape, -1)
     return StageTables(
@@ -81,7 +78,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
         receive_s=receive,
         transfer_s=transfer,
         tied_s=problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape),
-        least_s=np.concatenate([[0.0], np.cumsum(per_block)]),
+        least_s=problem.least_s,
     )
 
 

@@ -25,8 +25,12 @@ class TrivialPlans:
 
     def add(self, costs: BlockCosts) -> None:
         """Price all trivial plans at one more micro-batch size."""
+        fits: set[str] = set()
         for label, decision in _trivial(costs, self._cluster, self._job):
+            if label in fits:
+                continue  # recomputing what fits only makes it slower
             evaluation = evaluate(costs, self._cluster, self._job, decision)
+            fits.update([label] if evaluation.feasible else [])
             key = (_excess(evaluation), evaluation.iteration_s)
             if label not in self._best or key < self._best[label][0]:
                 self._best[label] = (key, Candidate(label, decision, evaluation))

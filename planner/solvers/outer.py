@@ -1,7 +1,7 @@
 """The whole search: every micro-batch size, number of copies, schedule and ZeRO stage, best bound first.
 
 Each combination is a `StageProblem` that the chain DP solves exactly under the best time known so far, unless compute
-alone already takes longer or another combination offers the same decisions at no more time and memory.
+and memory alone already take longer or another combination offers the same decisions at no more time and memory.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import JobError
 from planner.hardware.types import Cluster
 from planner.solvers._diagnosis import infeasible
+from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers.types import Answer, Explored, Judge, Outcome, Progress, Solution
@@ -35,9 +35,6 @@ SLACK = 0.02
 
 SLACK_UP_TO = 64
 """In slices of more devices only the best decision is looked for."""
-
-MOST_TYPE_CHANGES = 8
-"""Where device types change more often along the line, only all devices are dealt to the copies."""
 
 SAME = 1e-9
 """Relative difference below which two times are the same."""
@@ -66,29 +63,6 @@ def search(
     return run.answer()
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A problem to be settled, what its compute takes at the least, and the least of that among problems alike."""
-
-    bound_s: float
-    alike_s: float
-    slice_devices: int
-    micro_batch: int
-    copies: int
-    rank: int
-    schedule: str
-    zero: int
-
-    def order(self) -> tuple[float, int, int, int, int]:
-        """Best bound first; narrow slices, which are solved fastest, before wide ones; alike problems together."""
-        return self.alike_s, self.slice_devices, self.micro_batch, self.copies, self.rank
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """What alike problems have in common."""
-        return self.micro_batch, self.copies, self.slice_devices
-
-
 class _Search:
     def __init__(self, costs_for: CostsFor, cluster: Cluster, job: Job, progress: Progress | None, solver: str) -> None:
         self._sizes = micro_batch_sizes(job)
@@ -96,9 +70,8 @@ class _Search:
         self._solve = SOLVERS.get(solver)
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
-        self._alike: tuple[tuple[int, int, int] | None, list[tuple[StageProblem, float]]] = (None, [])
         self._known: dict[Decision, Evaluation] = {}
-        self._best_s = math.inf
+        self._best_s = self._bound_s = math.inf
 
     def answer(self) -> Answer:
         """Run the search."""
@@ -107,13 +80,9 @@ class _Search:
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
-        tasks = sorted((task for costs in priced for task in self._tasks(costs)), key=_Task.order)
-        costs_of = {costs.micro_batch: costs for costs in priced}
-        for done, task in enumerate(tasks, 1):
-            self._settle(task, costs_of[task.micro_batch])
-            if self._progress is not None:
-                ahead = tasks[done].alike_s if done < len(tasks) else math.inf
-                self._progress(done, len(tasks), self._best_s, min(self._best_s, ahead, self._bound()))
+        frontier = Frontier(self._formulator, self._cluster, self._job, priced)
+        while (alike := frontier.pop(self._cutoff_s)) is not None:
+            self._settle(frontier, alike)
         if not self._known:
             raise infeasible(priced, self._cluster, self._job, self._costs_for)
         return self._assemble(priced, trivial.candidates())
@@ -123,7 +92,7 @@ class _Search:
         priced: list[BlockCosts] = []
         for size in self._sizes:
             costs = self._costs_for(size)
-            if priced and (_compute_s(costs) >= trivial.best_s() or not self._any_block_fits(costs)):
+            if priced and (compute_s(costs) >= trivial.best_s() or not self._any_block_fits(costs)):
                 break
             priced.append(costs)
             trivial.add(costs)
@@ -134,74 +103,45 @@ class _Search:
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool((kept <= max(d.usable_bytes for d in self._cluster.devices)).all())
 
-    def _tasks(self, costs: BlockCosts) -> list[_Task]:
-        job = self._job
-        batches = job.global_batch // costs.micro_batch
-        order = sorted(job.schedules, key=lambda name: name != "1f1b")
-        kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
-        slices = {
-            (copies, used // copies)
-            for used in self._device_counts()
-            for copies in range(1, used + 1)
-            if batches % copies == 0
-        }
-        outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
-        compute_s = _compute_s(costs)
-        tasks = []
-        for copies, width in sorted(slices):
-            bounds = {z: max(batches // copies * compute_s / width + s, compute_s) for z, s in outside_s.items()}
-            for rank, (schedule, zero) in enumerate(kinds):
-                which = (width, costs.micro_batch, copies, rank, schedule, zero)
-                tasks.append(_Task(bounds[zero], min(bounds.values()), *which))
-        return tasks
+    def _cutoff_s(self, slice_devices: int) -> float:
+        """Only decisions faster than this are looked for."""
+        return self._best_s * (1 + (SLACK if slice_devices <= SLACK_UP_TO else 0.0))
 
-    def _outside_s(self, costs: BlockCosts, zero: int) -> float:
-        """Compute of one micro-batch that no single stage can hold; infinite when some block fits nowhere.
+    def _settle(self, frontier: Frontier, alike: Alike) -> None:
+        """Settle problems that differ in schedule and sharding only, the one with the most decisions first."""
+        solved: list[tuple[StageProblem, float]] = []
+        for number, task in enumerate(alike.tasks, 1):
+            cutoff_s = self._cutoff_s(task.slice_devices)
+            better_s = next((s for other, s in solved if _same_in_less_memory(other, task)), None)
+            if task.bound_s >= cutoff_s:
+                self._note(task, Outcome.BOUNDED, task.bound_s)
+            elif better_s is not None:
+                self._note(task, Outcome.DOMINATED, better_s)
+            elif not frontier.reach(task, alike.costs).possible(cutoff_s):
+                self._note(task, Outcome.BOUNDED, cutoff_s)
+            else:
+                solved.append(self._solved(task, alike.costs, cutoff_s, solved))
+            if self._progress is not None:
+                ahead_s = min((t.bound_s for t in alike.tasks[number:]), default=frontier.bound_s)
+                bound_s = min(self._best_s, ahead_s, frontier.bound_s, self._bound_s)
+                self._progress(len(self._explored), frontier.count, self._best_s, bound_s)
 
-        A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
-        beside it the work of all other stages on one micro-batch.
-        """
-        room = max(d.usable_bytes for d in self._cluster.devices) * (1 + SAME)
-        fits = np.triu(self._formulator.least_bytes(costs, zero) <= room)
-        if not fits.diagonal().all():
-            return math.inf
-        prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
-        held = np.where(fits, prefix[None, 1:] - prefix[:-1, None], 0.0)
-        return float(max(0.0, prefix[-1] - held.max()))
-
-    def _device_counts(self) -> list[int]:
-        """How many devices to deal to the copies: all, or as many as come before a change of device type."""
-        types = self._cluster.device_types[: self._formulator.devices]
-        changes = (np.flatnonzero(types[1:] != types[:-1]) + 1).tolist()
-        return [*(changes if len(changes) <= MOST_TYPE_CHANGES else ()), len(types)]
-
-    def _settle(self, task: _Task, costs: BlockCosts) -> None:
-        cutoff_s = self._best_s * (1 + (SLACK if task.slice_devices <= SLACK_UP_TO else 0.0))
-        if task.bound_s >= cutoff_s:
-            outcome = Outcome.INFEASIBLE if math.isinf(task.bound_s) else Outcome.BOUNDED
-            self._note(task, outcome, task.bound_s)
-            return
-        if self._alike[0] != task.key:
-            self._alike = (task.key, [])
-        alike = self._alike[1]
-        for other, bound_s in alike:
-            if (other.schedule, task.schedule, other.zero) == ("1f1b", "gpipe", task.zero):
-                self._note(task, Outcome.DOMINATED, bound_s)
-                return
+    def _solved(
+        self, task: Task, costs: BlockCosts, cutoff_s: float, alike: list[tuple[StageProblem, float]]
+    ) -> tuple[StageProblem, float]:
+        """Formulate a problem and solve it, unless one of those alike does better whatever is chosen; its bound."""
         problem = self._formulator.problem(
             costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
         )
         better_s = next((bound_s for other, bound_s in alike if _covers(other, problem)), None)
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
-            alike.append((problem, better_s))
-            return
+            return problem, better_s
         solution = self._solve(problem, self._judge(costs), cutoff_s=cutoff_s, keep=KEEP)
         for decision, evaluation in solution.found:
             self._remember(decision, evaluation)
-        outcome = Outcome.INFEASIBLE if math.isinf(solution.bound_s) else Outcome.SOLVED
-        self._note(task, outcome, solution.bound_s, solution)
-        alike.append((problem, solution.bound_s))
+        self._note(task, Outcome.SOLVED, solution.bound_s, solution)
+        return problem, solution.bound_s
 
     def _judge(self, costs: BlockCosts) -> Judge:
         return lambda decision: evaluate(costs, self._cluster, self._job, decision)
@@ -210,15 +150,15 @@ class _Search:
         self._known.setdefault(decision, evaluation)
         self._best_s = min(self._best_s, evaluation.iteration_s)
 
-    def _note(self, task: _Task, outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+    def _note(self, task: Task, outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+        """Keep account of a problem; one of which not even an infinite time can be reached is infeasible."""
+        outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
+        self._bound_s = min(self._bound_s, bound_s)
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
         states = solution.states if solution else 0
         self._explored.append(
             Explored(task.micro_batch, task.copies, task.schedule, task.zero, outcome, bound_s, best_s, states)
         )
-
-    def _bound(self) -> float:
-        return min((e.bound_s for e in self._explored), default=math.inf)
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
         costs_of = {costs.micro_batch: costs for costs in priced}
@@ -231,7 +171,7 @@ class _Search:
         ordered = sorted(found.items(), key=lambda e: (e[1].iteration_s, len(e[0].stages), repr(e[0])))
         candidates = [Candidate("best" if k == 0 else f"runner-up {k}", *e) for k, e in enumerate(ordered[: KEEP + 1])]
         best_s = candidates[0].evaluation.iteration_s
-        bound_s = min(best_s, self._bound())
+        bound_s = min(best_s, self._bound_s)
         gap = (best_s - bound_s) / best_s if best_s else 0.0
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
         return Answer(candidates[0], tuple(candidates[1:]), trivial, certificate, tuple(self._explored))
@@ -324,9 +264,9 @@ def simplified(decision: Decision, evaluation: Evaluation, judge: Judge) -> tupl
     return decision, evaluation
 
 
-def _compute_s(costs: BlockCosts) -> float:
-    """Forward and backward of one micro-batch through all blocks on the fastest device of each."""
-    return float((costs.forward_s + costs.backward_s).min(axis=0).sum())
+def _same_in_less_memory(other: StageProblem, task: Task) -> bool:
+    """Whether a problem alike has the same decisions at the same times, and keeps fewer micro-batches in flight."""
+    return (other.schedule, task.schedule, other.zero) == ("1f1b", "gpipe", task.zero)
 
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,10 +9,10 @@ import numpy as np
 from planner.costs.precision import Precision, optimizer_state_bytes, precision
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
-from planner.hardware.types import Cluster
-from planner.space.blocks import range_table
-from planner.space.placement import Placement, lay_out
+from planner.hardware.types import Cluster, Collective
+from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
+from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.tied import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job, Tie
 
@@ -75,10 +74,11 @@ class Formulator:
         self._cluster, self._job = cluster, job
         self._precision = precision(job.precision)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
-        self._placements: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
+        self._placements = Placements(cluster)
         self._tied: dict[tuple[int, int, tuple[int, ...]], TiedEnds] = {}
         self._syncs: dict[tuple[int, int, bytes], np.ndarray] = {}
-        self._ranges: dict[int, tuple[BlockCosts, _Ranges]] = {}
+        self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
+        self._ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self.devices = min(job.devices or cluster.device_count, cluster.device_count)
 
     def problem(
@@ -102,7 +102,7 @@ class Formulator:
                 hint="copies times micro-batch must divide the global batch, and each copy needs a device",
             )
         options = tuple(replicas or replica_options(micro_batches, width))
-        placement, ranges = self._placement(copies, width, options), self._range_tables(costs)
+        placement, ranges = self._placements.lay_out(copies, width, options), self._range_tables(costs)
         in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         tied_s, tied_class = self._tied_table(placement, costs.ties, len(costs.saved_bytes))
         return StageProblem(
@@ -119,6 +119,7 @@ class Formulator:
             place=placement.place,
             place_kind=placement.place_kind,
             **self._work_tables(placement, ranges, copies if zero else 0),
+            least_s=_least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
             sync_s=self._sync_table(placement, ranges.elements, zero),
             capacity_bytes=np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in k) for k in placement.kinds], float
@@ -136,7 +137,7 @@ class Formulator:
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
         )
 
-    def _work_tables(self, placement: Placement, ranges: _Ranges, shards_a_replica: int) -> dict[str, np.ndarray]:
+    def _work_tables(self, placement: Placement, ranges: Ranges, shards_a_replica: int) -> dict[str, np.ndarray]:
         """Times and bytes of stages by kind and place; the optimizer state is sharded over all replicas of a stage."""
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
@@ -155,23 +156,42 @@ class Formulator:
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""
-        job, ranges = self._job, self._range_tables(costs)
+        ranges = self._range_tables(costs)
+        return np.asarray(self._least_resident(ranges, zero) + ranges.least_activations(self._job.recompute))
+
+    def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
+        """The least that stages of blocks i..j need, however they are placed."""
+        key = (costs.micro_batch, zero)
+        ranges = self._range_tables(costs)
+        known = self._needs.get(key)
+        if known is None or known[0] is not ranges:
+            room = max(device.usable_bytes for device in self._cluster.devices)
+            found = stage_needs(ranges, self._least_resident(ranges, zero), room, self._job.recompute)
+            known = self._needs[key] = (ranges, found)
+        return known[1]
+
+    def least_sync(self, copies: int, slice_devices: int, replicas: Sequence[int], zero: int) -> np.ndarray:
+        """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them."""
+
+        def least(kind: Collective, element_bytes: float) -> np.ndarray:
+            return np.asarray(self._placements.least(copies, slice_devices, replicas, kind) * [1.0, element_bytes])
+
+        chosen = self._precision
+        if not zero:
+            return least(Collective.ALL_REDUCE, chosen.gradient_bytes)
+        scatter = least(Collective.REDUCE_SCATTER, chosen.gradient_bytes)
+        return np.asarray(scatter + least(Collective.ALL_GATHER, chosen.weight_bytes))
+
+    def _least_resident(self, ranges: Ranges, zero: int) -> np.ndarray:
+        """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""
         shards = self.devices if zero else 1
         held = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
-        kept = {"never": costs.saved_bytes, "always": ranges.checkpoint_bytes + ranges.working_bytes}
-        activations = kept.get(job.recompute, np.minimum(*kept.values()))
-        return np.asarray(held * ranges.elements + ranges.workspace_bytes + activations)
+        return np.asarray(held * ranges.elements + ranges.workspace_bytes)
 
-    def _placement(self, copies: int, width: int, options: tuple[int, ...]) -> Placement:
-        key = (copies, width, options)
-        if key not in self._placements:
-            self._placements[key] = lay_out(self._cluster, copies, width, options)
-        return self._placements[key]
-
-    def _range_tables(self, costs: BlockCosts) -> _Ranges:
+    def _range_tables(self, costs: BlockCosts) -> Ranges:
         known = self._ranges.get(costs.micro_batch)
         if known is None or known[0] is not costs:
-            known = self._ranges[costs.micro_batch] = (costs, _Ranges(costs))
+            known = self._ranges[costs.micro_batch] = (costs, Ranges(costs))
         return known[1]
 
     def _tied_table(self, placement: Placement, ties: Sequence[Tie], blocks: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,39 +214,10 @@ class Formulator:
         return self._syncs[key]
 
 
-class _Ranges:
-    """Sums and maxima over blocks i..j of what does not depend on the place; [.., n, n], meaningful for i <= j."""
-
-    def __init__(self, costs: BlockCosts) -> None:
-        self.forward_s = _range_sums(costs.forward_s)
-        self.backward_s = _range_sums(costs.backward_s)
-        charged = _range_sums(costs.parameter_elements)
-        again = range_table([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))[1]
-        self.elements = charged - np.triu(again)
-        held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
-        self.update_s = _range_sums(costs.update_s) * held
-        self.workspace_bytes = _range_maxima(costs.workspace_bytes)
-        repeated = np.ones(len(charged), dtype=bool) if costs.repeated is None else costs.repeated
-        kept_bytes = np.zeros(len(charged)) if costs.kept_bytes is None else costs.kept_bytes
-        self.repeat_s = _range_sums(np.where(repeated, costs.forward_s, 0.0))
-        kept = _range_sums(kept_bytes)
-        self.checkpoint_bytes = costs.checkpoint_bytes + kept
-        # When a block's forward is repeated, the micro-batch has freed what was kept of its later blocks.
-        largest = _range_maxima(np.where(repeated, np.diagonal(costs.saved_bytes), 0.0))
-        self.working_bytes = np.maximum(largest - kept, 0.0)
-
-
-def _range_sums(values: np.ndarray) -> np.ndarray:
-    """[.., n] to [.., n, n]: the sum over i..j, zero for i > j."""
-    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
-    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None])
-
-
-def _range_maxima(values: np.ndarray) -> np.ndarray:
-    """[n] to [n, n]: the maximum over i..j, zero for i > j."""
-    n = len(values)
-    spread = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], -math.inf)
-    return np.triu(np.maximum.accumulate(spread, axis=1))
+def _least_prefix_s(costs: BlockCosts, types: Sequence[int]) -> np.ndarray:
+    """[n + 1] prefix sums of each block's forward and backward on the fastest of some types."""
+    least = (costs.forward_s + costs.backward_s)[list(types)].min(axis=0)
+    return np.concatenate([[0.0], np.cumsum(least)])
 
 
 def warm_up_tables(

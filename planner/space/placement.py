@@ -7,13 +7,13 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.hardware.collectives import Terms, collective_terms, send_terms
-from planner.hardware.span import span_of
+from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
 
 
@@ -48,84 +48,151 @@ class Placement:
     sends: tuple[Terms, ...]
 
 
-def lay_out(cluster: Cluster, copies: int, slice_devices: int, replicas: Sequence[int]) -> Placement:
-    """List the places of a slice and price what happens there; O(R * ranks + R^2 * slice * pairs)."""
-    options = np.asarray(replicas, dtype=np.int64)
-    place, keys = _places(cluster, copies, slice_devices, options)
-    kinds = sorted({types for _, _, types, _ in keys})
-    link, sends = _links(cluster, copies, slice_devices, options)
-
-    def priced(kind: Collective) -> tuple[Terms, ...]:
-        return tuple(collective_terms(cluster, kind, np.asarray(ranks), shared) for _, shared, _, ranks in keys)
-
-    return Placement(
-        copies=copies,
-        slice_devices=slice_devices,
-        replicas=options,
-        place=place,
-        place_replicas=np.array([count for count, *_ in keys], dtype=np.int64),
-        place_kind=np.array([kinds.index(types) for _, _, types, _ in keys], dtype=np.int64),
-        kinds=tuple(kinds),
-        all_reduce=priced(Collective.ALL_REDUCE),
-        reduce_scatter=priced(Collective.REDUCE_SCATTER),
-        all_gather=priced(Collective.ALL_GATHER),
-        link=link,
-        sends=sends,
-    )
+_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 
 
-_Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """Places of stages with one number of replicas.
+
+    Attributes:
+        at: index of the place by device of the slice; -1: no room.
+        replicas: of one copy.
+        types: device types of each place.
+        terms: prices of collectives at each place.
+        least: least start-up time and least seconds a byte over all places.
+    """
+
+    at: np.ndarray
+    replicas: int
+    types: tuple[tuple[int, ...], ...]
+    terms: Mapping[Collective, tuple[Terms, ...]]
+    least: Mapping[Collective, tuple[float, float]]
 
 
-def _places(cluster: Cluster, copies: int, width: int, options: np.ndarray) -> tuple[np.ndarray, list[_Key]]:
-    """Index of each stage's place, and of each place: replicas, groups that share its ports, device types, ranks."""
-    place = np.full((len(options), width), -1, dtype=np.int64)
-    found: dict[object, int] = {}
-    keys: list[_Key] = []
-    starts = np.arange(copies)[:, None] * width
-    period = _period(cluster, copies, width)
-    for o, count in enumerate(options.tolist()):
+class Placements:
+    """Lays out the slices of a cluster; what several of them share is worked out once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._sizes = np.asarray((1, *cluster.group_sizes()))
+        self._whole: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
+        self._rows: dict[tuple[int, int, int], _Row] = {}
+        self._joints: dict[tuple[int, int, int, int], np.ndarray] = {}
+        self._terms: dict[tuple[Collective, Span, int], Terms] = {}
+        self._sends: dict[tuple[int, int], Terms] = {}
+
+    def lay_out(self, copies: int, slice_devices: int, replicas: Sequence[int]) -> Placement:
+        """List the places of a slice and price what happens there; O(R * ranks + R^2 * slice * pairs)."""
+        key = (copies, slice_devices, tuple(replicas))
+        if key not in self._whole:
+            self._whole[key] = self._lay_out(copies, slice_devices, np.asarray(replicas, dtype=np.int64))
+        return self._whole[key]
+
+    def least(self, copies: int, slice_devices: int, replicas: Sequence[int], kind: Collective) -> np.ndarray:
+        """[R, 2] least start-up time, and least seconds a byte, of a collective among a stage's replicas anywhere."""
+        return np.array([self._row(copies, slice_devices, int(count)).least[kind] for count in replicas])
+
+    def _lay_out(self, copies: int, width: int, options: np.ndarray) -> Placement:
+        rows = [self._row(copies, width, count) for count in options.tolist()]
+        offsets = np.cumsum([0, *(len(row.types) for row in rows)])
+        kinds = sorted({types for row in rows for types in row.types})
+        link, sends = self._links(copies, width, options)
+        priced = {kind: tuple(t for row in rows for t in row.terms[kind]) for kind in _REDUCTIONS}
+        return Placement(
+            copies=copies,
+            slice_devices=width,
+            replicas=options,
+            place=np.stack([np.where(r.at < 0, -1, r.at + first) for r, first in zip(rows, offsets, strict=False)]),
+            place_replicas=np.array([row.replicas for row in rows for _ in row.types], dtype=np.int64),
+            place_kind=np.array([kinds.index(types) for row in rows for types in row.types], dtype=np.int64),
+            kinds=tuple(kinds),
+            all_reduce=priced[Collective.ALL_REDUCE],
+            reduce_scatter=priced[Collective.REDUCE_SCATTER],
+            all_gather=priced[Collective.ALL_GATHER],
+            link=link,
+            sends=sends,
+        )
+
+    def _row(self, copies: int, width: int, count: int) -> _Row:
+        key = (copies, width, count)
+        if key not in self._rows:
+            self._rows[key] = self._placed(copies, width, count)
+        return self._rows[key]
+
+    def _placed(self, copies: int, width: int, count: int) -> _Row:
+        """Distinct places: which device types and levels a stage has, all copies of it together."""
+        at = np.full(width, -1, dtype=np.int64)
+        found: dict[tuple[tuple[int, ...], Span], int] = {}
+        ranks_of: list[np.ndarray] = []
+        starts = np.arange(copies)[:, None] * width
+        period = self._period(copies, width)
         for a in range(width - count + 1):
             if a >= period:
-                place[o, a] = place[o, a - period]
+                at[a] = at[a - period]
                 continue
             ranks = (starts + a + np.arange(count)).ravel()
-            types = tuple(np.unique(cluster.device_types[ranks]).tolist())
-            key = (count, types, span_of(cluster, ranks))
-            if key not in found:
-                found[key] = len(found)
-                keys.append((count, max(1, width // count), types, tuple(ranks.tolist())))
-            place[o, a] = found[key]
-    return place, keys
+            types = tuple(np.unique(self._cluster.device_types[ranks]).tolist())
+            place = (types, span_of(self._cluster, ranks))
+            if place not in found:
+                found[place] = len(found)
+                ranks_of.append(ranks)
+            at[a] = found[place]
+        shared = max(1, width // count)
+        terms = {
+            kind: tuple(
+                self._priced(kind, span, shared, ranks) for (_, span), ranks in zip(found, ranks_of, strict=True)
+            )
+            for kind in _REDUCTIONS
+        }
+        least = {kind: _least_of(each) for kind, each in terms.items()}
+        return _Row(at, count, tuple(types for types, _ in found), terms, least)
 
+    def _priced(self, kind: Collective, span: Span, shared: int, ranks: np.ndarray) -> Terms:
+        key = (kind, span, shared)
+        if key not in self._terms:
+            self._terms[key] = collective_terms(self._cluster, kind, ranks, shared)
+        return self._terms[key]
 
-def _period(cluster: Cluster, copies: int, width: int) -> int:
-    """Devices after which places repeat: one child of the outermost level, if all copies begin alike in theirs."""
-    child = (1, *cluster.group_sizes())[-2] if cluster.levels else 1
-    repeats = len(cluster.devices) == 1 and (copies == 1 or width % child == 0)
-    return child if repeats else width
+    def _period(self, copies: int, width: int) -> int:
+        """Devices after which places repeat: one child of the outermost level, if all copies begin alike in theirs."""
+        child = int(self._sizes[-2]) if self._cluster.levels else 1
+        repeats = len(self._cluster.devices) == 1 and (copies == 1 or width % child == 0)
+        return child if repeats else width
 
+    def _links(self, copies: int, width: int, options: np.ndarray) -> tuple[np.ndarray, tuple[Terms, ...]]:
+        """Classes of boundaries: which levels the pairs that talk are joined by, and how many send at once."""
+        count = len(options)
+        link = np.full((count, count, width + 1), -1, dtype=np.int64)
+        found: dict[tuple[int, int], int] = {}
+        for before, senders in enumerate(options.tolist()):
+            for after, receivers in enumerate(options.tolist()):
+                if senders + receivers > width:
+                    continue
+                at = np.arange(senders, width - receivers + 1)
+                depths = self._joined(copies, width, senders, receivers)
+                shared = min(senders, receivers)
+                for depth in np.unique(depths).tolist():
+                    link[before, after, at[depths == depth]] = found.setdefault((depth, shared), len(found))
+        return link, tuple(self._sent(*key) for key in found)
 
-def _links(cluster: Cluster, copies: int, width: int, options: np.ndarray) -> tuple[np.ndarray, tuple[Terms, ...]]:
-    """Classes of boundaries: which levels the pairs that talk are joined by, and how many send at once."""
-    count = len(options)
-    link = np.full((count, count, width + 1), -1, dtype=np.int64)
-    found: dict[tuple[int, int], int] = {}
-    sends: list[Terms] = []
-    sizes = np.asarray((1, *cluster.group_sizes()))
-    for before, senders in enumerate(options.tolist()):
-        for after, receivers in enumerate(options.tolist()):
+    def _joined(self, copies: int, width: int, senders: int, receivers: int) -> np.ndarray:
+        key = (copies, width, senders, receivers)
+        if key not in self._joints:
             at = np.arange(senders, width - receivers + 1)
-            if not len(at):
-                continue
-            depths = _depths(at, copies, width, senders, receivers, sizes)
-            shared = min(senders, receivers)
-            for key in np.unique(depths).tolist():
-                if (key, shared) not in found:
-                    found[key, shared] = len(found)
-                    sends.append(_send_terms(cluster, key, shared, sizes))
-                link[before, after, at[depths == key]] = found[key, shared]
-    return link, tuple(sends)
+            self._joints[key] = _depths(at, copies, width, senders, receivers, self._sizes)
+        return self._joints[key]
+
+    def _sent(self, depths: int, shared: int) -> Terms:
+        if (depths, shared) not in self._sends:
+            self._sends[depths, shared] = _send_terms(self._cluster, depths, shared, self._sizes)
+        return self._sends[depths, shared]
+
+
+def _least_of(terms: Sequence[Terms]) -> tuple[float, float]:
+    applies = [np.isfinite(t.latency_s) for t in terms]
+    latency_s = min(float(t.latency_s[a].min()) for t, a in zip(terms, applies, strict=True))
+    return latency_s, min(float(t.s_per_byte[a].min()) for t, a in zip(terms, applies, strict=True))
 
 
 def _depths(at: np.ndarray, copies: int, width: int, senders: int, receivers: int, sizes: np.ndarray) -> np.ndarray:

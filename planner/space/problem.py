@@ -38,6 +38,7 @@ class StageProblem:
         place_kind: int64 [P], the kind (set of device types) of each place.
         forward_s: [K, n, n] forward of blocks i..j on the slowest type of a kind; backward_s likewise, not recomputed.
         repeat_s: [K, n, n] what recomputation adds to the backward: the forward of those blocks that it repeats.
+        least_s: [n + 1] forward and backward of the blocks before p, each on the fastest type that any place has.
         sync_s: [P, n, n] gradient synchronisation.
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
         resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
@@ -74,6 +75,7 @@ class StageProblem:
     forward_s: np.ndarray
     backward_s: np.ndarray
     repeat_s: np.ndarray
+    least_s: np.ndarray
     sync_s: np.ndarray
     update_s: np.ndarray
     resident_bytes: np.ndarray

@@ -1,0 +1,133 @@
+"""Costs of stages of blocks i..j, wherever they lie: sums and maxima over ranges of blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.space.blocks import range_table
+from planner.space.types import BlockCosts
+
+_ROUNDING = 1e-9
+
+
+class Ranges:
+    """Sums and maxima over blocks i..j; [.., n, n], by device type where times are; meaningful for i <= j.
+
+    Attributes:
+        forward_s, backward_s: of all blocks.
+        repeat_s: forward of those that a recomputed stage repeats.
+        update_s: optimizer step, unsharded.
+        elements: trainable elements that a stage holds.
+        workspace_bytes: the largest.
+        saved_bytes: kept for a micro-batch in flight.
+        checkpoint_bytes: the same of a recomputed stage.
+        working_bytes: what a recomputed stage needs beside for the micro-batch whose forward it repeats.
+    """
+
+    def __init__(self, costs: BlockCosts) -> None:
+        self.forward_s = range_sums(costs.forward_s)
+        self.backward_s = range_sums(costs.backward_s)
+        charged = range_sums(costs.parameter_elements)
+        again = range_table([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))[1]
+        self.elements = charged - np.triu(again)
+        held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
+        self.update_s = range_sums(costs.update_s) * held
+        self.workspace_bytes = range_maxima(costs.workspace_bytes)
+        repeated = np.ones(len(charged), dtype=bool) if costs.repeated is None else costs.repeated
+        kept_bytes = np.zeros(len(charged)) if costs.kept_bytes is None else costs.kept_bytes
+        self.repeat_s = range_sums(np.where(repeated, costs.forward_s, 0.0))
+        kept = range_sums(kept_bytes)
+        self.saved_bytes = costs.saved_bytes
+        self.checkpoint_bytes = costs.checkpoint_bytes + kept
+        # When a block's forward is repeated, the micro-batch has freed what was kept of its later blocks.
+        largest = range_maxima(np.where(repeated, np.diagonal(costs.saved_bytes), 0.0))
+        self.working_bytes = np.maximum(largest - kept, 0.0)
+
+    def least_activations(self, recompute: str) -> np.ndarray:
+        """[n, n] bytes that one micro-batch needs under a recompute choice."""
+        kept = {"never": self.saved_bytes, "always": self.checkpoint_bytes + self.working_bytes}
+        return np.asarray(kept.get(recompute, np.minimum(*kept.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class StageNeeds:
+    """The least that stages of blocks i..j need, wherever they lie; [n, n] each, by last block j and then by first.
+
+    A stage that goes on for more blocks never needs less, by these figures.
+
+    Attributes:
+        whole_s: forward and backward of all blocks on the fastest device of each.
+        until_s: [n] forward of the blocks before i, forward and backward of those from i on.
+        plain_s: forward and backward without recomputation.
+        repeat_s: what recomputation adds.
+        hiding_s: longest backward that any stage has.
+        plain_limit, again_limit: most micro-batches in flight that fit; 0 where none does, or where the choice is not
+            allowed.
+        update_s: optimizer step, unsharded.
+        elements: trainable elements.
+    """
+
+    whole_s: float
+    until_s: np.ndarray
+    plain_s: np.ndarray
+    repeat_s: np.ndarray
+    hiding_s: float
+    plain_limit: np.ndarray
+    again_limit: np.ndarray
+    update_s: np.ndarray
+    elements: np.ndarray
+
+
+def stage_needs(ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: float, recompute: str) -> StageNeeds:
+    """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n]; O(n^2)."""
+    both_s = ranges.forward_s + ranges.backward_s
+    plain_s = both_s.min(axis=0)
+    free = capacity_bytes * (1 + _ROUNDING) - resident_bytes
+    nothing = np.zeros(free.shape)
+    plain = nothing if recompute == "always" else _limit(free, ranges.saved_bytes)
+    again = nothing if recompute == "never" else _limit(free - ranges.working_bytes, ranges.checkpoint_bytes)
+    forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
+    before_s = np.cumsum(forward_s) - forward_s
+    after_s = np.cumsum(each_s[::-1])[::-1]
+    return StageNeeds(
+        whole_s=float(each_s.sum()),
+        until_s=before_s + after_s,
+        plain_s=_by_last(plain_s),
+        repeat_s=_by_last(ranges.repeat_s.min(axis=0)),
+        hiding_s=float((ranges.backward_s + ranges.repeat_s).max(axis=0)[0, -1]),
+        plain_limit=_by_last(plain),
+        again_limit=_by_last(again),
+        update_s=_by_last(_least_of_longer(ranges.update_s.min(axis=0))),
+        elements=_by_last(_least_of_longer(ranges.elements)),
+    )
+
+
+def _limit(free: np.ndarray, each: np.ndarray) -> np.ndarray:
+    count = np.divide(free, each, out=np.full(free.shape, np.inf), where=each > 0)
+    limit = np.where(free < 0, 0.0, np.maximum(np.floor(count), 0.0))
+    return -_least_of_longer(-np.triu(limit))
+
+
+def _least_of_longer(table: np.ndarray) -> np.ndarray:
+    """For each stage the least among itself and those that go on for more blocks."""
+    return np.asarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
+
+
+def _by_last(table: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(table.T)
+
+
+def range_sums(values: np.ndarray) -> np.ndarray:
+    """[.., n] to [.., n, n]: the sum over i..j, zero for i > j."""
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
+    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None])
+
+
+def range_maxima(values: np.ndarray) -> np.ndarray:
+    """[n] to [n, n]: the maximum over i..j, zero for i > j."""
+    n = len(values)
+    spread = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], -math.inf)
+    return np.triu(np.maximum.accumulate(spread, axis=1))

@@ -1,0 +1,89 @@
+"""Cheap bounds: never above what enumeration finds, tight where they should be, and good enough to spare solving."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.hardware.types import Cluster
+from planner.solvers import Outcome, get, search
+from planner.solvers._frontier import Frontier, Task
+from planner.space import BlockCosts, Formulator, Job, evaluate
+from tests.space.instances import chain, cluster, random_instance
+
+
+def frontier(costs: BlockCosts, machine: Cluster, job: Job) -> Frontier:
+    return Frontier(Formulator(machine, job), machine, job, [costs])
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1]), st.integers(1, 3))
+def test_what_enumeration_finds_is_never_ruled_out(seed: int, schedule: str, zero: int, copies: int) -> None:
+    costs, machine, job = random_instance(seed, others=True)
+    formulator = Formulator(machine, job)
+    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+        copies = 1
+    problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
+    exact = get("brute_force")(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1)
+    task = Task(0.0, costs.micro_batch, copies, problem.slice_devices, schedule, zero)
+    reach = frontier(costs, machine, job).reach(task, costs)
+    if exact.found:
+        assert reach.possible(exact.bound_s)
+        assert reach.possible(math.inf)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_tightened_bounds_stay_below_the_best_of_their_problems(seed: int) -> None:
+    costs, machine, job = random_instance(seed)
+    left = frontier(costs, machine, job)
+    formulator = Formulator(machine, job)
+    while (alike := left.pop(lambda _: 1e6)) is not None:
+        for task in alike.tasks:
+            problem = formulator.problem(
+                costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
+            )
+            exact = get("chain_dp")(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1)
+            assert task.bound_s <= exact.bound_s * (1 + 1e-9)
+
+
+def test_recomputation_that_memory_forces_and_uneven_replicas_are_in_the_bound() -> None:
+    # Two devices of three may be used by two micro-batches; activations fit only when recomputed: 1 + 2 + 1 each.
+    costs = chain([1.0] * 3, saved=100.0, checkpoint=1.0)
+    machine = cluster((3,), (1e12,), memory_bytes=(150,))
+    job = Job(global_batch=2, precision="fp32", micro_batches=(1,), max_stages=1)
+    left = frontier(costs, machine, job)
+    reach = left.reach(Task(0.0, 1, 1, 3, "1f1b", 0), costs)
+    assert reach.possible(12.0)
+    assert not reach.possible(11.9)
+    assert not left.reach(
+        Task(0.0, 1, 1, 3, "1f1b", 0), dataclasses.replace(costs, checkpoint_bytes=costs.saved_bytes)
+    ).possible(math.inf)
+
+
+def test_synchronisation_is_in_the_bound() -> None:
+    # One stage on four devices: 400 bytes of gradients, 2 x 3/4 of them at 50 bytes/s, and an update of 1 s.
+    costs = chain([1.0], elements=100.0, update_s=1.0)
+    machine, job = cluster((4,), (50.0,)), Job(global_batch=8, precision="fp32")
+    reach = frontier(costs, machine, job).reach(Task(0.0, 1, 1, 4, "1f1b", 0), costs)
+    assert reach.possible(6.0 + 12.0 + 1.0)
+    assert not reach.possible(18.9)
+
+
+@pytest.mark.parametrize("batch", [720, 5040])
+def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int) -> None:
+    def costs_for(size: int) -> BlockCosts:
+        work = [(0.3 + 0.7 * size) * (1 + (k % 3) / 10) for k in range(12)]
+        return chain(
+            work, micro_batch=size, elements=10.0, saved=40.0 * size, checkpoint=2.0 * size, boundary=2.0 * size
+        )
+
+    machine = cluster((8, 2), (1e4, 1e3), memory_bytes=(12 * 160,))
+    answer = search(costs_for, machine, Job(global_batch=batch, precision="fp32"))
+    solved = sum(entry.outcome is Outcome.SOLVED for entry in answer.explored)
+    assert answer.certificate.proven_optimal
+    assert solved < len(answer.explored) / 5
