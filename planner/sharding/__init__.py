@@ -2,6 +2,7 @@
 
 from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
+from planner.sharding.formulate import formulate
 from planner.sharding.inner import BlockSharding, InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Communication, Verdict, evaluate
@@ -19,7 +20,7 @@ from planner.sharding.layout import (
     shard_shape,
 )
 from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
-from planner.sharding.problem import Setting, ShardingProblem, formulate
+from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice

@@ -13,9 +13,10 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.sharding.boundary import Boundaries, canonical_layout
 from planner.sharding.elimination import Factor, minimise, minimise_along
+from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
-from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem, formulate
+from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
 

@@ -26,10 +26,11 @@ from planner.operators import OpCall, graph_specs
 from planner.sharding.choices import Means
 from planner.sharding.coupled import RING_ATTENTION
 from planner.sharding.elimination import minimise
+from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
-from planner.sharding.problem import Setting, formulate
+from planner.sharding.problem import Setting
 from planner.sharding.refusals import split_refusals
 from planner.sharding.resting import TensorChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer

@@ -19,9 +19,10 @@ from planner.errors import InfeasibleError
 from planner.graph import TensorKind
 from planner.sharding.annotations import Annotation, resolve
 from planner.sharding.elimination import minimise
+from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout
-from planner.sharding.problem import Setting, ShardingProblem, formulate, resting_value
+from planner.sharding.problem import Setting, ShardingProblem, resting_value
 from planner.sharding.propagation import propagate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy

@@ -16,8 +16,9 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.sharding.elimination import DEFAULT_LIMIT, Factor, marginals, minimise, table_entries
+from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
-from planner.sharding.problem import Setting, ShardingProblem, formulate
+from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.units import format_bytes
 

@@ -18,9 +18,10 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.operators import OpCall, OpSpec, graph_specs
 from planner.sharding.elimination import minimise
+from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import Part
-from planner.sharding.problem import Setting, formulate
+from planner.sharding.problem import Setting
 from planner.sharding.refusals import split_refusals
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy

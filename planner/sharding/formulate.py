@@ -1,0 +1,247 @@
+"""From a setting to choices and tables of costs; operators, tensors and weights that are alike are tabled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from planner.graph import Node, Tensor, TensorKind
+from planner.operators import OpCall
+from planner.sharding.block_tags import block_tags
+from planner.sharding.choices import Options
+from planner.sharding.elimination import Factor, factor
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, shard_elements
+from planner.sharding.problem import (
+    Choice,
+    Facts,
+    Setting,
+    ShardingProblem,
+    resting_gradient,
+    resting_value,
+    weight_gathers,
+)
+from planner.sharding.reshard import ReshardTable, reshard_table
+from planner.sharding.resting import tensor_choices, weight_choices
+from planner.sharding.strategies import Strategy, exchange_s, strategies
+
+T = TypeVar("T")
+Made = tuple[tuple[Choice, ...], np.ndarray, np.ndarray]
+"""Choices of a variable, their seconds, their bytes."""
+
+
+class _Builder:
+    """Collects variables and tables."""
+
+    def __init__(self, setting: Setting, facts: Facts) -> None:
+        self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
+        self.specs, self.carrying, self.saved = facts.specs, facts.carrying, facts.saved
+        self.kept = facts.kept(setting.members)
+        self.members = frozenset(setting.members)
+        self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
+        self.names: list[str] = []
+        self.choices: list[tuple[Choice, ...]] = []
+        self.seconds: list[np.ndarray] = []
+        self.bytes: list[np.ndarray] = []
+        self.links: list[Factor] = []
+        self.index: dict[str, int] = {}
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for equal keys: layers of a model repeat."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
+
+    def add(self, name: str, found: tuple[Choice, ...], seconds: np.ndarray, kept: np.ndarray) -> int:
+        self.index[name] = len(self.names)
+        self.names.append(name)
+        self.choices.append(found)
+        self.seconds.append(seconds)
+        self.bytes.append(kept)
+        return self.index[name]
+
+    def table(self, tensor: Tensor) -> ReshardTable:
+        return reshard_table(
+            self.mesh,
+            tensor.shape,
+            self.setting.bytes_of(tensor),
+            padded=self.setting.options.padded,
+            interleaved=tuple(sorted(self.tags.get(tensor.name, ()))),
+        )
+
+    def resting(self, name: str) -> int | None:
+        """The variable of a tensor or weight, made at its first use; None for inputs and constants."""
+        name = self.setting.tied.get(name, name)
+        tensor = self.graph.tensors[name]
+        if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT):
+            return None
+        if name not in self.index:
+            look, carries = self.look(tensor), name in self.carrying
+            if tensor.kind is TensorKind.PARAMETER:
+                made = self.once(("weight", look, carries), lambda: self._weight(tensor, carries))
+            else:
+                kept, ends = self.kept.get(name, 0), self.ends(tensor)
+                made = self.once(
+                    ("tensor", look, carries, kept, ends), lambda: self._tensor(tensor, carries, kept, ends)
+                )
+            self.add(name, *made)
+        return self.index[name]
+
+    def look(self, tensor: Tensor) -> Hashable:
+        """What a tensor's layouts and changes of layout depend on."""
+        return tensor.shape, tensor.dtype, self.tags_of(tensor.name)
+
+    def tags_of(self, name: str) -> tuple[Part, ...]:
+        """Interleaved cuts that a tensor considers."""
+        return tuple(sorted(self.tags.get(name, ())))
+
+    def ends(self, tensor: Tensor) -> bool:
+        """Whether nobody here reads the tensor, so that it must be whole or cut; a loss may stay a partial sum."""
+        tied = tensor.name in self.setting.tied or tensor.name in self.setting.tied.values()
+        readers = set(self.graph.consumers.get(tensor.name, ())) & self.members
+        return not readers and not tied and tensor.elements > 1
+
+    def _tensor(self, tensor: Tensor, carries: bool, kept: float, ends: bool) -> Made:
+        sizes, padded = self.mesh.sizes, self.setting.options.padded
+        found = tensor_choices(tensor.shape, sizes, self.tags_of(tensor.name), gradient=carries, padded=padded)
+        if ends:
+            found = tuple(c for c in found if PARTIAL not in c.value)
+        each = kept / max(1, tensor.elements)
+        held = np.asarray([each * shard_elements(tensor.shape, c.value, sizes) for c in found])
+        return found, np.zeros(len(found)), held
+
+    def _weight(self, tensor: Tensor, trained: bool) -> Made:
+        padded, states = self.setting.options.padded, self.setting.sharded_states
+        state, sizes, table = self.setting.state, self.mesh.sizes, self.table(tensor)
+        tags = self.tags_of(tensor.name)
+        found = weight_choices(tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded)
+
+        def elements(layout: TensorLayout) -> int:
+            return shard_elements(tensor.shape, layout, sizes)
+
+        each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
+        held = np.asarray([
+            elements(c.weight) * each
+            + (elements(c.gradient) * state.gradient + elements(c.optimizer) * state.optimizer) * trained
+            for c in found
+        ])  # fmt: skip
+        update = np.zeros(len(found))
+        if trained:
+            place = table.index
+            ends = [(place[c.gradient], place[c.optimizer], place[c.weight]) for c in found]
+            update = np.asarray([table.seconds[g, o] + table.seconds[o, w] for g, o, w in ends])
+        return found, update / self.setting.micro_batches, held
+
+    def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """Strategies whose interleaved cuts its tensors consider too."""
+        known = {n: {Part(p.dim, p.blocks) for p in self.tags.get(n, ())} for n in (*node.inputs, *node.outputs)}
+
+        def fits(names: Sequence[str], layouts: Sequence[tuple[int, TensorLayout]]) -> bool:
+            parts = [(names[p], part) for p, layout in layouts if p < len(names) for part in layout]
+            return all(part.blocks == 1 or part in known[name] for name, part in parts)
+
+        return tuple(s for s in found if fits(node.inputs, s.reads) and fits(node.outputs, s.writes))
+
+    def operator(self, i: int) -> None:
+        """One node: its strategies, and links to everything it reads and writes."""
+        node, call = self.graph.nodes[i], OpCall.of(self.graph, self.graph.nodes[i])
+        work = sum(float(a[i]) for a in (self.setting.forward_s, self.setting.backward_s) if a is not None)
+        trains = any(n in self.carrying for n in node.inputs)
+        extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
+        key = ("operator", call.signature(), id(self.specs[i]), tags, work, trains, extra, node.repeat)
+        made = self.once(key, lambda: self._strategies(i, call, work, trains, extra))
+        own = self.add(f"op:{node.key}", *made)
+        for p, name in enumerate(node.inputs):
+            other = self.resting(name) if name else None
+            if other is not None:
+                self._link_read(own, other, name, i, p)
+        for p, name in enumerate(node.outputs):
+            other = self.resting(name) if name and name in self.graph.tensors else None
+            if other is not None:
+                self._link_write(own, other, name, p)
+
+    def _strategies(self, i: int, call: OpCall, work: float, trains: bool, extra: float) -> Made:
+        node, setting = self.graph.nodes[i], self.setting
+        blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
+        options = setting.options
+        if blocks:
+            options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
+        found = self.expressible(node, strategies(call, self.specs[i], self.mesh, setting.item_bytes, options))
+        seconds = np.asarray([
+            s.share * work
+            + node.repeat * exchange_s(self.mesh, s, backward=False)
+            + (node.repeat * exchange_s(self.mesh, s, backward=True) if trains else 0.0)
+            for s in found
+        ])  # fmt: skip
+        return found, seconds, np.asarray([s.share * extra for s in found])
+
+    def _parts(self, own: int, p: int, *, written: bool) -> list[tuple[TensorLayout, TensorLayout]]:
+        """By strategy, the layouts of one operand's or result's value and gradient."""
+        whole, found = (REPLICATED,) * len(self.mesh.axes), []
+        for s in self.choices[own]:
+            if isinstance(s, Strategy):
+                value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
+                found.append((dict(value).get(p, whole), dict(gradient).get(p, whole)))
+        return found
+
+    def _places(self, tensor: Tensor, layouts: Iterable[TensorLayout]) -> list[int]:
+        index = self.table(tensor).index
+        return [index[layout] for layout in layouts]
+
+    def _link_read(self, own: int, other: int, name: str, i: int, p: int) -> None:
+        tensor, node, carries = self.graph.tensors[name], self.graph.nodes[i], name in self.carrying
+        again = any(s.storage == name for s in self.saved[i])
+        times = weight_gathers(self.specs[i]) if tensor.kind is TensorKind.PARAMETER else 1.0 + again
+
+        def make() -> np.ndarray:
+            table, rests, parts = self.table(tensor), self.choices[other], self._parts(own, p, written=False)
+            values = self._places(tensor, map(resting_value, rests))
+            reads = self._places(tensor, (read for read, _ in parts))
+            cost = times * table.seconds[np.ix_(values, reads)].T
+            if carries:
+                ends = self._places(tensor, map(resting_gradient, rests))
+                cost = cost + table.seconds[np.ix_(self._places(tensor, (g for _, g in parts)), ends)]
+            return cost * node.repeat
+
+        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, node.repeat)
+        self.links.append(factor((own, other), self.once(("read", *alike), make)))
+
+    def _link_write(self, own: int, other: int, name: str, p: int) -> None:
+        tensor, carries = self.graph.tensors[name], name in self.carrying
+
+        def make() -> np.ndarray:
+            table, rests, parts = self.table(tensor), self.choices[other], self._parts(own, p, written=True)
+            values = self._places(tensor, map(resting_value, rests))
+            cost = table.seconds[np.ix_(self._places(tensor, (w for w, _ in parts)), values)]
+            if carries:
+                starts = self._places(tensor, map(resting_gradient, rests))
+                cost = cost + table.seconds[np.ix_(starts, self._places(tensor, (g for _, g in parts)))].T
+            return cost
+
+        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries)
+        self.links.append(factor((own, other), self.once(("write", *alike), make)))
+
+
+def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:
+    """All choices and costs of a setting.
+
+    Args:
+        setting: what to shard.
+        facts: `Facts.of` a setting of the same graph, to spare finding them again.
+
+    Complexity: for each operator its strategies times the layouts of its tensors.
+    """
+    builder = _Builder(setting, facts or Facts.of(setting))
+    for i in setting.members:
+        builder.operator(i)
+    return ShardingProblem(
+        setting,
+        tuple(builder.names),
+        tuple(builder.choices),
+        tuple(builder.seconds),
+        tuple(builder.bytes),
+        tuple(builder.links),
+    )
