@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes, precision
+from planner.costs.types import Profile
 from planner.errors import JobError, ModelError
 from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MOST_SIZES = 9
 """Micro-batch sizes that are priced at the most."""
+
+SMALL_GRAPH, MOST_SIZES_SMALL = 200, 13
+"""The same for graphs of few operators."""
 
 
 class Prices(Protocol):
@@ -32,6 +36,10 @@ class Prices(Protocol):
 
     def graph_at(self, micro_batch: int, /) -> Graph:
         """The model at that size."""
+        ...
+
+    def profiles(self, micro_batch: int, /) -> tuple[Profile, ...]:
+        """Prices of its operators, one profile a device type."""
         ...
 
 
@@ -99,7 +107,8 @@ class Bench:
         chosen = [b for b in wanted if b in job.micro_batches] if job.micro_batches else powers
         largest = max(device.usable_bytes for device in self.cluster.devices)
         found: list[int] = []
-        for size in chosen[:MOST_SIZES]:
+        most = MOST_SIZES_SMALL if len(self.prices.chain.graph.nodes) <= SMALL_GRAPH else MOST_SIZES
+        for size in chosen[:most]:
             try:
                 costs = self.costs(size)
             except ModelError as error:

@@ -120,6 +120,8 @@ def _result(
     exchanges = np.ones(pipeline.stages)
     if chosen.name.partition(":")[0] == "pipedream":
         exchanges = point.micro_batches / np.asarray(pipeline.replicas, float)
+    if chosen.name.partition(":")[0] == "hetpipe":
+        exchanges *= point.micro_batches / chosen.weight_versions(pipeline)[0]
     if not synchronous and _beside(point):
         iteration_s = max(iteration_s, float((figures.sync_s * exchanges).max()))
     worker, memory = _fullest(figures, sizes, found)

@@ -99,7 +99,7 @@ class _Pricing:
         sync_s = np.array([c[4] for c in columns]) + self._tied()
         rows = list(np.array(columns, dtype=np.float64).T)
         rows[4] = sync_s
-        return Figures(*rows, self.holders)  # type: ignore[arg-type, call-arg]
+        return Figures(*rows, self.holders)  # type: ignore[call-arg]
 
     def _stage(self, index: int) -> tuple[float, ...]:
         choice, bench, costs = self.point.stages[index], self.bench, self.costs

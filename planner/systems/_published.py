@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_layers import Layers, chain_layers
 from planner.space.partition.pipedream_terms import Memory, StageCost
 from planner.space.types import StageChoice
+from planner.systems import SYSTEMS
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
+from planner.systems._exchanged import by_exchange
 from planner.systems._play import Played, play
-from planner.systems._replicas import replicated
 from planner.systems._search import Found, best_of, found_of, search, stages_of
 from planner.systems.types import Point, System
 
@@ -120,6 +122,9 @@ def by_pipedream(bench: Bench, system: System) -> Found:
         played = solve(bench, system, size)
         if played is None:
             continue
+        if played.feasible and len(played.point.stages) == 1 and played.devices > 1:
+            data = by_exchange(bench, SYSTEMS.get("data-parallel"))
+            return replace(data, notes=("its search chooses data parallelism", *data.notes))
         if played.feasible:
             notes = (f"updates after every minibatch of {size} sample(s) a replica",)
             return found_of(played, tells={"delays": _delays(played)}, notes=notes)
@@ -138,20 +143,18 @@ def _delays(played: Played) -> str:
 @search("bapipe")
 def by_bapipe(bench: Bench, system: System) -> Found:
     """Schedule exploration and balanced partition for each micro-batch size, compared with data parallelism."""
-    data = replicated(bench)
-    best = data if data is not None and data.feasible else None
+    data = by_exchange(bench, SYSTEMS.get("data-parallel"))
+    best: Played | None = None
     candidates: list[Played] = []
     for size in reversed(bench.sizes):
-        limit = best.iteration_s if best else math.inf
+        limit = min(data.iteration_s, best.iteration_s if best else math.inf)
         candidates += _bapipe_at(bench, size, limit)
-        best = best_of([p for p in [*candidates, *([best] if best else [])] if p.feasible])
-    best = best_of([*candidates, *([data] if data else [])])
-    if best is None:
-        return Found(reason="no balanced stages fit: twice the features or the weights exceed a device")
-    if not best.feasible:
-        return Found(reason=f"no balanced stages fit, and data parallelism neither: {best.reason}")
-    chosen = "data parallelism" if best is data else best.point.schedule
-    return found_of(best, notes=(f"explored: {chosen} is fastest",))
+        best = best_of([p for p in candidates if p.feasible])
+    if best is not None and best.iteration_s < data.iteration_s:
+        return found_of(best, notes=(f"explored: {best.point.schedule} is fastest",))
+    if not data.reason:
+        return replace(data, notes=("explored: data parallelism is fastest", *data.notes))
+    return Found(reason=f"no balanced stages fit, and data parallelism neither: {data.reason}")
 
 
 def _bapipe_at(bench: Bench, size: int, limit_s: float) -> list[Played]:

@@ -50,7 +50,7 @@ class Found:
 
 SystemSearch = Callable[[Bench, System], Found]
 SEARCHES: dict[str, SystemSearch] = {}
-"""Filled by the modules `_sweep`, `_published`, `_exchanged`, `_sharded` and `_auto`."""
+"""Filled by the modules `_sweep`, `_published`, `_pool`, `_exchanged`, `_sharded` and `_auto`."""
 
 
 def search(name: str) -> Callable[[SystemSearch], SystemSearch]:

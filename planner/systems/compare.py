@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.errors import HardwareError, JobError, PlanError
+from planner.errors import ShardplanError, UsageError
 from planner.hardware.types import Cluster
 from planner.space.types import Job
 from planner.systems import SYSTEMS
@@ -15,7 +15,7 @@ from planner.systems._bench import Bench, Prices
 from planner.systems._search import SEARCHES, Found
 from planner.systems.types import Semantics, System, SystemRow
 
-_MODULES = ("_sweep", "_replicas", "_published", "_auto")
+_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 AUTO = "auto"
 
 
@@ -49,7 +49,7 @@ def run_system(system: System, bench: Bench) -> SystemRow:
         importlib.import_module(f"planner.systems.{module}")
     try:
         found = SEARCHES[system.search](bench, system)
-    except (PlanError, JobError, HardwareError) as error:
+    except ShardplanError as error:
         found = Found(reason=str(error))
     if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):
         bench.results[system.key] = replace(found, changes_semantics=system.semantics is Semantics.ASYNC)
@@ -107,7 +107,7 @@ def compare_systems(
         JobError: no micro-batch size divides the global batch.
     """
     if semantics not in ("sync", "any"):
-        raise JobError(f"unknown semantics {semantics!r}", hint="use sync or any")
+        raise UsageError(f"unknown semantics {semantics!r}", hint="use sync or any")
     wanted = tuple(dict.fromkeys(systems)) or SYSTEMS.names()
     chosen = [SYSTEMS.get(name) for name in wanted]
     bench = Bench(prices, cluster, job, allowed=("any",) if semantics == "any" else ())

@@ -13,8 +13,8 @@ SYSTEMS.register(
         cut="none: every device has the whole model",
         sharding="none: every tensor is whole on its stage",
         schedule="",
-        sync="ring",
-        search="data-parallel",
+        sync="all-reduce",
+        search="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses="the largest number of devices that share the batch, gradients accumulated over micro-batches",
@@ -23,12 +23,7 @@ SYSTEMS.register(
             "weight_versions": "1",
             "update": "once per mini-batch after an all-reduce",
         },
-        open=(
-            (
-                "the exchange is not hidden behind the backward; `horovod`-like overlap is in the rows of"
-                " the exchange systems"
-            ),
-        ),
+        open=("gradients are reduced in buckets behind the backward of the last micro-batch",),
         copies=False,
     ),
 )

@@ -31,7 +31,7 @@ def document(*args: str) -> dict[str, Any]:
 
 def test_synchronous_systems_come_first_and_auto_is_the_best_of_them() -> None:
     rows = document()["rows"]
-    assert [r["system"] for r in rows][0] == "auto"
+    assert rows[0]["system"] == "auto"
     assert rows[-1]["system"] == "pipedream-2bw"
     assert rows[-1]["semantics"] == "async"
     synchronous = [r["iteration_s"] for r in rows if r["semantics"] == "sync"]

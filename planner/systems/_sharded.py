@@ -1,0 +1,143 @@
+"""Systems that cut every operator instead of the model's length: Tofu, Mesh-TensorFlow, GShard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.errors import ShardplanError
+from planner.sharding import Setting, StateBytes, Verdict, mesh_on
+from planner.sharding.searches import get
+from planner.space.types import MemoryBytes
+from planner.systems._bench import Bench
+from planner.systems._search import Found, search
+from planner.systems.types import System
+from planner.units import format_bytes
+
+MOST_SIZES = 3
+"""Micro-batch sizes that are tried, the largest first: a mesh works on one micro-batch together."""
+
+LARGE_GRAPH = 1000
+"""With more operators only the largest micro-batch on the mesh that follows the levels is searched."""
+
+WIDEST_JOIN = 8
+"""Tensors that one operator may join where a search needs an almost linear graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Priced:
+    mesh: tuple[int, ...]
+    micro_batch: int
+    count: int
+    iteration_s: float
+    compute_s: float
+    memory: MemoryBytes
+    capacity_bytes: float
+    sent_bytes: float
+
+
+def meshes(bench: Bench, span: str) -> Iterator[tuple[int, ...]]:
+    """Meshes over a node or over the cluster: one axis over all devices, and one axis a level."""
+    node = bench.cluster.node_size or bench.devices
+    devices = min(node, bench.devices) if span == "node" else bench.devices
+    yield (devices,)
+    if span == "node":
+        return
+    if 1 < node < devices and devices % node == 0:
+        yield (devices // node, node)
+    elif devices >= 4 and devices % 2 == 0:
+        yield (devices // 2, 2)
+
+
+@search("sharded")
+def by_sharding(bench: Bench, system: System) -> Found:
+    """The system's search over layouts on each mesh and the largest micro-batches."""
+    found: list[_Priced] = []
+    refused = ""
+    joined = _widest_join(bench)
+    if system.options.get("needs") == "chain" and joined[1] > WIDEST_JOIN:
+        return Found(
+            reason=f"the coarsened graph is no chain: {joined[0]} joins {joined[1]} tensors, "
+            "and dynamic programming over their cuts does not apply"
+        )
+    large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
+    tried = list(meshes(bench, system.options.get("span", "cluster")))
+    for mesh in tried[-1:] if large else tried:
+        for size in reversed(bench.sizes[-1 if large else -MOST_SIZES :]):
+            try:
+                found.append(_price(bench, system, mesh, size))
+            except ShardplanError as error:
+                refused = str(error)
+    fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
+    if not fitting:
+        least = min(found, key=lambda p: p.memory.total, default=None)
+        if least is None:
+            return Found(reason=refused)
+        return Found(
+            reason=f"a device needs {format_bytes(least.memory.total)} of {format_bytes(least.capacity_bytes)}"
+        )
+    best = min(fitting, key=lambda p: (p.iteration_s, p.micro_batch))
+    shape = " x ".join(str(n) for n in best.mesh)
+    return Found(
+        plan=f"every operator on a mesh of {shape}, micro-batch {best.micro_batch} x {best.count}",
+        iteration_s=best.iteration_s,
+        memory=best.memory,
+        capacity_bytes=best.capacity_bytes,
+        bubble=max(0.0, 1 - best.compute_s / best.iteration_s),
+        sent_bytes=best.sent_bytes,
+        devices=math.prod(best.mesh),
+        micro_batch=best.micro_batch,
+        notes=("communication is not overlapped; a part of an operator runs as efficiently as the whole",),
+    )
+
+
+def _widest_join(bench: Bench) -> tuple[str, int]:
+    """The operator with the most computed operands, and how many."""
+    graph = bench.prices.chain.graph
+    counts = [sum(name in graph.producer for name in node.inputs if name) for node in graph.nodes]
+    at = max(range(len(counts)), key=counts.__getitem__)
+    return graph.nodes[at].name or graph.nodes[at].key, counts[at]
+
+
+def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:
+    chosen, devices = bench.precision, math.prod(mesh)
+    types = sorted(set(bench.cluster.device_types[:devices].tolist()))
+    profiles = bench.prices.profiles(size)
+    profile = max((profiles[t] for t in types), key=lambda p: float(p.forward_s.sum()))
+    count = bench.job.global_batch // size
+    state = StateBytes(chosen.weight_bytes, chosen.gradient_bytes, bench.state_bytes)
+    setting = Setting(
+        bench.prices.graph_at(size),
+        mesh_on(bench.cluster, list(mesh)),
+        forward_s=profile.forward_s,
+        backward_s=profile.backward_s,
+        saved=profile.saved,
+        item_bytes=chosen.compute.bits / 8,
+        state=state,
+        micro_batches=count,
+    )
+    device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+    verdict: Verdict = get(system.options["layouts"])(setting).verdict
+    whole = float(bench.tables(size).elements[0, -1]) * (state.weight + state.gradient + state.optimizer)
+    part = verdict.weight_bytes / whole if whole else 1.0
+    update_s = float(bench.costs(size).update_s[types].max(axis=0).sum()) * part
+    bytes_a_state = verdict.weight_bytes / (state.weight + state.gradient + state.optimizer)
+    memory = MemoryBytes(
+        bytes_a_state * state.weight,
+        bytes_a_state * state.gradient,
+        bytes_a_state * state.optimizer,
+        verdict.activation_bytes,
+        float(bench.tables(size).workspace[0, -1]) / devices,
+        float(device.reserve_bytes),
+    )
+    return _Priced(
+        mesh,
+        size,
+        count,
+        count * verdict.seconds + update_s,
+        count * verdict.compute_s + update_s,
+        memory,
+        float(device.memory_bytes),
+        verdict.sent_bytes * devices * count,
+    )

@@ -1,0 +1,41 @@
+"""BytePS: data parallelism with summation services on all machines."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "byteps",
+    System(
+        key="byteps",
+        title="BytePS",
+        cut="none: every device has the whole model",
+        sharding="none: every tensor is whole on its stage",
+        schedule="",
+        sync="byteps",
+        search="exchanged",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses=(
+            "the share of every machine's summation service so that all network ports are busy to the "
+            "end; how a machine sums inside by its links"
+        ),
+        source="Jiang et al., OSDI 2020",
+        backend={
+            "weight_versions": "1",
+            "server_placement": (
+                "a summation service on the processors of every machine, CPU machines more: "
+                "2(n-1)/(n^2+kn-2k) of the bytes each"
+            ),
+            "update": "on the devices: gradients are pulled, not weights",
+        },
+        open=(
+            (
+                "k = 0: the hardware profiles name no machines without accelerators, so the gain of spare"
+                " CPU machines is not in this row (see the headlines for k = n)"
+            ),
+        ),
+        copies=False,
+    ),
+)

@@ -1,0 +1,39 @@
+"""GShard: layouts of a few tensors annotated, the rest completed; experts over devices."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "gshard",
+    System(
+        key="gshard",
+        title="GShard",
+        cut="none: one program on all devices",
+        sharding="any layouts on a mesh of all devices",
+        schedule="",
+        sync="",
+        search="sharded",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses=(
+            "layouts that need least time, annotated tensors as written; with experts, their weights "
+            "along the experts and tokens exchanged by all-to-all"
+        ),
+        source="Lepikhin et al., ICLR 2021",
+        backend={
+            "weight_versions": "1",
+            "expert_capacity": (
+                "top-2 gating, C = 2 S / E tokens for an expert and a group of S tokens, times a capacity"
+                " factor; tokens above it are passed on by the residual path"
+            ),
+            "auxiliary_loss": "balances the load of the experts",
+        },
+        open=(
+            "no annotations are given here: all layouts are completed by least time",
+            "every expert is taken to receive its share of the tokens",
+        ),
+        options={"layouts": "gshard", "span": "cluster"},
+    ),
+)

@@ -1,0 +1,43 @@
+"""HetPipe: virtual workers of unlike devices, waves of mini-batches, bounded distance."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "hetpipe",
+    System(
+        key="hetpipe",
+        title="HetPipe",
+        cut=(
+            "virtual workers of one node each (NP) or of the same share of every type (ED); order of "
+            "devices and cuts within one chosen together"
+        ),
+        sharding="none: every tensor is whole on its stage",
+        schedule="hetpipe",
+        sync="wsp",
+        search="hetpipe",
+        semantics=Semantics.ASYNC,
+        staleness="s_local = Nm - 1 own updates; s_global = (D+1)(s_local+1) + s_local - 1 of others",
+        chooses=(
+            "the allocation policy, the order of unlike devices and the cuts with the fastest slowest "
+            "stage, the largest number Nm of concurrent mini-batches that fits"
+        ),
+        source="Park et al., USENIX ATC 2020",
+        backend={
+            "weight_versions": (
+                "Nm per stage; a mini-batch uses the version that its virtual worker had when it entered"
+            ),
+            "update": "local after each mini-batch; one aggregated push per wave of Nm",
+            "clock_distance": "D = 0: no virtual worker runs ahead of the slowest by a wave",
+            "server_placement": "shards on all nodes, evenly",
+        },
+        open=(
+            "clock distance 0; larger distances do not change the pace of steady virtual workers",
+            "the hybrid policy (HD) needs a ranking of device pairs and is not tried",
+            "all virtual workers work at the pace of the slowest",
+            "pushes and pulls run beside the work: the slower of the two counts",
+        ),
+    ),
+)

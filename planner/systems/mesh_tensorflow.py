@@ -1,0 +1,35 @@
+"""Mesh-TensorFlow: named dimensions on mesh dimensions."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "mesh-tensorflow",
+    System(
+        key="mesh-tensorflow",
+        title="Mesh-TensorFlow",
+        cut="none: one program on all devices",
+        sharding="named dimensions to mesh dimensions, the same for all tensors",
+        schedule="",
+        sync="",
+        search="sharded",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses="one mesh dimension for each named tensor dimension that divides; the fastest such layout on each mesh",
+        source="Shazeer et al., NeurIPS 2018; its layout optimizer",
+        backend={
+            "weight_versions": "1",
+            "layout": "the same named dimension is cut alike in every tensor",
+        },
+        open=(
+            (
+                "the released optimizer minimises peak memory only; here the fastest layout is taken "
+                "(`mesh-tensorflow-memory` searches as released)"
+            ),
+            "meshes: all devices in a line, and one dimension a level of the cluster",
+        ),
+        options={"layouts": "mesh-tensorflow", "span": "cluster"},
+    ),
+)

@@ -1,0 +1,36 @@
+"""Parallax: sparse variables on parameter servers, dense ones by all-reduce."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "parallax",
+    System(
+        key="parallax",
+        title="Parallax",
+        cut="none: every device has the whole model",
+        sharding="none: every tensor is whole on its stage",
+        schedule="",
+        sync="parallax",
+        search="exchanged",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses=(
+            "for each variable the cheaper way: sparse gradients through servers in partitions, dense "
+            "ones by all-reduce"
+        ),
+        source="Kim et al., EuroSys 2019",
+        backend={
+            "weight_versions": "1",
+            "server_placement": "partitions of sparse variables on all machines, largest first to the least loaded",
+            "partitions": "as many as machines; measured and fitted (c + b/P + a(P-1)) in a real run",
+        },
+        open=(
+            "the part of the rows that is touched is at most look-ups over rows, which is taken",
+            "rows of sparse variables and their optimizer state rest where the scheme's memory model says",
+        ),
+        copies=False,
+    ),
+)

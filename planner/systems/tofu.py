@@ -1,0 +1,38 @@
+"""Tofu: every operator cut along dimensions found by recursion, on the devices of one machine."""
+
+from __future__ import annotations
+
+from planner.systems import SYSTEMS
+from planner.systems.types import Semantics, System
+
+SYSTEMS.register(
+    "tofu",
+    System(
+        key="tofu",
+        title="Tofu",
+        cut="none: every operator runs on all devices of one machine",
+        sharding="one cut per factor of the device count for every tensor",
+        schedule="",
+        sync="",
+        search="sharded",
+        semantics=Semantics.SYNC,
+        staleness="none",
+        chooses=(
+            "a 2-way cut of every tensor at a time, log2 k times over, each by dynamic programming on the"
+            " coarsened graph, least bytes moved"
+        ),
+        source="Wang et al., EuroSys 2019",
+        backend={
+            "weight_versions": "1",
+            "layouts": (
+                "one dimension of every tensor, or several by recursion; weights and optimizer state "
+                "sharded like their gradients"
+            ),
+        },
+        open=(
+            "one machine, as published; further machines stay idle",
+            "counts of devices that are no power of two are cut by their prime factors",
+        ),
+        options={"layouts": "tofu", "span": "node", "needs": "chain"},
+    ),
+)
