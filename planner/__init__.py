@@ -57,22 +57,22 @@ if TYPE_CHECKING:
     from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto
     from planner.operators.batching import rebatch as rebatch
-    from planner.partitions import PartitionChange as PartitionChange
-    from planner.partitions import PartitionFinding as PartitionFinding
-    from planner.partitions import PartitionPlan as PartitionPlan
-    from planner.partitions import check_partition as check_partition
-    from planner.partitions import dump_partition as dump_partition
-    from planner.partitions import instance_family as instance_family
-    from planner.partitions import is_partition_plan as is_partition_plan
-    from planner.partitions import load_instance as load_instance
-    from planner.partitions import load_partition as load_partition
-    from planner.partitions import partition as partition
-    from planner.partitions import partition_changes as partition_changes
-    from planner.partitions import partition_diff_report as partition_diff_report
-    from planner.partitions import partition_report as partition_report
-    from planner.partitions import partition_schema as partition_schema
-    from planner.partitions import read_partition as read_partition
-    from planner.partitions import write_partition as write_partition
+    from planner.partitions.check import PartitionFinding as PartitionFinding
+    from planner.partitions.check import check_partition as check_partition
+    from planner.partitions.families import instance_family as instance_family
+    from planner.partitions.families import load_instance as load_instance
+    from planner.partitions.files import dump_partition as dump_partition
+    from planner.partitions.files import is_partition_plan as is_partition_plan
+    from planner.partitions.files import load_partition as load_partition
+    from planner.partitions.files import partition_schema as partition_schema
+    from planner.partitions.files import read_partition as read_partition
+    from planner.partitions.files import write_partition as write_partition
+    from planner.partitions.report import PartitionChange as PartitionChange
+    from planner.partitions.report import partition_changes as partition_changes
+    from planner.partitions.report import partition_diff_report as partition_diff_report
+    from planner.partitions.report import partition_report as partition_report
+    from planner.partitions.run import partition as partition
+    from planner.partitions.types import PartitionPlan as PartitionPlan
     from planner.plan import Area as Area
     from planner.plan import Plan as Plan
     from planner.plan import Provenance as Provenance
@@ -238,22 +238,22 @@ _EXPORTS = {
     "report_to_text": "planner.plan",
     "report_to_markdown": "planner.plan",
     # partitions
-    "PartitionChange": "planner.partitions",
-    "PartitionFinding": "planner.partitions",
-    "PartitionPlan": "planner.partitions",
-    "check_partition": "planner.partitions",
-    "dump_partition": "planner.partitions",
-    "instance_family": "planner.partitions",
-    "is_partition_plan": "planner.partitions",
-    "load_instance": "planner.partitions",
-    "load_partition": "planner.partitions",
-    "partition": "planner.partitions",
-    "partition_changes": "planner.partitions",
-    "partition_diff_report": "planner.partitions",
-    "partition_report": "planner.partitions",
-    "partition_schema": "planner.partitions",
-    "read_partition": "planner.partitions",
-    "write_partition": "planner.partitions",
+    "PartitionChange": "planner.partitions.report",
+    "PartitionFinding": "planner.partitions.check",
+    "PartitionPlan": "planner.partitions.types",
+    "check_partition": "planner.partitions.check",
+    "dump_partition": "planner.partitions.files",
+    "instance_family": "planner.partitions.families",
+    "is_partition_plan": "planner.partitions.files",
+    "load_instance": "planner.partitions.families",
+    "load_partition": "planner.partitions.files",
+    "partition": "planner.partitions.run",
+    "partition_changes": "planner.partitions.report",
+    "partition_diff_report": "planner.partitions.report",
+    "partition_report": "planner.partitions.report",
+    "partition_schema": "planner.partitions.files",
+    "read_partition": "planner.partitions.files",
+    "write_partition": "planner.partitions.files",
     # importers
     "graph_from_proto": "planner.importers",
     # solvers

@@ -13,6 +13,7 @@ from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, Pa
 from planner.plan import layout, strict
 from planner.plan.schema import described
 
+_HEAD_BYTES = 256
 _SPARSE = (Part, ChoiceRun, TrivialPlan)
 """Types whose fields are left out of the file when they have their default."""
 
@@ -43,12 +44,12 @@ def seal(plan: PartitionPlan) -> PartitionPlan:
     return dataclasses.replace(plan, digest=digest_of(plan))
 
 
-def dumps(plan: PartitionPlan) -> str:
+def dump_partition(plan: PartitionPlan) -> str:
     """The plan as JSON text; the same plan gives the same bytes."""
     return layout.pretty(_plain(plan)) + "\n"
 
 
-def loads(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
+def load_partition(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
     """Read a plan from JSON text; its digest is not compared (`check_partition` does).
 
     Raises:
@@ -57,33 +58,40 @@ def loads(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
     return strict.parse(text, PartitionPlan, FORMAT, SCHEMA_VERSION, name=name)
 
 
-def read(path: str | Path) -> PartitionPlan:
+def read_partition(path: str | Path) -> PartitionPlan:
     """Read a plan file.
 
     Raises:
         PlanError: the file is missing, unreadable or not a partition plan.
     """
-    return loads(strict.read_bytes(path), name=str(path))
+    return load_partition(strict.read_bytes(path), name=str(path))
 
 
-def write(plan: PartitionPlan, path: str | Path) -> None:
+def write_partition(plan: PartitionPlan, path: str | Path) -> None:
     """Write a plan file, whole or not at all.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    write_whole(path, dumps(plan))
+    write_whole(path, dump_partition(plan))
 
 
 def is_partition_plan(path: str | Path) -> bool:
-    """Whether a file is JSON that says that it holds a partition plan; whatever else it is, others will say."""
+    """Whether a file is JSON that says that it holds a partition plan; whatever else it is, others will say.
+
+    Plans say their format first; only where the beginning does not, the whole file is read.
+    """
     try:
-        document = json.loads(Path(path).read_bytes())
+        with Path(path).open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+            if b'"format"' in head:
+                return f'"{FORMAT}"'.encode() in head
+            document = json.loads(head + stream.read())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == FORMAT
 
 
-def json_schema() -> dict[str, Any]:
+def partition_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
     return described(strict.adapter(PartitionPlan).json_schema())

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
-from planner.partitions.families import FAMILIES
+from planner.importers.operator_graph import operator_graph_from
+from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import seal
-from planner.partitions.options import FLAGS, read_options, seconds
+from planner.partitions.options import FLAGS, Options, read_options, seconds
 from planner.partitions.ranges import from_ranges, in_words, to_ranges, to_runs
 from planner.partitions.types import Part, PartitionPlan
+from planner.space.partition.latency import LatencyDecision
+from planner.space.partition.max_load import MaxLoadDecision
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
 from tests.shared_data import shared_path
 
@@ -253,6 +256,32 @@ def test_a_plan_file_agrees_with_its_schema(graph: Path) -> None:
     document = json.loads(planner.dump_partition(planner.partition(graph)))
     jsonschema.validate(document, planner.partition_schema())
     assert planner.partition_schema()["properties"]["solver"]["description"] == "who found the plan."
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_decision_on_an_operator_graph_reads_back(data: st.DataObject) -> None:
+    """Also bad ones: what a file says is exactly what the judge sees."""
+    count = data.draw(st.integers(1, 7))
+    ids = data.draw(st.lists(st.integers(-50, 50), min_size=count, max_size=count, unique=True))
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    edges = [pair for pair in pairs if data.draw(st.booleans())]
+    content = operator_graph()
+    content["nodes"] = [
+        {"id": i, "supportedOnFpga": 1, "cpuLatency": 5.0, "fpgaLatency": 1.0, "isBackwardNode": 0, "size": 10}
+        for i in ids
+    ]
+    content["edges"] = [{"sourceId": ids[a], "destId": ids[b], "cost": 0.25} for a, b in edges]
+    graph = operator_graph_from(content, "drawn")
+    instance = Instance("operator-graph", "drawn", "", graph, tuple(ids), len(edges))
+    placed = tuple(data.draw(st.integers(0, 2)) for _ in range(count))
+    decisions = {"max-load": MaxLoadDecision(placed), "latency": LatencyDecision(placed, tuple(range(count)))}
+    for name, decision in decisions.items():
+        objective = FAMILIES.get("operator-graph").objective(name)
+        problem = objective.problem(instance, objective.settle(instance, Options()))
+        verdict = problem.judge(decision)
+        parts = objective.encode(instance, problem, decision, verdict)
+        assert problem.judge(objective.decode(instance, problem, parts)) == verdict
 
 
 @given(st.sets(st.integers(-20, 60)))

@@ -131,7 +131,7 @@ FAMILIES: Registry[Family] = Registry(__name__, "instance family")
 """All families by name; a module of this package registers its own."""
 
 
-def family_of(path: str | Path) -> Family | None:
+def instance_family(path: str | Path) -> Family | None:
     """The family of a file by its content, None when it is of none (or cannot be read).
 
     JSON files may hold their keys in any order: where the beginning does not tell, the whole file is looked at.
@@ -160,7 +160,7 @@ def load_instance(path: str | Path) -> Instance:
     file = Path(path)
     if not file.exists():
         raise ModelError("no such instance file", where=str(path), hint="check the path")
-    family = family_of(file)
+    family = instance_family(file)
     if family is None:
         known = ", ".join(family.title for _, family in FAMILIES.items())
         raise ModelError(
