@@ -107,6 +107,7 @@ class _Elimination:
                 self.of[v].add(i)
         self.constant = sum(float(f.table) for f in factors if not f.variables)
         self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+        self._seen: dict[tuple[tuple[int, tuple[int, ...]], ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
     def run(self, limit: int, keep: int | None = None) -> bool:
         """Minimise out all variables but one; false when a table would be too large."""
@@ -119,10 +120,23 @@ class _Elimination:
             mine = [self.tables.pop(i) for i in numbers]
             for u in others:
                 self.of[u] -= set(numbers)
-            total = _sum(mine, (*others, v), self.sizes)
-            self.done.append((v, others, total.argmin(axis=-1)))
-            self._add(Factor(others, total.min(axis=-1)), numbers)
+            best, least = self._minimum(mine, (*others, v))
+            self.done.append((v, others, best))
+            self._add(Factor(others, least), numbers)
         return True
+
+    def _minimum(self, mine: list[Factor], variables: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Best choices of the last variable and what they come to.
+
+        Where the same tables hang together in the same way, as in layers that repeat, the answer is that of before.
+        """
+        place = {u: k for k, u in enumerate(variables)}
+        alike = tuple((id(f.table), tuple(place[u] for u in f.variables)) for f in mine)
+        if alike not in self._seen:
+            total = _sum(mine, variables, self.sizes)
+            self._seen[alike] = mine, total.argmin(axis=-1), total.min(axis=-1)
+        _, best, least = self._seen[alike]
+        return best, least
 
     def _add(self, made: Factor, numbers: Sequence[int]) -> None:
         if not made.variables:

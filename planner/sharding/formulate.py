@@ -11,7 +11,7 @@ from planner.graph import Node, Tensor, TensorKind
 from planner.operators import OpCall
 from planner.sharding.block_tags import block_tags
 from planner.sharding.choices import Options
-from planner.sharding.elimination import Factor, factor
+from planner.sharding.elimination import Factor
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, shard_elements
 from planner.sharding.problem import (
     Choice,
@@ -191,6 +191,14 @@ class _Builder:
         index = self.table(tensor).index
         return [index[layout] for layout in layouts]
 
+    def _link(self, own: int, other: int, key: Hashable, make: Callable[[], np.ndarray]) -> None:
+        """A table over an operator and a tensor, lower variable first; equal tables are one array."""
+        if own < other:
+            self.links.append(Factor((own, other), self.once(key, make)))
+        else:
+            turned = self.once(("turned", key), lambda: np.ascontiguousarray(self.once(key, make).T))
+            self.links.append(Factor((other, own), turned))
+
     def _link_read(self, own: int, other: int, name: str, i: int, p: int) -> None:
         tensor, node, carries = self.graph.tensors[name], self.graph.nodes[i], name in self.carrying
         again = any(s.storage == name for s in self.saved[i])
@@ -207,7 +215,7 @@ class _Builder:
             return cost * node.repeat
 
         alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, node.repeat)
-        self.links.append(factor((own, other), self.once(("read", *alike), make)))
+        self._link(own, other, ("read", *alike), make)
 
     def _link_write(self, own: int, other: int, name: str, p: int) -> None:
         tensor, carries = self.graph.tensors[name], name in self.carrying
@@ -222,7 +230,7 @@ class _Builder:
             return cost
 
         alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries)
-        self.links.append(factor((own, other), self.once(("write", *alike), make)))
+        self._link(own, other, ("write", *alike), make)
 
 
 def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:

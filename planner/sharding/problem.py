@@ -104,26 +104,37 @@ class ShardingProblem:
 
     def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
         """The problem with only those choices of some variables, by variable index."""
-        chosen = [keep.get(v, np.arange(n)) for v, n in enumerate(self.sizes)]
+
+        def part(values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+            return tuple(a[keep[v]] if v in keep else a for v, a in enumerate(values))
+
+        def cut(f: Factor) -> Factor:
+            table = f.table
+            for at, v in enumerate(f.variables):
+                table = np.take(table, keep[v], axis=at) if v in keep else table
+            return Factor(f.variables, table)
+
         return replace(
             self,
-            choices=tuple(tuple(c[i] for i in k) for c, k in zip(self.choices, chosen, strict=True)),
-            seconds=tuple(t[k] for t, k in zip(self.seconds, chosen, strict=True)),
-            bytes=tuple(b[k] for b, k in zip(self.bytes, chosen, strict=True)),
-            links=tuple(
-                f if keep.keys().isdisjoint(f.variables)
-                else Factor(f.variables, f.table[np.ix_(*(chosen[v] for v in f.variables))])
-                for f in self.links
+            choices=tuple(
+                tuple(c[i] for i in keep[v].tolist()) if v in keep else c for v, c in enumerate(self.choices)
             ),
-        )  # fmt: skip
+            seconds=part(self.seconds),
+            bytes=part(self.bytes),
+            links=tuple(f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links),
+        )
 
     def factors(self, price_s_per_byte: float = 0.0, tilt: float = 0.0) -> list[Factor]:
         """All costs as tables; memory at a price, which rises by the fraction `tilt` from first to last variable."""
         count = max(1, len(self.names))
-        own = [
-            Factor((v,), time + price_s_per_byte * (1 + tilt * (v / count - 0.5)) * kept)
-            for v, (time, kept) in enumerate(zip(self.seconds, self.bytes, strict=True))
-        ]
+        known: dict[tuple[int, int, float], np.ndarray] = {}
+        own = []
+        for v, (time, kept) in enumerate(zip(self.seconds, self.bytes, strict=True)):
+            price = price_s_per_byte * (1 + tilt * (v / count - 0.5))
+            alike = (id(time), id(kept), price)
+            if alike not in known:
+                known[alike] = time + price * kept
+            own.append(Factor((v,), known[alike]))
         return own + list(self.links)
 
     def memory(self, chosen: Sequence[int]) -> float:
