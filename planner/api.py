@@ -23,12 +23,12 @@ from planner import schedules
 from planner.bundled import build_bundled, bundled_names
 from planner.costs import Profile, precision, profile
 from planner.errors import JobError, ModelError, UsageError
-from planner.graph import Graph, build_chain
+from planner.graph import Graph, Note, NoteLevel, build_chain
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators import needs_gradient
-from planner.operators.batching import rebatch
+from planner.operators.batching import batch_flow, rebatch
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Pipeline
@@ -150,12 +150,14 @@ def plan(
     Raises:
         JobError: no micro-batch size divides the global batch, or another contradiction in the job.
         InfeasibleError: nothing fits; the message says what would.
-        ModelError: the model's batch cannot be changed (the node is named), or `strict_ops` found a fallback.
+        ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
+            `strict_ops` found a fallback.
     """
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
+    graph, sizes = _allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    answer = search(pricer.costs, cluster, job, progress=progress)
+    answer = search(pricer.costs, cluster, dataclasses.replace(job, micro_batches=sizes), progress=progress)
     chosen, simulated_s, others = _decide(answer)
     sized = pricer.graph_at(chosen.decision.micro_batch)
     profiles = pricer.profiles(chosen.decision.micro_batch)
@@ -172,6 +174,42 @@ def plan(
         alternatives=others,
     )
     return with_simulation(assembled, simulated_s)
+
+
+def _allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
+    """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
+
+    Raises:
+        ModelError: a node stops the batch, and the exported one is not allowed or does not divide the global batch.
+    """
+    if job.micro_batches == (graph.batch,):
+        return graph, job.micro_batches
+    try:
+        batch_flow(graph)
+    except ModelError as error:
+        allowed = not job.micro_batches or graph.batch in job.micro_batches
+        if graph.batch < 1 or not allowed or job.global_batch % graph.batch:
+            raise _stopped(graph, job, error) from error
+        message = f"{error.problem.message}; planned with micro-batches of {graph.batch}, as exported"
+        note = Note(NoteLevel.WARNING, "fixed-batch", message, error.problem.where)
+        report = dataclasses.replace(graph.report, notes=(*graph.report.notes, note))
+        return dataclasses.replace(graph, report=report), (graph.batch,)
+    return graph, job.micro_batches
+
+
+def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
+    """The error of a batch that cannot be changed, with what would help in this job."""
+    if graph.batch < 1:
+        return error
+    size, problem = graph.batch, error.problem
+    hint = (
+        f"allow micro-batches of {size}" if not job.global_batch % size else f"use a global batch that {size} divides"
+    )
+    return ModelError(
+        problem.message,
+        where=problem.where,
+        hint=f"{hint}, as exported, or export the model with a dynamic batch axis",
+    )
 
 
 def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:

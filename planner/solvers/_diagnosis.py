@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.solvers._registry import SOLVERS
 from planner.space import evaluate
@@ -161,10 +161,18 @@ def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
     return least_memory_factor(problem) <= 1 + 1e-9 and _solved(problem, costs, cluster, job) is not None
 
 
+def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:
+    """Costs of micro-batches of one sample, or those given where the model's batch cannot be changed."""
+    try:
+        return costs if costs.micro_batch == 1 else costs_for(1)
+    except ModelError:
+        return costs
+
+
 def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> Iterator[str]:
     """Changes that make the job fit, in words, each verified by solving; the cheapest first."""
     costs = priced[0]
-    smallest = costs if costs.micro_batch == 1 else costs_for(1)
+    smallest = _single_samples(costs, costs_for)
     options: list[tuple[str, bool, dict[str, Any]]] = [
         (f"micro-batch {smallest.micro_batch}", smallest is not costs, {"micro_batches": (1,)}),
         ("recompute=auto", job.recompute != "auto", {"recompute": "auto"}),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 
 import pytest
 
 import planner
 import planner.api
+from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from tests.shared_data import shared_path
 
 DIMS = {"gpt2_124m_legacy_dyn": {"batch": 2, "seq": 128}, "bert_base_dyn": {"batch": 2, "seq": 64}}
@@ -56,6 +58,58 @@ def test_dropout_masks_can_be_assumed() -> None:
     assert plan.options.assume_dropout
     with pytest.raises(planner.JobError, match="assume"):
         planner.plan(graph, cluster, planner.Job(global_batch=8, assume_dropout=True, dropout=False))
+
+
+def fixed_at_four() -> Graph:
+    """A model exported at a batch of 4 whose reshape mixes samples."""
+    shapes = {"x": (4, 6), "w": (6, 6), "h": (4, 6), "s": (2,), "y": (3, 8)}
+    kinds = {"x": TensorKind.INPUT, "w": TensorKind.PARAMETER, "s": TensorKind.CONSTANT}
+    return Graph(
+        name="mixing",
+        fingerprint="f" * 64,
+        nodes=(Node("h", "MatMul", ("x", "w"), ("h",)), Node("y", "Reshape", ("h", "s"), ("y",), name="blocks/mix")),
+        tensors={n: Tensor(n, s, DType.FLOAT32, kinds.get(n, TensorKind.ACTIVATION)) for n, s in shapes.items()},
+        inputs=("x",),
+        outputs=("y",),
+        parameters=(Parameter("w", "w", (6, 6), DType.FLOAT32),),
+        sources={"w": ("w",)},
+        constants={"s": (3, 8)},
+        batch=4,
+    )
+
+
+def test_a_batch_that_cannot_be_changed_is_planned_as_exported() -> None:
+    graph, cluster = fixed_at_four(), planner.load_cluster("dgx-a100")
+    plan = planner.plan(graph, cluster, planner.Job(global_batch=32))
+    assert plan.micro_batches.size == 4
+    (note,) = [note for note in plan.notes if note.code == "fixed-batch"]
+    assert (note.level, note.where) == ("warning", "blocks/mix")
+    assert "Reshape" in note.message
+    assert "micro-batches of 4" in note.message
+    assert plan.options.micro_batches == ()
+    assert planner.validate_plan(plan, graph, cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "advice"),
+    [
+        (planner.Job(global_batch=30), "a global batch that 4 divides"),
+        (planner.Job(global_batch=32, micro_batches=(1, 2)), "allow micro-batches of 4"),
+    ],
+)
+def test_a_batch_that_cannot_be_changed_and_does_not_divide_names_the_node(job: planner.Job, advice: str) -> None:
+    with pytest.raises(planner.ModelError, match=advice) as raised:
+        planner.plan(fixed_at_four(), planner.load_cluster("dgx-a100"), job)
+    assert raised.value.problem.where == "blocks/mix"
+
+
+def test_what_does_not_fit_at_a_fixed_batch_is_said_without_other_sizes() -> None:
+    cluster = planner.load_cluster("dgx-a100")
+    tiny = dataclasses.replace(cluster.devices[0], memory_bytes=cluster.devices[0].reserve_bytes + 100)
+    machine = dataclasses.replace(cluster, devices=(tiny,))
+    with pytest.raises(planner.InfeasibleError) as raised:
+        planner.plan(fixed_at_four(), machine, planner.Job(global_batch=32))
+    assert "micro-batch 1" not in str(raised.value)
 
 
 def test_progress_is_told_and_ends_with_the_bound_reached() -> None:
