@@ -52,6 +52,8 @@ def solve_by_ideals(
         problem = chained(problem)
     search = _Search(problem, deadline, progress)
     search.offer(start)
+    for _, plan in problem.trivial():
+        search.offer(plan)
     search.by_prefixes()
     if not search.proven and not search.by_all_ideals(most_ideals):
         search.by_cp_sat()
