@@ -23,7 +23,7 @@ class _Priced:
     compute_s: float
     memory: MemoryBytes
     capacity_bytes: float
-    exchange: Exchange
+    exchange: Exchange | None
 
 
 @search("exchanged")
@@ -37,13 +37,12 @@ def by_exchange(bench: Bench, system: System) -> Found:
             refused = str(error)
     if not found:
         return Found(reason=refused or "no micro-batch size divides the global batch")
-    fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
+    fitting = [(p, p.exchange) for p in found if p.exchange is not None]
     if not fitting:
         least = min(found, key=lambda p: p.memory.total)
         have = format_bytes(least.capacity_bytes)
         return Found(reason=f"a replica needs {format_bytes(least.memory.total)} of {have}")
-    best = min(fitting, key=lambda p: (p.iteration_s, p.micro_batch))
-    exchange = best.exchange
+    best, exchange = min(fitting, key=lambda e: (e[0].iteration_s, e[0].micro_batch))
     kinds = sorted(set(exchange.methods.values()))
     notes = (f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden",)
     ways = " and ".join(kinds) or "no exchange"
@@ -91,10 +90,8 @@ def _price(bench: Bench, system: System, size: int) -> _Priced:
         micro_batches=count,
         lookups=count * min(replicas, cluster.node_size or 1),
     )
-    exchange = get(system.sync).price(fabric_of(cluster, range(replicas)), step)
-    work_s = count * float((costs.forward_s + costs.backward_s)[slow].sum())
-    update_s = float(costs.update_s[slow].sum()) * exchange.memory.optimizer
-    tables, kept = bench.tables(size), exchange.memory
+    fabric, scheme = fabric_of(cluster, range(replicas)), get(system.sync)
+    tables, kept = bench.tables(size), scheme.memory(fabric, step)
     elements = float(tables.elements[0, -1])
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     memory = MemoryBytes(
@@ -105,8 +102,13 @@ def _price(bench: Bench, system: System, size: int) -> _Priced:
         float(tables.workspace[0, -1]) + kept.transient_bytes,
         float(device.reserve_bytes),
     )
-    total_s = work_s + exchange.exposed_s + update_s
     capacity = float(device.memory_bytes)
+    if memory.total > capacity:
+        return _Priced(size, replicas, count, math.inf, 0.0, memory, capacity, None)
+    exchange = scheme.price(fabric, step)
+    work_s = count * float((costs.forward_s + costs.backward_s)[slow].sum())
+    update_s = float(costs.update_s[slow].sum()) * exchange.memory.optimizer
+    total_s = work_s + exchange.exposed_s + update_s
     if not math.isfinite(total_s):
         raise HardwareError("the exchange takes for ever", hint="give the cluster a network")
     return _Priced(size, replicas, count, total_s, work_s + update_s, memory, capacity, exchange)

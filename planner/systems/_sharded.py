@@ -69,6 +69,8 @@ def by_sharding(bench: Bench, system: System) -> Found:
                 found.append(_price(bench, system, mesh, size))
             except ShardplanError as error:
                 refused = str(error)
+            except ValueError as error:
+                refused = f"the tables of the search over layouts exceed what an array can hold: {error}"
     fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
     if not fitting:
         least = min(found, key=lambda p: p.memory.total, default=None)
@@ -118,7 +120,8 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
         micro_batches=count,
     )
     device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
-    verdict: Verdict = get(system.options["layouts"])(setting).verdict
+    room = device.usable_bytes - float(bench.tables(size).workspace[0, -1]) / devices
+    verdict: Verdict = get(system.options["layouts"])(setting, memory_bytes=room).verdict
     whole = float(bench.tables(size).elements[0, -1]) * (state.weight + state.gradient + state.optimizer)
     part = verdict.weight_bytes / whole if whole else 1.0
     update_s = float(bench.costs(size).update_s[types].max(axis=0).sum()) * part
