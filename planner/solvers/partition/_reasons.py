@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from planner.units import format_bytes
 
 Find = Callable[[PartitionProblem, float], Any]
 """Looks for a feasible decision of a problem for a number of seconds; None when it finds none."""
+Trial = Callable[[PartitionProblem], Any]
 
+_ALL_TRIALS_S = 12.0
 _TRIAL_S = 3.0
 _STEPS = 7
 _ENOUGH = 1.01
@@ -36,10 +39,17 @@ def no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, find:
         )
     if find is None:
         return InfeasibleError("no plan keeps all limits", hint="allow more memory and devices")
-    reasons = [text for text in (_memory(problem, find), _order(problem, find)) if text]
+    deadline = time.monotonic() + _ALL_TRIALS_S
+
+    def trial(changed: PartitionProblem) -> Any:  # noqa: ANN401
+        left = deadline - time.monotonic()
+        return find(changed, min(left, _TRIAL_S)) if left > 0 else None
+
+    reasons = [text for text in (_memory(problem, trial), _order(problem, trial)) if text]
     if not reasons:
         return InfeasibleError(
-            "no plan keeps all limits, and lifting one of them does not help", hint="allow more memory and devices"
+            "no plan keeps all limits, and lifting one of them was not seen to help",
+            hint="allow more memory and devices",
         )
     return InfeasibleError("no plan keeps all limits", hint="; or ".join(reasons))
 
@@ -62,12 +72,12 @@ def _limit(problem: Any) -> float:  # noqa: ANN401
     return float(problem.memory.device_bytes)
 
 
-def _memory(problem: Any, find: Find) -> str:  # noqa: ANN401
+def _memory(problem: Any, find: Trial) -> str:  # noqa: ANN401
     """How much memory a device would need, "" when memory alone is not the reason."""
     free = _with_memory(problem, math.inf)
     if free is None or not math.isfinite(_limit(problem)):
         return ""
-    plan = find(free, _TRIAL_S)
+    plan = find(free)
     if plan is None:
         return ""
     low = _limit(problem)
@@ -76,7 +86,7 @@ def _memory(problem: Any, find: Find) -> str:  # noqa: ANN401
         if high <= low * _ENOUGH:
             break
         middle = math.sqrt(max(low, high * 1e-3) * high)
-        plan = find(_with_memory(problem, middle), _TRIAL_S)
+        plan = find(_with_memory(problem, middle))
         if plan is None:
             low = middle
         else:
@@ -84,8 +94,8 @@ def _memory(problem: Any, find: Find) -> str:  # noqa: ANN401
     return f"{format_bytes(_limit(problem))} a device is too little memory: {format_bytes(high)} suffices"
 
 
-def _order(problem: Any, find: Find) -> str:  # noqa: ANN401
+def _order(problem: Any, find: Trial) -> str:  # noqa: ANN401
     if not getattr(problem, "contiguous", False):
         return ""
     free = dataclasses.replace(problem, contiguous=False)
-    return "allow plans that are not contiguous" if find(free, _TRIAL_S) is not None else ""
+    return "allow plans that are not contiguous" if find(free) is not None else ""
