@@ -1,7 +1,10 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
+from planner.sharding.annotations import load_annotations
 from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
+from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
+from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import BlockSharding, InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
 from planner.sharding.inner_points import InnerPoint
@@ -20,7 +23,8 @@ from planner.sharding.layout import (
     shard_shape,
 )
 from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
-from planner.sharding.problem import Setting, ShardingProblem
+from planner.sharding.mixtures import ExpertPlan, Mixture, expert_plans
+from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
@@ -34,43 +38,57 @@ __all__ = [
     "BlockSharding",
     "Boundaries",
     "Boundary",
+    "CollectiveUse",
     "Communication",
     "Exchange",
+    "ExpertPlan",
+    "Facts",
     "InnerCache",
     "InnerCosts",
     "InnerOptions",
     "InnerPoint",
     "Means",
     "Mesh",
+    "Mixture",
     "Move",
     "NodePrices",
+    "OperatorLayout",
     "Options",
     "Part",
     "Reason",
     "ReshardTable",
+    "RestingLayout",
     "Setting",
     "ShardedCosts",
     "ShardingProblem",
+    "ShardingText",
     "StateBytes",
     "Step",
     "Strategy",
+    "TableCut",
+    "TablePlacement",
     "TensorChoice",
     "TensorLayout",
     "Verdict",
     "WeightChoice",
     "canonical_layout",
+    "describe",
+    "embedding_tables",
     "evaluate",
     "exchange_bytes",
     "exchange_s",
+    "expert_plans",
     "factorisations",
     "formulate",
     "ideal_mesh",
     "inner_costs",
     "layout_text",
     "layouts",
+    "load_annotations",
     "mesh_on",
     "padding",
     "parse_layout",
+    "place_tables",
     "refusal",
     "refusals_on",
     "reshard",

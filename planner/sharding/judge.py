@@ -127,6 +127,8 @@ class _Judge:
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
                 return
+        if before == after:
+            return
         item_bytes, padded = self.setting.bytes_of(tensor), self.setting.options.padded
         steps = reshard(self.setting.mesh, tensor.shape, item_bytes, before, after, padded=padded)
         entry = Communication(tensor.name, phase, steps, times)

@@ -8,6 +8,7 @@ query-key-value projection needs it. Texts read `S0R` (cut along dimension 0 on 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -111,6 +112,11 @@ def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *,
         sizes: ranks along each mesh axis.
         padded: whether uneven cuts are allowed; every rank must still hold something.
     """
+    return _refusal(tuple(shape), layout, tuple(sizes), padded)
+
+
+@functools.lru_cache(maxsize=65536)
+def _refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...], padded: bool) -> str:
     left = list(shape)
     blocks: dict[int, int] = {}
     for part, size in zip(layout, sizes, strict=True):
