@@ -202,9 +202,7 @@ def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
     if graph.batch < 1:
         return error
     size, problem = graph.batch, error.problem
-    hint = (
-        f"allow micro-batches of {size}" if not job.global_batch % size else f"use a global batch that {size} divides"
-    )
+    hint = f"use a global batch that {size} divides" if job.global_batch % size else f"allow micro-batches of {size}"
     return ModelError(
         problem.message,
         where=problem.where,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.solvers._registry import SOLVERS
@@ -25,13 +26,15 @@ _MORE_DEVICES = (2, 4, 8, 16, 32, 64)
 _MOST_DEVICES = 1024
 _STEPS = 60
 _SIZES = 2
+_NEGLIGIBLE = 0.01
+_LEAN_OPTIMIZER = "adafactor"
 
 
 def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> InfeasibleError:
     """The error to raise when no decision of a job fits.
 
-    The message names the stage that is in the way of the plan that comes closest, with its memory by kind; the hint
-    lists the changes that were tried and found to fit, the cheapest first.
+    The message names the stage that is in the way of the plan that comes closest, what it needs and what its device
+    has, and then what fills it; the hint lists the changes that were tried and found to fit, the cheapest first.
     """
     closest = _closest(priced, cluster, job)
     changes = list(_changes(priced, cluster, job, costs_for))
@@ -45,9 +48,13 @@ def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_f
     device = cluster.devices[int(np.argmin([abs(d.memory_bytes - over[0].available) for d in cluster.devices]))].name
     needed = math.ceil(max(v.needed for v in over) / _GIB * 100) / 100
     changes.append(f"devices with {needed:.2f} GiB of memory")
-    worst = _reason(costs, decision, evaluation.stages[over[0].stage], over[0].stage, device)
-    also = f" ({len(over) - 1} more of its {len(decision.stages)} stages do not fit)" if len(over) > 1 else ""
-    return InfeasibleError(f"no plan fits; in the one that comes closest {worst}{also}", hint=_would_fit(changes))
+    terms, stage = evaluation.stages[over[0].stage], over[0].stage
+    message = (
+        f"no plan fits: at best {_named(costs, decision, stage)} needs {terms.memory.total / _GIB:.2f} GiB, "
+        f"{device} has {terms.capacity_bytes / _GIB:.2f} GiB ({_needs(terms)}; "
+        f"{', '.join(_circumstances(decision, terms, stage, len(over)))})"
+    )
+    return InfeasibleError(message, hint=_would_fit(changes))
 
 
 def _would_fit(changes: Sequence[str]) -> str:
@@ -56,25 +63,38 @@ def _would_fit(changes: Sequence[str]) -> str:
     return "this would fit: " + (changes[0] if len(changes) == 1 else f"{', '.join(changes[:-1])} or {changes[-1]}")
 
 
-def _reason(costs: BlockCosts, decision: Decision, terms: StageTerms, index: int, device: str) -> str:
-    """What one stage needs by kind, and what its device has."""
-    stage = decision.stages[index]
+def _named(costs: BlockCosts, decision: Decision, index: int) -> str:
+    """A stage by its blocks."""
+    stage, count = decision.stages[index], len(decision.stages)
     names = costs.names or tuple(f"block {k}" for k in range(len(costs.parameter_elements)))
     if stage.stop - stage.start == 1:
-        what = f"block {names[stage.start]!r} alone needs"
-    elif len(decision.stages) == 1:
-        what = f"the whole model ({names[0]!r} to {names[-1]!r}) needs"
-    else:
-        what = f"stage {index} ({names[stage.start]!r} to {names[stage.stop - 1]!r}) needs"
+        return f"block {names[stage.start]!r} alone"
+    if count == 1:
+        return f"the whole model ({names[0]!r} to {names[-1]!r})"
+    return f"stage {index} of {count} ({names[stage.start]!r} to {names[stage.stop - 1]!r})"
+
+
+def _needs(terms: StageTerms) -> str:
+    """What fills a device, largest first, in GiB; what does not matter is left out."""
     kinds = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
-    parts = [f"{kind} {getattr(terms.memory, kind) / _GIB:.2f}" for kind in kinds if getattr(terms.memory, kind) > 0]
-    options = [f"micro-batch {decision.micro_batch}", f"{terms.in_flight} in flight"]
-    options += ["recomputed"] if stage.recompute else []
-    options += [f"ZeRO-{decision.zero} over {decision.copies * stage.replicas}"] if decision.zero else []
-    return (
-        f"{what} {terms.memory.total / _GIB:.2f} GiB ({', '.join(parts)}; {', '.join(options)}), "
-        f"{device} has {terms.capacity_bytes / _GIB:.2f} GiB"
-    )
+    sizes = {kind: getattr(terms.memory, kind) for kind in kinds}
+    shown = [kind for kind in kinds if sizes[kind] > _NEGLIGIBLE * terms.memory.total]
+    return ", ".join(f"{kind} {sizes[kind] / _GIB:.2f}" for kind in sorted(shown, key=lambda kind: -sizes[kind]))
+
+
+def _circumstances(decision: Decision, terms: StageTerms, index: int, over: int) -> Iterator[str]:
+    """How the plan that comes closest saves memory, and how many of its stages are too large even so."""
+    stage, count = decision.stages[index], len(decision.stages)
+    replicas = decision.copies * stage.replicas
+    yield f"micro-batch {decision.micro_batch}"
+    if terms.memory.activations > _NEGLIGIBLE * terms.memory.total:
+        yield f"{terms.in_flight} in flight"
+    if stage.recompute:
+        yield "recomputed"
+    if decision.zero and replicas > 1:
+        yield f"ZeRO-{decision.zero} over {replicas}"
+    if over > 1:
+        yield f"{'all' if over == count else f'{over} of'} {count} stages too large"
 
 
 def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
@@ -181,6 +201,7 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
         ("no limit on stages", job.max_stages > 0, {"max_stages": 0}),
         (f"all {cluster.device_count} devices", 0 < job.devices < cluster.device_count, {"devices": 0}),
     ]
+    state_bytes = [optimizer_state_bytes(name, precision(job.precision)) for name in (job.optimizer, _LEAN_OPTIMIZER)]
     possible = [(words, change) for words, applies, change in options if applies]
     found = False
     for words, change in possible:
@@ -190,6 +211,9 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
     everything: dict[str, Any] = {key: value for _, change in possible for key, value in change.items()}
     if not found and len(possible) > 1 and _fits(smallest, cluster, dataclasses.replace(job, **everything)):
         yield " with ".join([possible[0][0], " and ".join(words for words, _ in possible[1:])])
+    lean = dataclasses.replace(job, optimizer=_LEAN_OPTIMIZER)
+    if state_bytes[1] < state_bytes[0] and _fits(costs, cluster, lean):
+        yield f"{_LEAN_OPTIMIZER} instead of {job.optimizer}"
     if cluster.levels:
         for times in _MORE_DEVICES:
             count = cluster.device_count * times
