@@ -103,6 +103,10 @@ def best_layout(program: Program, mesh: Mapping[str, int], *, unsplittable: Coll
     model.minimize((len(x) + 1) * small * peak - splits)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    # presolve of OR-tools 9.15 was seen to cut off optima of other models: keep it from doing so
+    solver.parameters.keep_all_feasible_solutions_in_presolve = True
+    solver.parameters.symmetry_level = 0
+    solver.parameters.presolve_inclusion_work_limit = 0
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InfeasibleError("no layout satisfies the rules", hint="allow more dimensions to split")

@@ -184,6 +184,10 @@ class _Model:
         solver.parameters.max_time_in_seconds = time_limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
+        # presolve of OR-tools 9.15 was seen to cut off optima (see cp_sat_max_load): keep it from doing so
+        solver.parameters.keep_all_feasible_solutions_in_presolve = True
+        solver.parameters.symmetry_level = 0
+        solver.parameters.presolve_inclusion_work_limit = 0
         if progress:
             solver.best_bound_callback = lambda value: progress(NAME, known_ms, value / self.scale)
         status = solver.solve(self.program)
