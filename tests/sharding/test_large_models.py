@@ -7,12 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.bundled import build_bundled
 from planner.costs import profile
 from planner.errors import InfeasibleError
-from planner.graph import Graph
-from planner.hardware import load_cluster
+from planner.graph import Graph, build_chain
+from planner.hardware import Collective, load_cluster
 from planner.importers import load_graph
-from planner.sharding import Setting, StateBytes, WeightChoice, ideal_mesh, layout_text, mesh_on
+from planner.importers.onnx import graph_from_proto
+from planner.sharding import (
+    Boundary,
+    Setting,
+    StateBytes,
+    WeightChoice,
+    describe,
+    ideal_mesh,
+    inner_costs,
+    layout_text,
+    mesh_on,
+    sharded_costs,
+)
 from planner.sharding.embedding_tables import Table, TableCut, embedding_tables, place_tables
 from planner.sharding.searches import get
 from tests.shared_data import shared_path
@@ -121,3 +134,31 @@ def test_placements_hold_every_table_once_and_fit(data: st.DataObject) -> None:
     assert all((c is TableCut.ROWS) == (r == -1) for c, r in zip(found.cuts, found.ranks, strict=True))
     assert all(-1 <= r < ranks for r in found.ranks)
     assert found.bound_s <= (found.forward_s + found.backward_s) * (1 + 1e-9)
+
+
+def test_blocks_of_gshard_over_64_devices_are_expert_parallel() -> None:
+    """12 layers, 6 with 128 experts; a group of 1,024 tokens a device, 16 places an expert: 128 x 16 x 1,024 in bf16.
+
+    Dispatch, combine and their gradients send 63/64 of that, four times a layer; each device holds two experts a layer.
+    """
+    graph = graph_from_proto(build_bundled("gshard-12.5b", batch=64, seq=1024), name="gshard")
+    cluster = load_cluster("dgx-a100", nodes=8)
+    mesh = mesh_on(cluster, {"experts": 64})
+    costs = inner_costs(build_chain(graph), graph, profile(graph, cluster.devices[0]), mesh)
+    assert costs.solved <= 8 < len(costs.blocks)
+    best = sharded_costs(costs)[0]
+    assert best.boundaries == (Boundary.BATCH,)
+    sent = 128 * 16 * 1024 * 2 * 63 / 64
+    phases: list[str] = []
+    for block, point in zip(costs.blocks, best.points, strict=True):
+        named = block.named(point)
+        for name, choice in named.decision.items():
+            if isinstance(choice, WeightChoice) and graph.tensors[name].shape[0] == 128:
+                assert layout_text(choice.weight) == "S0", name
+        uses = describe(Setting(graph, mesh), named.decision, named.communication).collectives
+        phases += [u.phase for u in uses if u.kind is Collective.ALL_TO_ALL and u.sent_bytes == pytest.approx(sent)]
+    assert phases.count("forward") >= 12
+    assert phases.count("backward") >= 12
+    experts = 6 * 128 * 2 * 1024 * 8192
+    tied_twice = 32000 * 1024
+    assert best.parameter_elements.sum() <= experts / 64 + (graph.parameter_count() - experts) + tied_twice
