@@ -19,7 +19,7 @@ from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._play import Played, play
 from planner.systems._search import Found, found_of, search, stages_of
-from planner.systems.types import Point, System
+from planner.systems.types import Point, Semantics, System
 from planner.units import format_bytes
 
 MOST_PLAYED = 60
@@ -30,6 +30,9 @@ SLACK = 0.15
 
 FAR = 0.4
 """Shapes whose estimate is slower than the best by more than this are left out."""
+
+MOST_IN_ALL, ITERATIONS = 1_200_000, 8
+"""Actions of all simulations of one system, and iterations that an asynchronous one takes to find its pace."""
 
 MOST_ACTIONS = 400_000
 """Larger orders are not simulated: there is always a candidate with larger micro-batches or fewer stages."""
@@ -187,16 +190,22 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
     """The fastest candidate that fits, and otherwise what is in the way."""
     best: Played | None = None
     tightest: tuple[float, Candidate] | None = None
-    refused, plays = "", 0
+    refused, plays, actions = "", 0, 0
+    often = 1 if system.semantics is Semantics.SYNC else ITERATIONS
+    room = min(d.usable_bytes for d in bench.cluster.devices)
     for candidate in candidates:
         limit = best.iteration_s if best else math.inf
-        if plays >= MOST_PLAYED or candidate.estimate_s * (1 - FAR) > limit:
+        if plays >= MOST_PLAYED or actions > MOST_IN_ALL or candidate.estimate_s * (1 - FAR) > limit:
             break
         if candidate.bound_s >= limit:
             continue
         if candidate.depth * candidate.micro_batches * 2 > MOST_ACTIONS and "played" not in system.options:
             continue
-        tables, marks = bench.tables(candidate.micro_batch), cut(bench, candidate, states)
+        tables = bench.tables(candidate.micro_batch)
+        if (share := _even_share(bench, candidate)) > room:
+            tightest = min(tightest or (math.inf, candidate), (share, candidate), key=lambda e: e[0])
+            continue
+        marks = cut(bench, candidate, states)
         if marks is None:
             need = math.inf if best else least_need(_needs(bench, candidate, states), tables.real)
             tightest = min(tightest or (math.inf, candidate), (need, candidate), key=lambda e: e[0])
@@ -206,12 +215,21 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
         if candidate.micro_batches * slowest * (1 - SLACK) >= limit:
             continue
         played = play(bench, point_of(candidate, marks, _shorter(system, candidate)), system.transfers, states=states)
-        plays += 1
+        plays, actions = plays + 1, actions + often * candidate.depth * candidate.micro_batches * 2
         if played.feasible and played.iteration_s < limit:
             best = played
         elif not played.feasible:
             refused = played.reason
     return best, "" if best else _why(bench, tightest, refused)
+
+
+def _even_share(bench: Bench, candidate: Candidate) -> float:
+    """Bytes of an even share of the model's state: no cut has a fullest device that needs less."""
+    rules = {0, candidate.depth - 1}
+    kept = [stage_rule(candidate.schedule, s, candidate.depth, candidate.micro_batches) for s in rules]
+    chosen = bench.precision
+    least = min(r.states * (chosen.weight_bytes * r.versions + chosen.gradient_bytes + bench.state_bytes) for r in kept)
+    return least * float(bench.tables(candidate.micro_batch).elements[0, -1]) / candidate.depth
 
 
 def _shorter(system: System, candidate: Candidate) -> int:
