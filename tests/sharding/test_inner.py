@@ -15,7 +15,7 @@ from planner.graph.blocks import Block
 from planner.hardware import load_cluster
 from planner.importers import load_graph
 from planner.operators import needs_gradient
-from planner.sharding import Setting, Strategy, TensorChoice, evaluate, ideal_mesh, layout_text, mesh_on
+from planner.sharding import Options, Setting, Strategy, TensorChoice, evaluate, ideal_mesh, layout_text, mesh_on
 from planner.sharding.boundary import Boundary, canonical_layout, variants
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
 from planner.sharding.resting import WeightChoice
@@ -186,3 +186,18 @@ def test_only_allowed_boundaries_are_used() -> None:
     chain, graph, prices = _one_block()
     costs = inner_costs(chain, graph, prices, ideal_mesh((8,)), options=InnerOptions(boundaries=(REPLICATED,)))
     assert costs.boundaries == ((REPLICATED,),)
+
+
+def test_padding_lets_uneven_blocks_be_cut() -> None:
+    """197 steps on 8 ranks: 25 each, three of them padding; without padding the steps cannot be a boundary's cut."""
+    graph = load_graph(shared_path("onnx/vit_s16.onnx"))
+    cluster = load_cluster("dgx-a100")
+    chain, prices, mesh = build_chain(graph), profile(graph, cluster.devices[0]), mesh_on(cluster, (8,))
+    even = inner_costs(chain, graph, prices, mesh)
+    assert even.boundaries == ((REPLICATED,), (BATCH,))
+    padded = InnerOptions(boundaries=(SEQUENCE,), options=Options(padded=True))
+    costs = inner_costs(chain, graph, prices, mesh, options=padded)
+    assert costs.boundaries == ((SEQUENCE,),)
+    variant = sharded_costs(costs)[0]
+    middle = len(chain.blocks) // 2
+    assert variant.boundary_bytes[middle] == 8 * 25 * 384 * 2
