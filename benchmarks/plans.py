@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 COLUMNS = ("model", "nodes", "priced", "import s", "plan s", "whole s", "MB", "samples/s", "stages", "gap", "note")
-SMALL_STATE = {"precision": "bf16-pure", "optimizer": "sgd"}
+SMALL_STATE: dict[str, Any] = {"precision": "bf16-pure", "optimizer": "sgd"}
 
 
 def measure(model: str, hardware: str, nodes: int | None, dims: dict[str, int], global_batch: int) -> dict[str, object]:
@@ -34,7 +35,8 @@ def measure(model: str, hardware: str, nodes: int | None, dims: dict[str, int], 
         "import s": read - begin,
     }
     plan, note = None, ""
-    for memory in ({}, SMALL_STATE):
+    choices: tuple[dict[str, Any], ...] = ({}, SMALL_STATE)
+    for memory in choices:
         try:
             plan = planner.plan(graph, cluster, planner.Job(global_batch=global_batch, **memory))
         except planner.InfeasibleError as error:

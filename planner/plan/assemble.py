@@ -79,12 +79,10 @@ def assemble(
     _check_stages(chain, decision)
     chosen = precision(job.precision)
     _check_devices(cluster, decision)
-    groups = rank_groups(decision)
     duplicated = _duplicated(chain, decision)
     staging = _staging(graph, chain, decision, duplicated, chosen)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
-    head = head_block(chain)
-    stages = tuple(_stage(staging, blocks, decision, groups[at], at, head) for at in range(len(decision.stages)))
+    stages = _named_stages(staging, chain, blocks, decision)
     shared = staging.shared_parameters()
     plan = Plan(
         format=FORMAT,
@@ -119,6 +117,12 @@ def with_simulation(plan: Plan, iteration_s: float) -> Plan:
     """The plan with the iteration time that a simulation found, sealed anew."""
     predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=significant(iteration_s))
     return seal(dataclasses.replace(plan, predictions=predictions))
+
+
+def _named_stages(staging: Staging, chain: Chain, blocks: Sequence[Block], decision: Decision) -> tuple[Stage, ...]:
+    """All stages with their names."""
+    groups, head = rank_groups(decision), head_block(chain)
+    return tuple(_stage(staging, blocks, decision, groups[at], at, head) for at in range(len(decision.stages)))
 
 
 def _check_stages(chain: Chain, decision: Decision) -> None:

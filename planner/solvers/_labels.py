@@ -110,7 +110,6 @@ class LabelSearch:
         self._contexts = contexts(problem)
         n = problem.blocks
         self._starts = np.zeros(n + 2, dtype=np.int64)
-        self._chunks: list[_Batch] = []
         self._columns: dict[str, np.ndarray] = {}
         self.states = 0
 

@@ -27,15 +27,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes, precision
-from planner.errors import UsageError
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
-from planner.schedules import Pipeline, get, names
+from planner.schedules import Pipeline, get
 from planner.space.layout import slice_width, stage_ranks
-from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms, Violation
-
-MEMORY_TOLERANCE = 1e-9
-"""A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
+from planner.space.limits import forbidden_choices, malformations, overfull_stages
+from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
 
 
 def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) -> Evaluation:
@@ -56,9 +53,9 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
 
     O(stages * (blocks + ranks)).
     """
-    malformed = [*_coverage(costs, decision), *_devices(cluster, job, decision), *_divisibility(costs, job, decision)]
+    malformed = malformations(costs, cluster, job, decision)
     if malformed:
-        return Evaluation(float("inf"), (), tuple(malformed), 0)
+        return Evaluation(float("inf"), (), malformed, 0)
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
     in_flight = get(decision.schedule).in_flight(pipeline)
     ranks = stage_ranks(decision)
@@ -69,7 +66,7 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
     )
     pace = [terms.total_s / choice.replicas for choice, terms in zip(decision.stages, stages, strict=True)]
     iteration_s = sum(terms.total_s for terms in stages) + _steady_s(decision, stages) + _tail_s(stages)
-    violations = (*_options(job, decision), *_memory(costs, stages))
+    violations = (*forbidden_choices(job, decision), *overfull_stages(stages))
     return Evaluation(iteration_s, stages, violations, pace.index(max(pace)))
 
 
@@ -103,26 +100,21 @@ def _stage_terms(
     in_flight: int,
     tied_s: float,
 ) -> StageTerms:
-    choice = decision.stages[index]
-    chosen = precision(job.precision)
+    choice, chosen = decision.stages[index], precision(job.precision)
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[ranks[index]]).tolist()
-    forward_s = max(sum(float(costs.forward_s[t, b]) for b in blocks) for t in types)
     repeated = [b for b in blocks if choice.recompute and (costs.repeated is None or costs.repeated[b])]
-    recompute_s = max(sum(float(costs.forward_s[t, b]) for b in repeated) for t in types)
-    backward_s = max(sum(float(costs.backward_s[t, b]) for b in blocks) for t in types) + recompute_s
-    held = charged = sum(float(costs.parameter_elements[b]) for b in blocks)
-    held -= sum(tie.elements * max(0, sum(b in blocks for b in tie.blocks) - 1) for tie in costs.ties)
+
+    def slowest_s(seconds: np.ndarray, which: Sequence[int] = blocks) -> float:
+        return max(sum(float(seconds[t, b]) for b in which) for t in types)
+
+    recompute_s = slowest_s(costs.forward_s, repeated)
+    backward_s = slowest_s(costs.backward_s) + recompute_s
+    held, charged = _elements(costs, blocks)
     shards = decision.copies * choice.replicas if decision.zero else 1
-    update_s = max(sum(float(costs.update_s[t, b]) for b in blocks) for t in types) / shards
-    update_s *= held / charged if charged else 0.0
     concurrent = max(1, slice_width(decision) // choice.replicas)
     sync_s = _sync_s(cluster, ranks[index].ravel(), held, chosen, decision.zero, concurrent)
-    receive_s = return_s = 0.0
-    if index:
-        before, here = ranks[index - 1], ranks[index]
-        receive_s = _transfer_s(cluster, before, here, float(costs.boundary_bytes[choice.start]))
-        return_s = _transfer_s(cluster, before, here, float(costs.gradient_boundary_bytes[choice.start]))
+    receive_s, return_s = _transfers_s(costs, cluster, ranks, index, choice.start)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     unit_bytes, working_bytes = _activations(costs, choice, repeated)
     memory = MemoryBytes(
@@ -130,17 +122,17 @@ def _stage_terms(
         gradients=held * chosen.gradient_bytes,
         optimizer=held * optimizer_state_bytes(job.optimizer, chosen) / shards,
         activations=in_flight * unit_bytes + working_bytes,
-        workspace=max(float(costs.workspace_bytes[b]) for b in blocks),
+        workspace=float(costs.workspace_bytes[choice.start : choice.stop].max()),
         reserve=float(device.reserve_bytes),
     )
     return StageTerms(
-        forward_s=forward_s,
+        forward_s=slowest_s(costs.forward_s),
         backward_s=backward_s,
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,
         exposed_sync_s=max(0.0, sync_s - job.overlap * backward_s) + tied_s,
-        update_s=update_s,
+        update_s=slowest_s(costs.update_s) / shards * (held / charged if charged else 0.0),
         in_flight=in_flight,
         memory=memory,
         capacity_bytes=float(device.memory_bytes),
@@ -148,6 +140,24 @@ def _stage_terms(
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
     )
+
+
+def _elements(costs: BlockCosts, blocks: range) -> tuple[float, float]:
+    """Trainable elements that a stage holds, shared ones once, and what its blocks are charged for one by one."""
+    charged = sum(float(costs.parameter_elements[b]) for b in blocks)
+    twice = sum(tie.elements * max(0, sum(b in blocks for b in tie.blocks) - 1) for tie in costs.ties)
+    return charged - twice, charged
+
+
+def _transfers_s(
+    costs: BlockCosts, cluster: Cluster, ranks: Sequence[np.ndarray], index: int, boundary: int
+) -> tuple[float, float]:
+    """Seconds to receive a stage's input, and to return its gradient."""
+    if not index:
+        return 0.0, 0.0
+    pair = ranks[index - 1], ranks[index]
+    receive_s = _transfer_s(cluster, *pair, float(costs.boundary_bytes[boundary]))
+    return receive_s, _transfer_s(cluster, *pair, float(costs.gradient_boundary_bytes[boundary]))
 
 
 def _activations(costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]) -> tuple[float, float]:
@@ -215,89 +225,3 @@ def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_
         cluster, before[:, turns % senders], here[:, turns % receivers], concurrent=min(senders, receivers)
     )
     return float(terms.seconds(payload_bytes).max())
-
-
-def _coverage(costs: BlockCosts, decision: Decision) -> list[Violation]:
-    """Stages must follow on from block 0 to the last, none empty."""
-    found, n, expected = [], len(costs.parameter_elements), 0
-    for index, stage in enumerate(decision.stages):
-        if stage.start != expected:
-            found.append(
-                Violation("coverage", index, f"stage {index} begins at block {stage.start}, not at {expected}")
-            )
-        if stage.stop <= stage.start or stage.stop > n:
-            found.append(
-                Violation("coverage", index, f"stage {index} is blocks {stage.start} to {stage.stop} of a chain of {n}")
-            )
-        expected = stage.stop
-    if expected != n:
-        found.append(Violation("coverage", max(0, len(decision.stages) - 1), f"stages end at block {expected} of {n}"))
-    return found
-
-
-def _devices(cluster: Cluster, job: Job, decision: Decision) -> list[Violation]:
-    found = []
-    available = min(job.devices or cluster.device_count, cluster.device_count)
-    taken = sum(stage.replicas for stage in decision.stages)
-    width = slice_width(decision)
-    if decision.copies < 1 or any(stage.replicas < 1 for stage in decision.stages):
-        found.append(Violation("devices", 0, "a pipeline needs at least one copy and every stage at least one replica"))
-    if taken > width:
-        found.append(Violation("devices", 0, f"stages take {taken} devices of a slice of {width}", taken, width))
-    if decision.copies * width > available:
-        message = f"{decision.copies} copies of {width} devices, but there are {available}"
-        found.append(Violation("devices", 0, message, decision.copies * width, available))
-    return found
-
-
-def _divisibility(costs: BlockCosts, job: Job, decision: Decision) -> list[Violation]:
-    found = []
-    samples = decision.copies * decision.micro_batches * decision.micro_batch
-    if samples != job.global_batch or decision.micro_batches < 1:
-        message = (
-            f"{decision.copies} copies of {decision.micro_batches} micro-batches of {decision.micro_batch} samples "
-            f"are not a global batch of {job.global_batch}"
-        )
-        found.append(Violation("divisibility", 0, message, job.global_batch, samples))
-    if decision.micro_batch != costs.micro_batch:
-        message = f"micro-batch {decision.micro_batch}, but the costs are for {costs.micro_batch}"
-        found.append(Violation("divisibility", 0, message, decision.micro_batch, costs.micro_batch))
-    for index, stage in enumerate(decision.stages):
-        if stage.replicas > 0 and decision.micro_batches % stage.replicas:
-            message = f"{stage.replicas} replicas of stage {index} do not divide {decision.micro_batches} micro-batches"
-            found.append(Violation("divisibility", index, message, decision.micro_batches, stage.replicas))
-    if decision.schedule not in names():
-        found.append(Violation("option", 0, f"there is no schedule {decision.schedule!r}"))
-    return found
-
-
-def _options(job: Job, decision: Decision) -> list[Violation]:
-    """Choices that the job does not allow."""
-    if job.recompute not in ("never", "always", "auto"):
-        raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
-    found = []
-    if decision.schedule not in job.schedules:
-        found.append(Violation("option", 0, f"schedule {decision.schedule} is not among {', '.join(job.schedules)}"))
-    if decision.zero not in job.zero:
-        found.append(Violation("option", 0, f"ZeRO stage {decision.zero} is not among {job.zero}"))
-    if job.micro_batches and decision.micro_batch not in job.micro_batches:
-        found.append(Violation("option", 0, f"micro-batch {decision.micro_batch} is not among {job.micro_batches}"))
-    if job.max_stages and len(decision.stages) > job.max_stages:
-        message = f"{len(decision.stages)} stages, but at most {job.max_stages} are allowed"
-        found.append(Violation("option", 0, message, len(decision.stages), job.max_stages))
-    for index, stage in enumerate(decision.stages):
-        if (job.recompute == "never" and stage.recompute) or (job.recompute == "always" and not stage.recompute):
-            found.append(Violation("option", index, f"stage {index}: recompute must be used {job.recompute}"))
-    return found
-
-
-def _memory(costs: BlockCosts, stages: Sequence[StageTerms]) -> list[Violation]:
-    found = []
-    for index, terms in enumerate(stages):
-        needed = terms.memory.total
-        if needed > terms.capacity_bytes * (1 + MEMORY_TOLERANCE):
-            message = (
-                f"stage {index} needs {needed / 2**30:.2f} GiB on a device of {terms.capacity_bytes / 2**30:.2f} GiB"
-            )
-            found.append(Violation("memory", index, message, needed, terms.capacity_bytes))
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -92,19 +93,11 @@ class Formulator:
         slice_devices: int | None = None,
     ) -> StageProblem:
         """See `formulate`."""
-        job, most = self._job, self.devices // copies if copies > 0 else 0
-        width = most if slice_devices is None else min(slice_devices, most)
-        micro_batches, rest = divmod(job.global_batch, max(1, copies * costs.micro_batch))
-        if width < 1 or rest or micro_batches < 1:
-            raise JobError(
-                f"{copies} copies with micro-batches of {costs.micro_batch} samples cannot share a global batch of "
-                f"{job.global_batch} on {self.devices} devices",
-                hint="copies times micro-batch must divide the global batch, and each copy needs a device",
-            )
+        job = self._job
+        width, micro_batches = self._share(costs.micro_batch, copies, slice_devices)
         options = tuple(replicas or replica_options(micro_batches, width))
         placement, ranges = self._placements.lay_out(copies, width, options), self._range_tables(costs)
         in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
-        tied_s, tied_class = self._tied_table(placement, costs.ties, len(costs.saved_bytes))
         return StageProblem(
             micro_batch=costs.micro_batch,
             micro_batches=micro_batches,
@@ -118,26 +111,35 @@ class Formulator:
             replicas=placement.replicas,
             place=placement.place,
             place_kind=placement.place_kind,
-            **self._work_tables(placement, ranges, copies if zero else 0),
-            least_s=_least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
             sync_s=self._sync_table(placement, ranges.elements, zero),
-            capacity_bytes=np.array(
-                [min(self._cluster.devices[t].usable_bytes for t in k) for k in placement.kinds], float
-            ),
-            saved_bytes=costs.saved_bytes,
+            saved_bytes=ranges.saved_bytes,
             checkpoint_bytes=ranges.checkpoint_bytes,
             working_bytes=ranges.working_bytes,
             in_flight=in_flight,
             passing=passing,
             link=placement.link,
-            tied_s=tied_s,
-            tied_class=tied_class,
-            tied_elsewhere=any(tie.blocks != (0, len(costs.saved_bytes) - 1) for tie in costs.ties),
             receive_s=_transfers(placement.sends, costs.boundary_bytes),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
+            **self._work_tables(costs, placement, ranges, copies if zero else 0),
+            **self._tied_tables(placement, costs.ties, len(costs.saved_bytes)),
         )
 
-    def _work_tables(self, placement: Placement, ranges: Ranges, shards_a_replica: int) -> dict[str, np.ndarray]:
+    def _share(self, micro_batch: int, copies: int, slice_devices: int | None) -> tuple[int, int]:
+        """Devices and micro-batches of one copy."""
+        most = self.devices // copies if copies > 0 else 0
+        width = most if slice_devices is None else min(slice_devices, most)
+        micro_batches, rest = divmod(self._job.global_batch, max(1, copies * micro_batch))
+        if width < 1 or rest or micro_batches < 1:
+            raise JobError(
+                f"{copies} copies with micro-batches of {micro_batch} samples cannot share a global batch of "
+                f"{self._job.global_batch} on {self.devices} devices",
+                hint="copies times micro-batch must divide the global batch, and each copy needs a device",
+            )
+        return width, micro_batches
+
+    def _work_tables(
+        self, costs: BlockCosts, placement: Placement, ranges: Ranges, shards_a_replica: int
+    ) -> dict[str, Any]:
         """Times and bytes of stages by kind and place; the optimizer state is sharded over all replicas of a stage."""
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
@@ -150,6 +152,10 @@ class Formulator:
             "forward_s": slowest(ranges.forward_s),
             "backward_s": slowest(ranges.backward_s),
             "repeat_s": slowest(ranges.repeat_s),
+            "least_s": _least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
+            "capacity_bytes": np.array(
+                [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
+            ),
             "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None],
             "resident_bytes": per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
         }
@@ -194,15 +200,19 @@ class Formulator:
             known = self._ranges[costs.micro_batch] = (costs, Ranges(costs))
         return known[1]
 
-    def _tied_table(self, placement: Placement, ties: Sequence[Tie], blocks: int) -> tuple[np.ndarray, np.ndarray]:
-        """`StageProblem.tied_s` and `tied_class`."""
-        shared = [tie.elements for tie in ties if tie.blocks == (0, blocks - 1)]
-        if not sum(shared):
-            return np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
+    def _tied_tables(self, placement: Placement, ties: Sequence[Tie], blocks: int) -> dict[str, Any]:
+        """What summing the gradients of shared weights costs, and whether the judge charges for more of it."""
+        ends = (0, blocks - 1)
+        elsewhere = any(tie.blocks != ends for tie in ties)
+        shared = sum(tie.elements for tie in ties if tie.blocks == ends)
         key = (placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
+        if not shared:
+            table, of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
+            return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
         if key not in self._tied:
-            self._tied[key] = tied_ends(self._cluster, placement.copies, placement.slice_devices, placement.replicas)
-        return self._tied[key].seconds(sum(shared) * self._precision.gradient_bytes)
+            self._tied[key] = tied_ends(self._cluster, *key[:2], placement.replicas)
+        table, of = self._tied[key].seconds(shared * self._precision.gradient_bytes)
+        return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
 
     def _sync_table(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
         key = (id(placement), zero, elements.tobytes())

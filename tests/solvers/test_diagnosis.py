@@ -77,6 +77,18 @@ def test_more_devices_and_memory_are_offered() -> None:
     assert "GiB of memory" in text
 
 
+def test_verdict_comes_first_then_needs_what_fills_them_and_what_would_fit() -> None:
+    # Two blocks a stage on 7 GiB: state 8 GiB with Adam, 4 without; 2 GiB at work and two checkpoints of 1/8 GiB.
+    text = reasons(7.0, zero=(0,), micro_batches=(1,))
+    assert text.startswith(
+        "no plan fits: at best stage 0 of 2 ('embed' to 'layer.0') needs 10.25 GiB, type 0 has 7.00 GiB"
+    )
+    assert "(optimizer 4.00, activations 2.25, weights 2.00, gradients 2.00; micro-batch 1, 2 in flight" in text
+    assert "all 2 stages too large) (this would fit: adafactor instead of adam, 4 devices instead of 2 or " in text
+    assert "adafactor" not in reasons(6.0, zero=(0,), micro_batches=(1,))
+    assert "adafactor" not in reasons(3.5, zero=(0,), optimizer="sgd", recompute="never")
+
+
 def test_one_f_one_b_is_offered() -> None:
     text = reasons(16.5, zero=(0,), schedules=("gpipe",), recompute="never", micro_batches=(1,))
     assert "the 1f1b schedule" in text
