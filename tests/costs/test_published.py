@@ -48,7 +48,7 @@ def test_what_can_be_priced(runs: dict[str, Run]) -> None:
         ("single[20]", 0.816, 0.06),  # hidden 2048, micro-batch 1, 16 micro-batches
         ("single[42]", 0.505, 0.12),  # bound by the device: hidden 2048, micro-batch 4, two stages
         ("single[175]", 0.548, 0.06),  # four stages, 16 micro-batches
-        ("single[168]", 0.194, 0.06),  # four stages, hidden 1024, micro-batch 4
+        ("single[168]", 0.194, 0.08),  # four stages, hidden 1024, micro-batch 4
         ("r0142", 3.243, 0.08),  # 6.2 B parameters, eight stages, nothing recomputed
         ("r0196", 9.195, 0.08),  # 28.3 B parameters, 32 stages over four nodes
         ("r0969", 23.0, 0.15),  # V100
@@ -71,13 +71,13 @@ def test_measured_memory(runs: dict[str, Run], key: str, gigabytes: float, withi
     assert predict(runs[key]).memory_bytes == pytest.approx(gigabytes * 1e9, rel=within)
 
 
-def test_a_sample_of_the_campaign_as_a_whole(runs: dict[str, Run]) -> None:
-    chosen = [run for run in runs.values() if run.key.startswith("single") and not run.obstacle][1::8]
+def test_the_campaign_as_a_whole(runs: dict[str, Run]) -> None:
+    chosen = [run for run in runs.values() if run.key.startswith("single") and not run.obstacle]
     found = [predict(run) for run in chosen]
-    assert len(found) == 10
-    assert mape([p.ratio for p in found]) < 0.07
+    assert len(found) == 75
+    assert mape([p.ratio for p in found]) < 0.05
     assert mape([p.baseline_s / p.run.seconds for p in found]) > 0.3
-    assert kendall_tau([p.seconds for p in found], [run.seconds for run in chosen]) > 0.7  # four lie within 10%
+    assert kendall_tau([p.seconds for p in found], [run.seconds for run in chosen]) > 0.9
     assert all(r >= 0 for r in regrets(found))
 
 
