@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from planner.sharding.mixtures import Mixture, model_parameters
 from planner.simulate import measure_schedule
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule
+from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeDecision, BaPipeProblem, BaPipeSchedule
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import Layers, recorded_layers
 from planner.space.partition.pipedream_terms import StageCost
@@ -78,12 +78,13 @@ def bapipe(folder: Path) -> Iterator[Headline]:
         crossing = np.concatenate([[0.0], layers.output_bytes])
         problem = BaPipeProblem(
             (1,), work / 3, work * 2 / 3, layers.saved_bytes[None] / 4, crossing[None] / 4, layers.weight_bytes,
-            np.full(4, np.inf), 1.25e9, count,
+            np.full(4, np.inf), 12e9, count, schedules=(*SYNCHRONOUS, BaPipeSchedule.DATA_PARALLEL),
         )  # fmt: skip
         data = problem.judge(BaPipeDecision((0, layers.count), BaPipeSchedule.DATA_PARALLEL, 1)).objective
-        ours = data / solve_bapipe(problem, time_limit_s=30).objective
-        assumed = "4 devices over 10 Gb/s, 16 micro-batches of a quarter of the profile's; layers taken as a line"
-        yield Headline("BaPipe", f"{name}: best over data parallelism (published: up to 3.2)", 3.2, ours, assumed)
+        pipelined = replace(problem, schedules=SYNCHRONOUS)
+        ours = data / solve_bapipe(pipelined, time_limit_s=30).objective
+        assumed = "4 devices over PCIe, 12 GB/s, 16 micro-batches of a quarter of the profile's; layers taken as a line"
+        yield Headline("BaPipe", f"{name}: pipeline over data parallelism (published: up to 3.2)", 3.2, ours, assumed)
 
 
 def chimera() -> Iterator[Headline]:

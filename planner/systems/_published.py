@@ -89,7 +89,8 @@ def _pipedream_at(bench: Bench, system: System, size: int) -> Played | None:
         stages = tuple(StageChoice(a, b, r) for a, b, r in runs)
         played = turn * -(-4 * len(stages) // turn)
         count = bench.job.global_batch // size
-        best = play(bench, Point(stages, 1, size, count, system.schedule, played=played), system.transfers)
+        both = (system.schedule, f"{system.schedule}:paced=true")
+        best = best_of(play(bench, Point(stages, 1, size, count, s, played=played), system.transfers) for s in both)
         break
     return best
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.errors import ShardplanError
+from planner.errors import InfeasibleError, ShardplanError
 from planner.sharding import Setting, StateBytes, Verdict, mesh_on
 from planner.sharding.searches import get
 from planner.space.types import MemoryBytes
@@ -102,6 +102,20 @@ def _widest_join(bench: Bench) -> tuple[str, int]:
     return graph.nodes[at].name or graph.nodes[at].key, counts[at]
 
 
+def _layouts(system: System, setting: Setting, room: float) -> Verdict:
+    """What the system's search says, or, where its fastest layouts exceed the memory, its search within memory.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    try:
+        return get(system.options["layouts"])(setting, memory_bytes=room).verdict
+    except InfeasibleError:
+        if "within_memory" not in system.options:
+            raise
+        return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
+
+
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:
     chosen, devices = bench.precision, math.prod(mesh)
     types = sorted(set(bench.cluster.device_types[:devices].tolist()))
@@ -121,7 +135,7 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
     )
     device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     room = device.usable_bytes - float(bench.tables(size).workspace[0, -1]) / devices
-    verdict: Verdict = get(system.options["layouts"])(setting, memory_bytes=room).verdict
+    verdict = _layouts(system, setting, room)
     whole = float(bench.tables(size).elements[0, -1]) * (state.weight + state.gradient + state.optimizer)
     part = verdict.weight_bytes / whole if whole else 1.0
     update_s = float(bench.costs(size).update_s[types].max(axis=0).sum()) * part

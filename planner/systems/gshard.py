@@ -31,9 +31,9 @@ SYSTEMS.register(
             "auxiliary_loss": "balances the load of the experts",
         },
         open=(
-            "no annotations are given here: all layouts are completed by least time",
+            "no annotations are given here: layouts are completed by least time, within memory by integer program",
             "every expert is taken to receive its share of the tokens",
         ),
-        options={"layouts": "gshard", "span": "cluster"},
+        options={"layouts": "gshard", "span": "cluster", "within_memory": "ilp"},
     ),
 )

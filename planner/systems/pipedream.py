@@ -36,7 +36,8 @@ SYSTEMS.register(
                 "a minibatch is what a device would work on in data parallelism (global batch over "
                 "devices); the table's iteration is as many of them as make a global batch"
             ),
-            "replicas exchange gradients before each of their updates, not behind later work",
+            "gradients of replicas travel beside later work: the slower of the two counts, as in the published cost",
+            "NOAM starves stages that feed wider ones: where a longer warm-up that fits is faster, it is taken",
             (
                 "the search uses the paper's stage cost (the longer of computation and exchange), not the"
                 " sum of the released program"
