@@ -19,7 +19,8 @@ MOST_SIZES = 3
 """Micro-batch sizes that are tried, the largest first: a mesh works on one micro-batch together."""
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch on the mesh that follows the levels is searched."""
+"""With more operators only the largest micro-batch on the mesh that follows the levels is searched, and not
+again within memory where the fastest layouts exceed it."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -111,7 +112,7 @@ def _layouts(system: System, setting: Setting, room: float) -> Verdict:
     try:
         return get(system.options["layouts"])(setting, memory_bytes=room).verdict
     except InfeasibleError:
-        if "within_memory" not in system.options:
+        if "within_memory" not in system.options or len(setting.graph.nodes) > LARGE_GRAPH:
             raise
         return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
 

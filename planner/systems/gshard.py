@@ -31,7 +31,10 @@ SYSTEMS.register(
             "auxiliary_loss": "balances the load of the experts",
         },
         open=(
-            "no annotations are given here: layouts are completed by least time, within memory by integer program",
+            (
+                "no annotations are given here: layouts are completed by least time, and by an integer program "
+                "within memory where those do not fit, in graphs of up to 1,000 operators"
+            ),
             "every expert is taken to receive its share of the tokens",
         ),
         options={"layouts": "gshard", "span": "cluster", "within_memory": "ilp"},
