@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import InfeasibleError, ShardplanError
+from planner.graph import TensorKind
 from planner.sharding import Setting, StateBytes, Verdict, mesh_on
 from planner.sharding.searches import get
 from planner.space.types import MemoryBytes
@@ -21,6 +22,9 @@ MOST_SIZES = 3
 LARGE_GRAPH = 1000
 """With more operators only the largest micro-batch on the mesh that follows the levels is searched, and not
 again within memory where the fastest layouts exceed it."""
+
+LARGE_WEIGHT = 1_000_000
+"""Elements from which a weight is annotated with a split."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -112,9 +116,31 @@ def _layouts(system: System, setting: Setting, room: float) -> Verdict:
     try:
         return get(system.options["layouts"])(setting, memory_bytes=room).verdict
     except InfeasibleError:
+        if system.options["layouts"] == "gshard" and len(setting.graph.nodes) > LARGE_GRAPH:
+            return get("gshard")(replace(setting, annotations=split_weights(setting)), memory_bytes=room).verdict
         if "within_memory" not in system.options or len(setting.graph.nodes) > LARGE_GRAPH:
             raise
         return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
+
+
+def split_weights(setting: Setting) -> dict[str, str]:
+    """Annotations that cut every large weight matrix over all mesh axes, each along the largest dimension."""
+    found = {}
+    for name, tensor in setting.graph.tensors.items():
+        if tensor.kind is not TensorKind.PARAMETER or tensor.elements < LARGE_WEIGHT:
+            continue
+        if any(dim % size for dim in tensor.shape for size in setting.mesh.sizes):
+            continue  # its transposed reading could not lie so
+        left, layout = list(tensor.shape), []
+        for size in setting.mesh.sizes:
+            dim = max(range(len(left)), key=lambda d: left[d] if left[d] % size == 0 else 0, default=None)
+            if dim is None or left[dim] % size or left[dim] < size:
+                break
+            left[dim] //= size
+            layout.append(f"S{dim}")
+        if len(layout) == len(setting.mesh.sizes) and len(left) > 1:
+            found[name] = "".join(layout)
+    return found
 
 
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:

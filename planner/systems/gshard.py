@@ -32,8 +32,9 @@ SYSTEMS.register(
         },
         open=(
             (
-                "no annotations are given here: layouts are completed by least time, and by an integer program "
-                "within memory where those do not fit, in graphs of up to 1,000 operators"
+                "layouts are completed by least time without annotations; where that does not fit, by an integer "
+                "program within memory, or, with more than 1,000 operators, with every large weight annotated as cut over all "
+                "axes"
             ),
             "every expert is taken to receive its share of the tokens",
         ),
