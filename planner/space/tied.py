@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from planner.hardware.collectives import Terms, collective_terms
-from planner.hardware.span import Span, child_sizes, span_of
+from planner.hardware.span import child_sizes
 from planner.hardware.types import Cluster, Collective
 
 
@@ -40,14 +41,13 @@ class TiedEnds:
 
 
 def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray) -> TiedEnds:
-    """Price all pairs of first and last stages; O(R^2 child (child + groups)) for children of the outermost level."""
-    options = replicas.tolist()
-    which = np.full((len(options), len(options), slice_devices), -1, dtype=np.int64)
+    """Price all pairs of first and last stages; O(R^2 child^2 replicas), child that of the outermost level."""
     pricer = _Pricer(cluster, copies, slice_devices)
-    for last, senders in enumerate(options):
-        for first, receivers in enumerate(options):
-            for a in range(slice_devices - senders - receivers + 1):
-                which[last, first, a] = pricer.index(receivers, a, senders)
+    which = np.full((len(replicas), len(replicas), slice_devices), -1, dtype=np.int64)
+    for last, behind in enumerate(replicas.tolist()):
+        for first, ahead in enumerate(replicas.tolist()):
+            if ahead + behind <= slice_devices:
+                which[last, first, : slice_devices - ahead - behind + 1] = pricer.indices(ahead, behind)
     return TiedEnds(which, tuple(pricer.terms))
 
 
@@ -57,31 +57,64 @@ class _Pricer:
     def __init__(self, cluster: Cluster, copies: int, width: int) -> None:
         self._cluster, self._copies, self._width = cluster, copies, width
         self._child = child_sizes(cluster)[-2] if cluster.levels else 1
-        self._known: dict[tuple[int, int, int], int] = {}
-        self._found: dict[tuple[frozenset[Span], int], int] = {}
+        self._known: dict[tuple[object, ...], int] = {}
         self.terms: list[tuple[Terms, ...]] = []
 
-    def index(self, first: int, at: int, last: int) -> int:
-        """Index of the groups of `first` replicas at a device and `last` replicas at the end of the slice."""
-        far = at + first + self._child <= self._width - last
-        key = (first, last, at % self._child if far else at + self._child)
-        if key not in self._known:
-            self._known[key] = self._price(first, at, last)
-        return self._known[key]
+    def indices(self, first: int, last: int) -> np.ndarray:
+        """[places] index of the groups of `first` replicas at each device and `last` ones at the slice's end."""
+        room, groups = self._width - first - last, math.gcd(first, last)
+        # Places whose devices all lie a child or more before the last stage repeat from child to child.
+        repeating = max(0, room - self._child + 1)
+        at = np.arange(room + 1)
+        alike = np.where(at < repeating, at % self._child, at)
+        chosen, of = np.unique(alike, return_inverse=True)
+        starts = np.arange(0, first, groups)
+        ends = np.broadcast_to(np.arange(self._width - last, self._width, groups), (len(chosen), last // groups))
+        base = np.concatenate([chosen[:, None] + starts, ends], axis=1)
+        ranks = base[:, None, :] + self._shifts(groups)[None, :, None]
+        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), child_sizes(self._cluster))
+        distinct, shape = np.unique(shapes, axis=0, return_inverse=True)
+        found = []
+        for place, present in enumerate(shape.reshape(ranks.shape[:2])):
+            kinds, members = np.unique(present, return_index=True)
+            key = (self._copies * groups, *(tuple(distinct[k].tolist()) for k in kinds))
+            if key not in self._known:
+                self._known[key] = len(self.terms)
+                self.terms.append(self._priced(ranks[place, members], self._copies * groups))
+            found.append(self._known[key])
+        return np.array(found)[of.reshape(-1)]
 
-    def _price(self, first: int, at: int, last: int) -> int:
-        groups = math.gcd(first, last)
-        shifts = {
-            (copy * self._width + q) % self._child: copy * self._width + q
-            for copy in reversed(range(self._copies))
-            for q in reversed(range(min(groups, self._child)))
-        }
-        base = np.concatenate([np.arange(at, at + first, groups), np.arange(self._width - last, self._width, groups)])
-        spans = {span_of(self._cluster, base + shift): base + shift for shift in shifts.values()}
-        working = self._copies * groups
-        found = (frozenset(spans), working)
-        if found not in self._found:
-            self._found[found] = len(self.terms)
-            reduce = Collective.ALL_REDUCE
-            self.terms.append(tuple(collective_terms(self._cluster, reduce, m, working) for m in spans.values()))
-        return self._found[found]
+    def _shifts(self, groups: int) -> np.ndarray:
+        """By how much groups of all copies are shifted, one of each distance within a child."""
+        shift = (np.arange(self._copies)[:, None] * self._width + np.arange(min(groups, self._child))).ravel()
+        return np.asarray(shift[np.unique(shift % self._child, return_index=True)[1]])
+
+    def _priced(self, groups: np.ndarray, working: int) -> tuple[Terms, ...]:
+        return tuple(collective_terms(self._cluster, Collective.ALL_REDUCE, ranks, working) for ranks in groups)
+
+
+def _shapes(ranks: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """[groups, 1 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
+
+    The number of ranks, and on each level the most children of a parent, and the fewest and most ranks of a child.
+    """
+    columns = [np.full(len(ranks), ranks.shape[1])]
+    for below, above in pairwise(sizes):
+        child, parent = ranks // below, ranks // above
+        new = np.ones(ranks.shape, dtype=bool)
+        new[:, 1:] = child[:, 1:] != child[:, :-1]
+        fewest, most = _runs(child, np.ones(ranks.shape, dtype=np.int64))
+        columns += [_runs(parent, new.astype(np.int64))[1], fewest, most]
+    return np.stack(columns, axis=1)
+
+
+def _runs(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least and greatest sum of weights over the runs of equal keys in each row."""
+    ends = np.ones(keys.shape, dtype=bool)
+    ends[:, :-1] = keys[:, 1:] != keys[:, :-1]
+    total = np.cumsum(weights, axis=1)
+    upto = np.where(ends, total, 0)
+    before = np.zeros_like(upto)
+    before[:, 1:] = np.maximum.accumulate(upto, axis=1)[:, :-1]
+    run = total - before
+    return np.where(ends, run, np.iinfo(np.int64).max).min(axis=1), np.where(ends, run, 0).max(axis=1)
