@@ -32,9 +32,9 @@ SYSTEMS.register(
         },
         open=(
             (
-                "layouts are completed by least time without annotations; where that does not fit, by an integer "
-                "program within memory, or, with more than 1,000 operators, with every large weight annotated as cut over all "
-                "axes"
+                "layouts are completed by least time without annotations; where that does not fit, by an integer"
+                " program within memory, or, with more than 1,000 operators, with every large weight annotated "
+                "as cut over all axes"
             ),
             "every expert is taken to receive its share of the tokens",
         ),
