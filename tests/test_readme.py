@@ -10,7 +10,8 @@ import pytest
 
 from tests.cli.plan_files import run
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"^\$ shardplan (.+)$", README, re.M)
 MAY_DIFFER = {"diff": 1}
 
@@ -41,11 +42,16 @@ def test_every_option_named_in_the_readme_exists() -> None:
 
 def test_every_place_of_the_code_map_exists() -> None:
     table = README.partition("## Code map")[2].partition("## Dependencies")[0]
-    root = Path(__file__).resolve().parents[1]
     places = [place for row in re.findall(r"^\| (`.+?) \|", table, re.M) for place in re.findall(r"`([^`]+)`", row)]
     assert len(places) > 12
     folder = ""
     for place in places:
-        path = root / place if "/" in place else root / folder / place
+        path = ROOT / place if "/" in place else ROOT / folder / place
         folder = str(Path(place).parent) if "/" in place and "." in Path(place).name else folder
         assert path.exists(), place
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md"))])
+def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
+    assert {link for link in links if not (ROOT / page).parent.joinpath(link).exists()} == set()
