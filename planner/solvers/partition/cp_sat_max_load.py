@@ -21,7 +21,6 @@ from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-cp-sat"
-_WORKERS = 2
 _TIME_BITS = 43
 _MEMORY_BITS = 40
 
@@ -33,7 +32,6 @@ def solve_by_cp_sat(
     start: MaxLoadDecision | None = None,
     progress: Progress | None = None,
     bound: float = 0.0,
-    workers: int = _WORKERS,
     work_limit: float | None = None,
 ) -> Result:
     """The best plan, given time.
@@ -44,7 +42,6 @@ def solve_by_cp_sat(
         start: a feasible plan to begin with; it also bounds the search from above.
         progress: called when incumbent or bound improve.
         bound: a lower bound known already, ms.
-        workers: search threads, which take turns.
         work_limit: stop after so much work as the engine counts it, about a second's each, whatever the clock says;
             `time_limit_s` by default.
     """
@@ -65,9 +62,7 @@ def solve_by_cp_sat(
     program, binaries = _program(model, scale, known, top)
     hinted = start is not None and _hint(program, binaries, model, start)
     found = _Watch(problem, model, start, load, known, scale, progress)
-    infeasible = _search(
-        program, binaries, found, deadline, workers, time_limit_s if work_limit is None else work_limit
-    )
+    infeasible = _search(program, binaries, found, deadline, time_limit_s if work_limit is None else work_limit)
     if infeasible and hinted:
         raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
     return found.result(infeasible)
@@ -167,7 +162,6 @@ def _search(
     binaries: list[Any],
     found: _Watch,
     deadline: float,
-    workers: int,
     work_limit: float,
 ) -> bool:
     """Run the engine; true when it proves the model infeasible."""
@@ -180,8 +174,9 @@ def _search(
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.05, deadline - time.monotonic())
     solver.parameters.max_deterministic_time = work_limit
-    solver.parameters.num_workers = workers
-    solver.parameters.interleave_search = True
+    # One thread: taking turns (interleave_search) is deterministic too, but 9.15 aborts in it on some small models
+    # ("Check failed: heuristics.fixed_search != nullptr").
+    solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been
     # seen to drop all the best ones of models like this (or-tools issue 5293 is one case).
