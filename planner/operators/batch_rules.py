@@ -174,7 +174,7 @@ def reshape(flow: Flow, i: int, node: Node) -> None:
         if mark is None:
             continue
         below = mark.inner * math.prod(source.shape[d + 1 :])
-        found = place(below, flow.batch, output.shape)
+        found = place(below, flow.batch, output.shape, _open_dimension(flow, node, output.name))
         if found is None or result[found[0]] is not None:
             raise flow.fail(i, f"mixes the batch with other dimensions: {list(source.shape)} -> {list(output.shape)}")
         result[found[0]] = found[1]
@@ -183,10 +183,19 @@ def reshape(flow: Flow, i: int, node: Node) -> None:
         flow.note_shape(i, 1, output.name)
 
 
-def place(below: int, batch: int, shape: Sequence[int]) -> tuple[int, Mark] | None:
+def _open_dimension(flow: Flow, node: Node, output: str) -> int | None:
+    """The dimension that a reshape leaves open (-1), where its target is known."""
+    target = flow.graph.constants.get(node.inputs[1]) if node.op == "Reshape" else None
+    if target is None or len(target) != len(_tensor(flow, output).shape) or -1 not in target:
+        return None
+    return target.index(-1)
+
+
+def place(below: int, batch: int, shape: Sequence[int], open_dim: int | None = None) -> tuple[int, Mark] | None:
     """The dimension of a row-major shape that holds a factor `batch` with `below` elements under it.
 
-    A dimension that is exactly the batch is preferred (a batch of 1 fits in many places), then the leftmost.
+    Above 1 at most one dimension fits, up to dimensions of size 1. A batch of 1 fits in many places: a dimension that
+    is exactly the batch is preferred, then the one that the reshape leaves open, then the leftmost.
     """
     fitting: list[tuple[int, Mark]] = []
     suffix = math.prod(shape)
@@ -200,7 +209,7 @@ def place(below: int, batch: int, shape: Sequence[int]) -> tuple[int, Mark] | No
             if mark == Mark():
                 return d, mark
             fitting.append((d, mark))
-    return fitting[0] if fitting else None
+    return next((found for found in fitting if found[0] == open_dim), fitting[0] if fitting else None)
 
 
 def squeeze(flow: Flow, i: int, node: Node) -> None:
@@ -278,18 +287,64 @@ def gather(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
 
 
+def _share(flow: Flow, i: int, operands: Sequence[tuple[str, int]]) -> Mark | None:
+    """Make dimensions (operand, dimension) that run together follow the batch if one of them does; their mark."""
+    mark = next((m for name, d in operands if (m := flow.of(name)[d]) is not None), None)
+    if mark is not None:
+        for name, d in operands:
+            flow.require(i, name, d, mark)
+    return mark
+
+
 def gather_nd(flow: Flow, i: int, node: Node) -> None:
     """Slices picked by index tuples."""
-    data, name = flow.of(node.inputs[0]), node.inputs[1]
+    table, name = node.inputs[0], node.inputs[1]
     depth = _tensor(flow, name).shape[-1]
     shared = node.attributes.get("batch_dims", 0)
     start = int(shared) if isinstance(shared, int) else 0
-    consumed = data[: start + depth]
-    if any(consumed) and not any(flow.of(name)):
+    for d in range(start):
+        _share(flow, i, ((table, d), (name, d)))
+    data = flow.of(table)
+    if any(data[start : start + depth]) and not any(flow.of(name)):
         if _tensor(flow, name).shape[0] != flow.batch or len(_tensor(flow, name).shape) < 2:
             raise flow.fail(i, "picks fixed positions along the batch")
         flow.require(i, name, 0, Mark())
     flow.set(node.outputs[0], (*flow.of(name)[:-1], *data[start + depth :]))
+
+
+def scatter_nd(flow: Flow, i: int, node: Node) -> None:
+    """Slices replaced at index tuples: one tuple an update, each update laid over the trailing dimensions."""
+    data, name, updates = node.inputs[:3]
+    rows = len(_tensor(flow, name).shape) - 1
+    depth = _tensor(flow, name).shape[-1]
+    for d in range(rows):
+        _share(flow, i, ((updates, d), (name, d)))
+    for d in range(len(_tensor(flow, data).shape) - depth):
+        _share(flow, i, ((updates, rows + d), (data, depth + d)))
+    flow.set(node.outputs[0], flow.of(data))
+
+
+def scatter_elements(flow: Flow, i: int, node: Node) -> None:
+    """Elements replaced along an axis; in other dimensions of equal size data, indices and updates run together."""
+    data, name, updates = node.inputs[:3]
+    shape, rows = _tensor(flow, data).shape, _tensor(flow, name).shape
+    axis = _axis(node, 0, len(shape))
+    for d, (size, count) in enumerate(zip(shape, rows, strict=True)):
+        together = ((name, d), (updates, d))
+        _share(flow, i, ((data, d), *together) if d != axis and size == count else together)
+    flow.set(node.outputs[0], flow.of(data))
+
+
+def rotary(flow: Flow, i: int, node: Node) -> None:
+    """Position ids [b, s], or without them tables [b, s, d], run with the batch of what is turned."""
+    same(flow, i, node)
+    x = node.inputs[0]
+    ids = [name for name in node.inputs[3:4] if name]
+    for name in ids or node.inputs[1:3]:
+        producer = flow.graph.producer.get(name)
+        repeated = producer is None or flow.graph.nodes[producer].op in ("Expand", "Tile")
+        if repeated and _tensor(flow, name).shape[0] == _tensor(flow, x).shape[0]:
+            _share(flow, i, ((x, 0), (name, 0)))
 
 
 def like_second(flow: Flow, i: int, node: Node) -> None:
@@ -395,11 +450,11 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
         same,
         "Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization BitwiseNot Cast CastLike Ceil Celu Clip Cos Cosh "
         "CumSum DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp EyeLike Floor Gelu GroupNormalization "
-        "HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log "
-        "LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not Pad QuantizeLinear RMSNormalization "
-        "RandomNormalLike RandomUniformLike Bernoulli Reciprocal Relu RotaryEmbedding Round ScatterElements ScatterND "
-        "Scatter Selu Shrink Sigmoid Sign Sin Sinh SimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Swish "
-        "Tan Tanh ThresholdedRelu Trilu com.microsoft.Gelu com.microsoft.QuickGelu Upsample",
+        "HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu "
+        "Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not Pad QuantizeLinear RMSNormalization "
+        "RandomNormalLike RandomUniformLike Bernoulli Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh "
+        "SimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Trilu "
+        "com.microsoft.Gelu com.microsoft.QuickGelu Upsample",
     ),
     (
         batch_first,
@@ -418,6 +473,8 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (slice_, "Slice"),
     (gather, "Gather"),
     (gather_nd, "GatherND"),
+    (scatter_nd, "ScatterND"),
+    (scatter_elements, "Scatter ScatterElements"),
     (like_second, "GatherElements"),
     (expand, "Expand"),
     (tile, "Tile"),
@@ -428,6 +485,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     ),
     (topk, "TopK"),
     (one_hot, "OneHot"),
+    (rotary, "RotaryEmbedding"),
     (recurrent, "GRU LSTM RNN"),
     (loss, "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss"),
     (resize, "Resize"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from planner.api import load_graph as load_bundled
 from planner.errors import ModelError, UsageError
 from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from planner.importers import load_graph
@@ -222,3 +223,76 @@ def test_place_keeps_the_batch_where_it_lies(dims: list[int], batch: int, at: in
     assert mark.inner * suffix == below
     assert mark.outer * batch * mark.inner == merged[dim]
     assert isinstance(mark, Mark)
+
+
+BUNDLED = [
+    "mixtral-8x7b", "qwen3-30b-a3b", "gshard-12.5b", "switch-base-128", "switch-xxl-128", "switch-c-2048",
+    "gpt3-125m", "llama2-7b", "bert-base", "t5-small", "vit-s16", "gnmt-8", "dlrm", "resnet18", "vgg11",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_models_at_another_batch_are_the_models_built_for_it(name: str) -> None:
+    built = load_bundled(name, dims={"batch": 3})
+    followed = rebatch(load_bundled(name), 3)
+    assert followed.tensors == built.tensors
+    assert [(n.op, n.inputs) for n in followed.nodes] == [(n.op, n.inputs) for n in built.nodes]
+    assert graph_specs(followed) == graph_specs(built)
+    assert rebatch(followed, 1).tensors == load_bundled(name).tensors
+
+
+def test_rows_gathered_per_sample_follow_a_constant_table_of_indices() -> None:
+    """[2, 5, 8] with [2, 3, 1] and batch_dims 1 picks three rows of each sample."""
+    graph = graph_of(
+        [node("GatherND", "x rows", "y", batch_dims=1)],
+        {"x": (2, 5, 8), "rows": (2, 3, 1), "y": (2, 3, 8)},
+        batch=2,
+    )
+    larger = rebatch(graph, 6)
+    assert {n: larger.tensors[n].shape for n in ("rows", "y")} == {"rows": (6, 3, 1), "y": (6, 3, 8)}
+
+
+def test_scattered_rows_follow_their_indices() -> None:
+    """Slots of each sample, filled in a table that starts empty; the axis of the slots stays."""
+    graph = graph_of(
+        [
+            node("Expand", "zero table", "empty"),
+            node("ScatterElements", "empty x tokens", "y", axis=1),
+        ],
+        {"x": (1, 6), "zero": (1, 1), "empty": (1, 9), "tokens": (1, 6), "y": (1, 9)},
+        batch=1, table=(1, 9),
+    )  # fmt: skip
+    larger = rebatch(graph, 4)
+    assert {n: larger.tensors[n].shape for n in ("empty", "tokens", "y")} == {
+        "empty": (4, 9), "tokens": (4, 6), "y": (4, 9),
+    }  # fmt: skip
+    assert larger.constants["table"] == (4, 9)
+
+
+def test_slices_scattered_along_positions_keep_the_batch_of_their_tail() -> None:
+    """Three of nine time steps replaced in a tensor [time, batch, width]."""
+    graph = graph_of(
+        [node("ScatterND", "memory steps x", "y")],
+        {"memory": (9, 4, 8), "steps": (3, 1), "x": (3, 4, 8), "y": (9, 4, 8)},
+        batch=4,
+    )
+    larger = rebatch(graph, 2)
+    assert {n: larger.tensors[n].shape for n in ("memory", "steps", "y")} == {
+        "memory": (9, 2, 8), "steps": (3, 1), "y": (9, 2, 8),
+    }  # fmt: skip
+
+
+def test_a_batch_of_one_goes_where_a_reshape_leaves_room() -> None:
+    """[1, experts 4, places 6, 8] is laid out by expert: the open dimension grows, the experts stay."""
+    graph = graph_of(
+        [
+            node("Transpose", "x", "t", perm=(1, 0, 2, 3)),
+            node("Reshape", "t shape", "rows"),
+            node("MatMul", "rows W", "y"),
+        ],
+        {"x": (1, 4, 6, 8), "t": (4, 1, 6, 8), "rows": (4, 6, 8), "W": (4, 8, 3), "y": (4, 6, 3)},
+        batch=1, shape=(4, -1, 8),
+    )  # fmt: skip
+    larger = rebatch(graph, 5)
+    assert larger.tensors["y"].shape == (4, 30, 3)
+    assert larger.tensors["W"].shape == (4, 8, 3)
