@@ -105,6 +105,7 @@ def profile(
         origin=tuple(s.origin for s in specs),
         saved=saved_for_backward(sized, specs, width=sizes, options=options),
         notes=(*times.notes, *saved_notes(sized, options)),
+        by_share=times.at,
     )
 
 

@@ -10,10 +10,15 @@ The host launches kernels ahead of the device, so launching costs nothing while 
 `max(sum of gpu, kernels * launch)`, and where launching is the larger, its nodes share that time by their kernels.
 Layers are module paths up to their first number; a graph without modules is one layer. Backward, the gradient engine
 launches without the model's own code, in half the time.
+
+A rank that does a share of every operator has that share of the operations and bytes in the formula above and as many
+kernels. Where a layer's launches are what it comes to, its nodes, faster than its whole work, are stretched towards
+the times of the whole work until they take the launches' time together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +48,21 @@ _BACKWARD_LAUNCH_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each node, float64 of shape [nodes], and what was assumed."""
+    """Seconds of each node, float64 of shape [nodes], and what was assumed.
+
+    Attributes:
+        forward_s: forward pass.
+        backward_s: backward pass.
+        weight_grad_s: the part of it spent on weight gradients.
+        notes: what was assumed.
+        at: forward and backward seconds when each node does a share of its work.
+    """
 
     forward_s: np.ndarray
     backward_s: np.ndarray
     weight_grad_s: np.ndarray
     notes: tuple[Note, ...]
+    at: Callable[[float], tuple[np.ndarray, np.ndarray]]
 
 
 def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Times:
@@ -58,20 +72,68 @@ def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Tim
         HardwareError: the device states no peak for the precision's type, nor for one that can stand in for it.
     """
     peaks, notes = _peaks(work, device, precision)
-    products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
-    rates = peaks * work.matrix_share * device.matrix_efficiency.at(products)
-    input_s = work.input_grad / rates
-    weight_s = work.weight_grad / rates
-    forward = _roof(work.matrix / rates, work.vector, work.bytes, device)
-    backward = _roof(input_s + weight_s, work.back_vector, work.back_bytes, device)
-    forward = forward + _memory_s(work.beside, device)
-    backward = backward + _memory_s(work.back_beside, device)
-    layers = _layers(graph)
-    forward = _with_launches(forward, work.kernels, layers, device.launch_s)
-    backward = _with_launches(backward, work.back_kernels, layers, device.launch_s * _BACKWARD_LAUNCH_SHARE)
+    roofline = _Roofline(work, device, peaks * work.matrix_share, _layers(graph))
+    forward, backward = roofline.whole
+    rates = roofline.rates_at(1.0)
+    input_s, weight_s = work.input_grad / rates, work.weight_grad / rates
     share = weight_s / np.maximum(input_s + weight_s, 1e-30)
     share[_only_weights(graph) & (input_s + weight_s == 0)] = 1.0
-    return Times(forward, backward, backward * share, notes)
+    return Times(forward, backward, backward * share, notes, roofline.at)
+
+
+class _Roofline:
+    """A graph's work on a device, at any share."""
+
+    def __init__(self, work: Work, device: Device, peaks: np.ndarray, layers: np.ndarray) -> None:
+        self.work, self.device, self.peaks, self.layers = work, device, peaks, layers
+        self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
+        self.launches = (work.kernels * device.launch_s, work.back_kernels * device.launch_s * _BACKWARD_LAUNCH_SHARE)
+        self.whole_gpu = self._gpu(1.0)
+        forward, backward = map(self._with_launches, self.whole_gpu, self.launches)
+        self.whole = forward, backward
+
+    def rates_at(self, share: float) -> np.ndarray:
+        """Operations of the whole node a second, while that part of them is done."""
+        return np.asarray(self.peaks * self.device.matrix_efficiency.at(share * self.products) / share)
+
+    def _gpu(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of the device itself, forward and backward."""
+        work, device, rates = self.work, self.device, self.rates_at(share)
+        gradients = work.input_grad / rates + work.weight_grad / rates
+        forward = _roof(work.matrix / rates, share * work.vector, share * work.bytes, device)
+        backward = _roof(gradients, share * work.back_vector, share * work.back_bytes, device)
+        forward = forward + _memory_s(share * work.beside, device)
+        return forward, backward + _memory_s(share * work.back_beside, device)
+
+    def _with_launches(self, gpu_s: np.ndarray, launches: np.ndarray) -> np.ndarray:
+        """Where a layer's launches take longer than its work, each of its nodes takes its launches' time."""
+        if not len(self.layers):
+            return gpu_s
+        bound = np.bincount(self.layers, launches) > np.bincount(self.layers, gpu_s)
+        return np.where(bound[self.layers], launches, gpu_s)
+
+    def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds, forward and backward, when each node does that part of its work. O(nodes)."""
+        if share == 1.0 or not len(self.layers):
+            return self.whole
+        made = zip(self._gpu(share), self.whole_gpu, self.launches, self.whole, strict=True)
+        forward, backward = (self._part(share, *each) for each in made)
+        return forward, backward
+
+    def _part(
+        self, share: float, gpu_s: np.ndarray, whole_gpu: np.ndarray, launches: np.ndarray, whole: np.ndarray
+    ) -> np.ndarray:
+        """A share's device time, lifted so that no layer takes less than its launches.
+
+        Device times are held between the share of the whole and the whole, should a curve of efficiency fall with
+        size or rise faster than it.
+        """
+        layers = self.layers
+        part = np.clip(gpu_s, share * whole_gpu, whole_gpu)
+        work, most, least = (np.bincount(layers, each) for each in (part, whole_gpu, launches))
+        room = np.maximum(most - work, 1e-30)
+        lift = np.clip((least - work) / room, 0.0, 1.0)[layers]
+        return np.where((least > most)[layers], whole, part + lift * (whole_gpu - part))
 
 
 def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, device: Device) -> np.ndarray:
@@ -93,15 +155,6 @@ def _layers(graph: Graph) -> np.ndarray:
         last = layer_of(node.module) or last
         layers[i] = numbers.setdefault(last, len(numbers))
     return layers
-
-
-def _with_launches(gpu_s: np.ndarray, kernels: np.ndarray, layers: np.ndarray, launch_s: float) -> np.ndarray:
-    """Where a layer's launches take longer than its work, each of its nodes takes its launches' time."""
-    if not len(layers):
-        return gpu_s
-    launches = kernels * launch_s
-    bound = np.bincount(layers, launches) > np.bincount(layers, gpu_s)
-    return np.where(bound[layers], launches, gpu_s)
 
 
 def _only_weights(graph: Graph) -> np.ndarray:

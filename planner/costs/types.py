@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.errors import UsageError
 from planner.graph import Note
 from planner.operators.types import Origin, SavedBytes
 
@@ -32,6 +34,8 @@ class Profile:
         origin: how each node was priced.
         saved: per node, the storages it keeps for backward (fused-attention and dropout options applied).
         notes: what the prices assume (a missing data type's stand-in, folded batch normalisation, no dropout nodes).
+        by_share: seconds of all nodes, forward and backward, when each does that part of its work; None where times
+            are known for whole nodes alone. Read it through `at`.
     """
 
     device: str
@@ -49,3 +53,33 @@ class Profile:
     origin: tuple[Origin, ...]
     saved: tuple[tuple[SavedBytes, ...], ...]
     notes: tuple[Note, ...] = ()
+    by_share: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = field(default=None, repr=False, compare=False)
+    _parts: dict[float, tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of all nodes, forward and backward, when each does that part of its work.
+
+        By the roofline a node has its floating-point operations and traffic scaled, runs at the efficiency of what is
+        left, and has as many kernels to launch; never less than the share of its time, never more than all of it.
+        Measured and imported times are known for whole nodes alone: they scale linearly, which flatters small shares.
+        `at(1)` is `forward_s` and `backward_s` themselves.
+
+        Args:
+            share: in (0, 1]; 1/8 for a rank that does an eighth of an operator.
+
+        Returns:
+            Two float64 arrays of shape [nodes], not to be changed; the same ones for the same share.
+
+        Raises:
+            UsageError: the share is not in (0, 1].
+        """
+        if share == 1.0:
+            return self.forward_s, self.backward_s
+        if share not in self._parts:
+            if not 0.0 < share < 1.0:
+                raise UsageError(f"no rank does {share:g} of an operator", hint="shares of work are above 0, at most 1")
+            scaled = self.by_share(share) if self.by_share else (share * self.forward_s, share * self.backward_s)
+            self._parts[share] = scaled
+        return self._parts[share]

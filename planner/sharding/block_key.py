@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +11,8 @@ from planner.graph import Chain, Graph
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.problem import Facts, Setting
 
-_DIGITS = 6
-"""Significant digits to which the prices of equal blocks agree."""
+_BITS = 20
+"""Leading bits to which the prices of equal blocks agree: six decimal digits."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BlockView:
         inputs: tensors it reads that other blocks write.
         outputs: tensors it writes that later blocks read.
         names: names of its tensors and kept storages in order of first use.
-        key: equal for blocks that are the same problem.
+        key: equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
     """
 
     members: tuple[int, ...]
@@ -34,7 +34,7 @@ class BlockView:
     key: tuple[object, ...]
 
     @staticmethod
-    def of(chain: Chain, graph: Graph, b: int, setting: Setting, facts: Facts) -> BlockView:
+    def of(chain: Chain, graph: Graph, b: int, facts: Facts) -> BlockView:
         """The view of block b; O(its nodes)."""
         block = chain.blocks[b]
         members = (*block.side, *block.nodes)
@@ -51,7 +51,6 @@ class BlockView:
             owner, _, what = storage.rpartition("#")
             return (places[owner], what) if owner in places else number[storage]
 
-        times = [a[list(members)] for a in (setting.forward_s, setting.backward_s) if a is not None]
         key = (
             block.signature,
             len(block.side),
@@ -60,9 +59,29 @@ class BlockView:
             tuple(n in facts.carrying for n in used),
             tuple(graph.tensors[n].shape for n in used),
             tuple((mark(s.storage), s.byte_count) for s in kept),
-            tuple(f"{x:.{_DIGITS}g}" for x in np.concatenate(times).tolist()),
         )
         return BlockView(members, inputs, outputs, names, key)
+
+
+class PriceMarks:
+    """Seconds of a setting's nodes at some shares, rounded so that equal ones compare equal."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._rounded: dict[float, np.ndarray] = {}
+
+    def of(self, members: Sequence[int], shares: Iterable[float]) -> bytes:
+        """Equal for nodes that take equally long, one by one and forward and backward, at each of the shares."""
+        nodes = list(members)
+        return b"".join(self._at(share)[nodes].tobytes() for share in shares)
+
+    def _at(self, share: float) -> np.ndarray:
+        """[nodes, 2, 2] mantissa and exponent, forward and backward."""
+        if share not in self._rounded:
+            mantissa, exponent = np.frexp(np.stack(self._setting.nodes_s(share), axis=1))
+            rounded = np.round(mantissa * 2**_BITS).astype(np.int32)
+            self._rounded[share] = np.stack([rounded, exponent.astype(np.int32)], axis=2)
+        return self._rounded[share]
 
 
 def renamed(point: InnerPoint, names: Mapping[str, str]) -> InnerPoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -147,12 +147,14 @@ class _Builder:
     def operator(self, i: int) -> None:
         """One node: its strategies, and links to everything it reads and writes."""
         node, call = self.graph.nodes[i], OpCall.of(self.graph, self.graph.nodes[i])
-        work = sum(float(a[i]) for a in (self.setting.forward_s, self.setting.backward_s) if a is not None)
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        key = ("operator", call.signature(), id(self.specs[i]), tags, work, trains, extra, node.repeat)
-        made = self.once(key, lambda: self._strategies(i, call, work, trains, extra))
+        alike = (call.signature(), id(self.specs[i]), tags)
+        found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
+        work = tuple(sum(self.setting.node_s(i, share)) for share in shares)
+        key = ("operator", alike, work, trains, extra, node.repeat)
+        made = self.once(key, lambda: self._operator(i, found, dict(zip(shares, work, strict=True)), trains, extra))
         own = self.add(f"op:{node.key}", *made)
         for p, name in enumerate(node.inputs):
             other = self.resting(name) if name else None
@@ -163,17 +165,23 @@ class _Builder:
             if other is not None:
                 self._link_write(own, other, name, p)
 
-    def _strategies(self, i: int, call: OpCall, work: float, trains: bool, extra: float) -> Made:
-        node, setting = self.graph.nodes[i], self.setting
+    def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
+        """Strategies of a node, and the shares of its work that they leave a rank."""
+        node, options = self.graph.nodes[i], self.setting.options
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
-        options = setting.options
         if blocks:
             options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
-        found = self.expressible(node, strategies(call, self.specs[i], self.mesh, setting.item_bytes, options))
+        found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
+        return found, tuple(dict.fromkeys(s.share for s in found))
+
+    def _operator(
+        self, i: int, found: tuple[Strategy, ...], work: Mapping[float, float], trains: bool, extra: float
+    ) -> Made:
+        repeat = self.graph.nodes[i].repeat
         seconds = np.asarray([
-            s.share * work
-            + node.repeat * exchange_s(self.mesh, s, backward=False)
-            + (node.repeat * exchange_s(self.mesh, s, backward=True) if trains else 0.0)
+            work[s.share]
+            + repeat * exchange_s(self.mesh, s, backward=False)
+            + (repeat * exchange_s(self.mesh, s, backward=True) if trains else 0.0)
             for s in found
         ])  # fmt: skip
         return found, seconds, np.asarray([s.share * extra for s in found])

@@ -5,12 +5,15 @@ canonical layout (`planner.sharding.boundary`), so that any two blocks under the
 block and boundary there is a small set of points, none of them better than another in time, weights and kept
 activations at once. Equal blocks (by structure, shapes, prices) are solved once.
 
-Work is priced by share: a rank that does 1/8 of an operator takes 1/8 of its time. What a smaller operator loses in
-efficiency is not modelled, so large meshes look somewhat better than they are.
+Work is priced by share (`NodePrices.at`): a rank that does 1/8 of an operator takes what an operator of an eighth of
+the work takes, launches included. What is left out: a rank that cuts a product reads more than its share of the
+operands that it holds whole, and an operator that some ranks leave whole keeps the device busy while the others of its
+layer are launched.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -19,7 +22,7 @@ import numpy as np
 
 from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
-from planner.sharding.block_key import BlockView, renamed
+from planner.sharding.block_key import BlockView, PriceMarks, renamed
 from planner.sharding.boundary import Boundaries, Boundary, variants
 from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, InnerPoint, points
@@ -42,6 +45,9 @@ class NodePrices(Protocol):
     @property
     def backward_s(self) -> np.ndarray:
         """[nodes] seconds, without recomputation."""
+
+    def at(self, share: float, /) -> tuple[np.ndarray, np.ndarray]:
+        """[nodes] seconds, forward and backward, when each node does that part of its work."""
 
     @property
     def workspace_bytes(self) -> np.ndarray:
@@ -92,11 +98,17 @@ class BlockSharding:
 
 @dataclass
 class InnerCache:
-    """Solved blocks, to be handed from call to call; of use while graph sizes and hardware repeat."""
+    """Solved blocks, to be handed from call to call; of use while graph sizes and hardware repeat.
+
+    Attributes:
+        entries: by block and its operators' seconds, the names in the block that was solved, and its points.
+        shares: by block, the shares at which the seconds of its operators count.
+    """
 
     entries: dict[object, tuple[tuple[str, ...], dict[Boundaries, tuple[InnerPoint, ...]]]] = field(
         default_factory=dict
     )
+    shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:
@@ -160,13 +172,16 @@ def inner_costs(
     facts = Facts.of(setting)
     crossing = {name: graph.tensors[name] for names in chain.crossing for name in names}
     boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
-    found, solved = [], 0
+    marks, found, solved = PriceMarks(setting), [], 0
     for b in range(len(chain.blocks)):
-        view = BlockView.of(chain, graph, b, setting, facts)
-        key = (view.key, boundaries, cache.place(mesh), chosen, prices.micro_batch)
+        view = BlockView.of(chain, graph, b, facts)
+        like = (view.key, boundaries, cache.place(mesh), chosen, prices.micro_batch)
+        problem = BlockProblem(replace(setting, nodes=view.members), facts, view, prices.workspace_bytes)
+        if like not in cache.shares:
+            cache.shares[like] = problem.shares
+        key = (like, marks.of(view.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
-            problem = BlockProblem(replace(setting, nodes=view.members), facts, view, prices.workspace_bytes)
             cache.entries[key] = view.names, {each: points(problem, each) for each in boundaries}
         names, sets = cache.entries[key]
         same = names == view.names
@@ -176,13 +191,23 @@ def inner_costs(
 
 def _setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
     """The whole graph's setting. Side nodes have no backward and keep nothing of their own."""
-    backward, saved = np.array(prices.backward_s, dtype=float), list(prices.saved)
-    for i in {i for block in chain.blocks for i in block.side}:
-        backward[i], saved[i] = 0.0, ()
+    side = sorted({i for block in chain.blocks for i in block.side})
+    saved = list(prices.saved)
+    for i in side:
+        saved[i] = ()
+
+    @functools.cache
+    def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = prices.at(share)
+        backward = np.array(backward, dtype=float)
+        backward[side] = 0.0
+        return forward, backward
+
+    forward, backward = work_s(1.0)
     return Setting(
         graph,
         mesh,
-        forward_s=prices.forward_s,
+        forward_s=forward,
         backward_s=backward,
         saved=tuple(saved),
         item_bytes=options.item_bytes,
@@ -190,4 +215,5 @@ def _setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options
         micro_batches=options.micro_batches,
         options=options.options,
         sharded_states=False,
+        work_s=work_s,
     )

@@ -103,6 +103,12 @@ class BlockProblem:
         """The problem without fixed boundaries."""
         return formulate(self.setting, self.facts)
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of an operator's work that strategies leave a rank, largest first."""
+        chosen = {id(each): each for each in self.free.choices}.values()
+        return tuple(sorted({c.share for each in chosen for c in each if isinstance(c, Strategy)}, reverse=True))
+
     def canonical(self, name: str, boundary: Boundaries) -> TensorLayout:
         """Where a boundary tensor lies."""
         tensor, padded = self.setting.graph.tensors[name], self.setting.options.padded

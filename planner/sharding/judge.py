@@ -145,9 +145,7 @@ class _Judge:
             self.verdict.violations.append(f"{node.key} has no strategy")
             return
         trains = any(n in self.carrying for n in node.inputs)
-        forward, backward_work = (
-            0.0 if each is None else chosen.share * float(each[i]) for each in (setting.forward_s, setting.backward_s)
-        )
+        forward, backward_work = setting.node_s(i, chosen.share)
         self.verdict.compute_s += forward + backward_work
         self.verdict.work_forward_s += forward
         self.verdict.work_backward_s += backward_work

@@ -13,7 +13,7 @@ that backward needs rests in its tensor's layout and is brought to the operator'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -51,6 +51,8 @@ class Setting:
         sharded_states: whether weights may rest otherwise than they are used (ZeRO).
         annotations: layouts wished by the user, by tensor name or pattern (`planner.sharding.annotations`); only the
             searches that say so look at them.
+        work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
+            agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
     """
 
     graph: Graph
@@ -66,6 +68,7 @@ class Setting:
     tied: Mapping[str, str] = field(default_factory=dict)
     sharded_states: bool = True
     annotations: Mapping[str, str] = field(default_factory=dict)
+    work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -75,6 +78,22 @@ class Setting:
     def bytes_of(self, tensor: Tensor) -> float:
         """Bytes an element of a tensor takes."""
         return self.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
+
+    def nodes_s(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """[nodes of the graph] seconds, forward and backward, when each node does a share of its work."""
+        if self.work_s is not None and share != 1.0:
+            return self.work_s(share)
+        none = np.zeros(len(self.graph.nodes))
+        forward, backward = (none if a is None else share * a for a in (self.forward_s, self.backward_s))
+        return forward, backward
+
+    def node_s(self, i: int, share: float) -> tuple[float, float]:
+        """Seconds of one node, forward and backward, on a rank that does a share of it."""
+        if self.work_s is not None and share != 1.0:
+            forward, backward = self.work_s(share)
+            return float(forward[i]), float(backward[i])
+        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in (self.forward_s, self.backward_s))
+        return forward_s, backward_s
 
 
 @dataclass(frozen=True)

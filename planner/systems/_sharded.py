@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.costs import profile
 from planner.errors import InfeasibleError, ShardplanError
 from planner.graph import TensorKind
 from planner.sharding import Setting, StateBytes, Verdict, mesh_on
@@ -26,9 +25,6 @@ again within memory where the fastest layouts exceed it."""
 
 LARGE_WEIGHT = 1_000_000
 """Elements from which a weight is annotated with a split."""
-
-INSTANT = 1e9
-"""Factor of speed at which a device's own time vanishes beside its host's."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -99,7 +95,7 @@ def by_sharding(bench: Bench, system: System) -> Found:
         sent_bytes=best.sent_bytes,
         devices=math.prod(best.mesh),
         micro_batch=best.micro_batch,
-        notes=("communication is not overlapped; a part of an operator runs as efficiently as the whole",),
+        notes=("communication is not overlapped",),
     )
 
 
@@ -147,28 +143,6 @@ def split_weights(setting: Setting) -> dict[str, str]:
     return found
 
 
-def _host_s(bench: Bench, device_type: int, size: int) -> float:
-    """Seconds that the host takes to launch one micro-batch's operators: cutting them makes none fewer.
-
-    Priced on a device of the same host whose arithmetic and memory take no time.
-    """
-    device = bench.cluster.devices[device_type]
-    instant = replace(
-        device,
-        matrix_flop_per_s={name: peak * INSTANT for name, peak in device.matrix_flop_per_s.items()},
-        vector_flop_per_s=device.vector_flop_per_s * INSTANT,
-        memory_byte_per_s=device.memory_byte_per_s * INSTANT,
-    )
-    found = profile(
-        bench.prices.graph_at(size),
-        instant,
-        precision=bench.job.precision,
-        fused_attention=bench.job.fused_attention,
-        dropout=bench.job.dropout,
-    )
-    return float(found.forward_s.sum() + found.backward_s.sum())
-
-
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:
     chosen, devices = bench.precision, math.prod(mesh)
     types = sorted(set(bench.cluster.device_types[:devices].tolist()))
@@ -185,6 +159,7 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
         item_bytes=chosen.compute.bits / 8,
         state=state,
         micro_batches=count,
+        work_s=slowest.at,
     )
     device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     room = device.usable_bytes - float(bench.tables(size).workspace[0, -1]) / devices
@@ -201,13 +176,12 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
         float(bench.tables(size).workspace[0, -1]) / devices,
         float(device.reserve_bytes),
     )
-    compute_s = max(verdict.compute_s, max(_host_s(bench, t, size) for t in types))
     return _Priced(
         mesh,
         size,
         count,
-        count * (verdict.seconds - verdict.compute_s + compute_s) + update_s,
-        count * compute_s + update_s,
+        count * verdict.seconds + update_s,
+        count * verdict.compute_s + update_s,
         memory,
         float(device.memory_bytes),
         verdict.sent_bytes * devices * count,

@@ -38,8 +38,9 @@ def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
     chain = Chain(graph, blocks, (), ((), ("x",), ()))
     times = np.array([work_s * (n.op in ("MatMul", "Attention")) for n in graph.nodes])
     prices = SimpleNamespace(
-        micro_batch=1, forward_s=times, backward_s=2 * times, workspace_bytes=np.ones(count), saved=((),) * count
-    )
+        micro_batch=1, forward_s=times, backward_s=2 * times, workspace_bytes=np.ones(count), saved=((),) * count,
+        at=lambda share: (share * times, share * 2 * times),
+    )  # fmt: skip
     return chain, graph, prices
 
 
@@ -152,7 +153,7 @@ def test_equal_blocks_are_solved_once_and_decisions_carry_their_own_names() -> N
 def test_a_chain_joined_from_blocks_is_legal_and_costs_their_sum() -> None:
     costs, prices = _real("vgg16", (4,))
     setting = Setting(costs.graph, costs.mesh, forward_s=prices.forward_s, backward_s=prices.backward_s,  # type: ignore[attr-defined]
-                      saved=prices.saved, sharded_states=False)  # type: ignore[attr-defined]  # fmt: skip
+                      saved=prices.saved, sharded_states=False, work_s=prices.at)  # type: ignore[attr-defined]  # fmt: skip
     found = sharded_costs(costs)
     assert {v.boundaries for v in found} <= {(REPLICATED,), (BATCH,)}
     assert found
@@ -177,7 +178,7 @@ def test_more_ranks_hold_less_and_sequence_boundaries_keep_least() -> None:
     least = min(v.saved_bytes.sum() for v in found)
     assert least < min(v.saved_bytes.sum() for v in whole_ends)
     assert least < whole.saved_bytes.sum() / 6
-    assert {v.boundaries for v in found} == {(SEQUENCE,)}, "no slower, and keeps less"
+    assert min(found, key=lambda v: v.saved_bytes.sum()).boundaries == (SEQUENCE,)
     # 12 heads do not divide by 8, 124 million weights do but for norms, biases and an odd vocabulary
     assert min(v.parameter_elements.sum() for v in found) < whole.parameter_elements.sum()
 

@@ -211,7 +211,7 @@ class _Timed:
         chosen = self.strategy(i, where)
         if chosen is None or any(self.layout(n, where) is None for n in (*node.inputs, *node.outputs) if n):
             return math.inf
-        total = sum(float(a[i]) for a in (setting.forward_s, setting.backward_s) if a is not None) * chosen.share
+        total = 0.0
         trains = any(n in self.carrying for n in node.inputs)
         for backward in (False, True)[: 1 + trains]:
             total += exchange_s(self.mesh, chosen, backward=backward)
@@ -220,7 +220,7 @@ class _Timed:
         for p, layout in chosen.read_gradients:
             if node.inputs[p] in self.carrying:
                 total += self.summed(node.inputs[p], layout)
-        return total * node.repeat
+        return sum(setting.node_s(i, chosen.share)) + total * node.repeat
 
     def summed(self, name: str, layout: TensorLayout) -> float:
         """Seconds to sum a tensor's partial values."""
