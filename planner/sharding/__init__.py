@@ -6,7 +6,15 @@ from planner.sharding.choices import Means, Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
 from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
 from planner.sharding.formulate import formulate
-from planner.sharding.inner import BlockSharding, InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
+from planner.sharding.inner import (
+    BlockSharding,
+    InnerCache,
+    InnerCosts,
+    InnerOptions,
+    NodePrices,
+    inner_costs,
+    inner_setting,
+)
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Communication, Verdict, evaluate
 from planner.sharding.layout import (
@@ -29,6 +37,7 @@ from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.sharded import ShardedCosts, sharded_costs
+from planner.sharding.stage_sharding import StageSharding
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
@@ -62,6 +71,7 @@ __all__ = [
     "ShardedCosts",
     "ShardingProblem",
     "ShardingText",
+    "StageSharding",
     "StateBytes",
     "Step",
     "Strategy",
@@ -82,6 +92,7 @@ __all__ = [
     "formulate",
     "ideal_mesh",
     "inner_costs",
+    "inner_setting",
     "layout_text",
     "layouts",
     "load_annotations",

@@ -168,7 +168,7 @@ def inner_costs(
     Complexity: for each distinct block and boundary one elimination, with all prices of memory at once.
     """
     chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
-    setting = _setting(chain, graph, prices, mesh, chosen)
+    setting = inner_setting(chain, graph, prices, mesh, chosen)
     facts = Facts.of(setting)
     crossing = {name: graph.tensors[name] for names in chain.crossing for name in names}
     boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
@@ -189,8 +189,11 @@ def inner_costs(
     return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
 
 
-def _setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
-    """The whole graph's setting. Side nodes have no backward and keep nothing of their own."""
+def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
+    """The whole graph's setting, of which each block's is a part (`nodes`); arguments as of `inner_costs`.
+
+    Side nodes have no backward and keep nothing of their own.
+    """
     side = sorted({i for block in chain.blocks for i in block.side})
     saved = list(prices.saved)
     for i in side:
