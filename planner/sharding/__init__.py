@@ -5,6 +5,7 @@ from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
 from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
+from planner.sharding.forbidden import unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     BlockSharding,
@@ -109,4 +110,5 @@ __all__ = [
     "sharded_costs",
     "split_refusals",
     "strategies",
+    "unmatched",
 ]

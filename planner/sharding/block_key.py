@@ -59,6 +59,7 @@ class BlockView:
             tuple(n in facts.carrying for n in used),
             tuple(graph.tensors[n].shape for n in used),
             tuple((mark(s.storage), s.byte_count) for s in kept),
+            tuple(map(facts.forbids, members)),
         )
         return BlockView(members, inputs, outputs, names, key)
 

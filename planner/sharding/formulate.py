@@ -7,11 +7,13 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from planner.errors import InfeasibleError
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators import OpCall
 from planner.sharding.block_tags import block_tags
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
+from planner.sharding.forbidden import is_forbidden, result_ranks
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, shard_elements
 from planner.sharding.problem import (
     Choice,
@@ -36,7 +38,7 @@ class _Builder:
 
     def __init__(self, setting: Setting, facts: Facts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying, self.saved = facts.specs, facts.carrying, facts.saved
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
         self.kept = facts.kept(setting.members)
         self.members = frozenset(setting.members)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
@@ -150,7 +152,7 @@ class _Builder:
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        alike = (call.signature(), id(self.specs[i]), tags)
+        alike = (call.signature(), id(self.specs[i]), tags, self.forbids(i))
         found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
         work = tuple(sum(self.setting.node_s(i, share)) for share in shares)
         key = ("operator", alike, work, trains, extra, node.repeat)
@@ -166,12 +168,20 @@ class _Builder:
                 self._link_write(own, other, name, p)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
-        """Strategies of a node, and the shares of its work that they leave a rank."""
+        """Strategies of a node that are not forbidden, and the shares of its work that they leave a rank."""
         node, options = self.graph.nodes[i], self.setting.options
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
             options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
+        if self.forbids(i):
+            ranks = result_ranks(call)
+            found = tuple(s for s in found if not is_forbidden(s, ranks, self.forbids(i)))
+            if not found:
+                hint = "forbid less, or let axes repeat work"
+                raise InfeasibleError(
+                    "all ways to run the operator are forbidden", where=node.name or node.key, hint=hint
+                )
         return found, tuple(dict.fromkeys(s.share for s in found))
 
     def _operator(
@@ -247,6 +257,9 @@ def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:
     Args:
         setting: what to shard.
         facts: `Facts.of` a setting of the same graph, to spare finding them again.
+
+    Raises:
+        InfeasibleError: an operator is left no way to run.
 
     Complexity: for each operator its strategies times the layouts of its tensors.
     """

@@ -68,6 +68,8 @@ class InnerOptions:
         state: bytes a parameter takes; they say what memory is worth against time, no more.
         micro_batches: forward and backward passes a step, over which the weights' update is spread.
         options: which splits count.
+        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.forbidden`); `unmatched` says
+            which of them rule nothing out.
     """
 
     boundaries: tuple[Boundary, ...] = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
@@ -75,6 +77,7 @@ class InnerOptions:
     state: StateBytes = field(default_factory=StateBytes)
     micro_batches: int = 1
     options: Options = field(default_factory=Options)
+    forbidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,4 +222,5 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
         options=options.options,
         sharded_states=False,
         work_s=work_s,
+        forbidden=options.forbidden,
     )

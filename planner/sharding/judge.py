@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.graph import Tensor, TensorKind
 from planner.operators import OpCall
+from planner.sharding.forbidden import is_forbidden, result_ranks
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
@@ -102,7 +103,7 @@ class Verdict:
 class _Judge:
     def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: Facts) -> None:
         self.setting, self.decision, self.graph = setting, decision, setting.graph
-        self.specs, self.carrying, self.saved = facts.specs, facts.carrying, facts.saved
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
         self.read = {n for i in setting.members for n in self.graph.nodes[i].inputs}
         self.kept: dict[str, int] = {}
         for kept in (s for i in setting.members for s in self.saved[i]):
@@ -187,6 +188,8 @@ class _Judge:
         call = OpCall.of(self.graph, node)
         if chosen not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
             self.verdict.violations.append(f"{node.key} cannot be split as {chosen}")
+        if is_forbidden(chosen, result_ranks(call), self.forbids(i)):
+            self.verdict.violations.append(f"{node.key} is split as {chosen}, which is forbidden")
 
     def _results(self, i: int, chosen: Strategy) -> None:
         writes, gradients = dict(chosen.writes), dict(chosen.write_gradients)

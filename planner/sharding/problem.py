@@ -23,6 +23,7 @@ from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
+from planner.sharding.forbidden import forbidden_dims
 from planner.sharding.layout import TensorLayout
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
@@ -53,6 +54,7 @@ class Setting:
             searches that say so look at them.
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
+        forbidden: splits that are ruled out (`planner.sharding.forbidden`).
     """
 
     graph: Graph
@@ -69,6 +71,7 @@ class Setting:
     sharded_states: bool = True
     annotations: Mapping[str, str] = field(default_factory=dict)
     work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
+    forbidden: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -220,17 +223,24 @@ class Facts:
         specs: description of each node.
         carrying: names of the tensors that carry a gradient.
         saved: by node, what it keeps for backward.
+        forbidden: by node, dimensions that must not be cut; empty where nothing is forbidden at all.
     """
 
     specs: tuple[OpSpec, ...]
     carrying: frozenset[str]
     saved: tuple[tuple[SavedBytes, ...], ...]
+    forbidden: tuple[tuple[str, ...], ...] = ()
 
     @staticmethod
     def of(setting: Setting) -> Facts:
         """The facts of a setting's graph; O(nodes of the graph)."""
         specs = graph_specs(setting.graph)
-        return Facts(specs, carrying_of(setting), saved_of(setting, specs))
+        forbidden = forbidden_dims(setting.graph, setting.forbidden) if setting.forbidden else ()
+        return Facts(specs, carrying_of(setting), saved_of(setting, specs), forbidden)
+
+    def forbids(self, i: int) -> tuple[str, ...]:
+        """Dimensions of a node that must not be cut."""
+        return self.forbidden[i] if self.forbidden else ()
 
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
         """Bytes of each storage that some nodes keep, the most that any of them says."""
