@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import Pricer as Pricer
     from planner.api import default_provenance as default_provenance
     from planner.api import load_graph as load_graph
     from planner.api import plan as plan
@@ -111,6 +110,7 @@ if TYPE_CHECKING:
     from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
     from planner.solvers.partition.auto import solve_partition as solve_partition
+    from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
     from planner.systems import comparison_cells as comparison_cells
@@ -147,7 +147,7 @@ _EXPORTS = {
     "bundled_names": "planner.bundled",
     # the job
     "Job": "planner.space.types",
-    "Pricer": "planner.api",
+    "Pricer": "planner.space.pricer",
     "ImportOptions": "planner.importers",
     "load_graph": "planner.api",
     "plan": "planner.api",

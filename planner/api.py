@@ -13,7 +13,6 @@ True
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -21,21 +20,19 @@ from pathlib import Path
 
 from planner import schedules
 from planner.bundled import build_bundled, bundled_names
-from planner.costs import Profile, precision, profile
 from planner.errors import JobError, ModelError, UsageError
-from planner.graph import Graph, Note, NoteLevel, build_chain
+from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
-from planner.operators import needs_gradient
-from planner.operators.batching import batch_flow, rebatch
+from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Pipeline
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
-from planner.space.blocks import block_costs
-from planner.space.types import BlockCosts, Candidate, Certificate, Job
+from planner.space.pricer import Pricer as Pricer
+from planner.space.types import Candidate, Certificate, Job
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
@@ -76,55 +73,6 @@ def load_graph(
     return import_file(model, dims=sizes, options=chosen)
 
 
-class Pricer:
-    """A model's block costs by micro-batch size, each size priced once.
-
-    Args:
-        graph: the model, at any batch.
-        cluster: device types to price for.
-        job: precision, optimizer and memory options.
-        strict_ops: refuse operators that no rule describes.
-    """
-
-    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
-        self.chain = build_chain(graph)
-        self._graph, self._cluster, self._job, self._strict = graph, cluster, job, strict_ops
-        self._differentiable = frozenset(needs_gradient(graph))
-        self.graph_at = functools.cache(self._graph_at)
-        self.profiles = functools.cache(self._profiles)
-        self.costs = functools.cache(self._costs)
-
-    def _graph_at(self, micro_batch: int) -> Graph:
-        """The model at a micro-batch size."""
-        return self._graph if micro_batch == self._graph.batch else rebatch(self._graph, micro_batch)
-
-    def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
-        job = self._job
-        return tuple(
-            profile(
-                self.graph_at(micro_batch),
-                device,
-                precision=job.precision,
-                fused_attention=job.fused_attention,
-                dropout=job.dropout,
-                assume_dropout=job.assume_dropout,
-                strict_ops=self._strict,
-            )
-            for device in self._cluster.devices
-        )
-
-    def _costs(self, micro_batch: int) -> BlockCosts:
-        return block_costs(
-            self.chain,
-            self.graph_at(micro_batch),
-            self.profiles(micro_batch),
-            self._cluster.devices,
-            precision(self._job.precision),
-            self._job.optimizer,
-            self._differentiable,
-        )
-
-
 def plan(
     graph: Graph,
     cluster: Cluster,
@@ -157,7 +105,9 @@ def plan(
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = _allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    answer = search(pricer.costs, cluster, dataclasses.replace(job, micro_batches=sizes), progress=progress)
+    answer = search(
+        pricer.costs, cluster, dataclasses.replace(job, micro_batches=sizes), shardings=pricer, progress=progress
+    )
     chosen, simulated_s, others = _decide(answer)
     sized = pricer.graph_at(chosen.decision.micro_batch)
     profiles = pricer.profiles(chosen.decision.micro_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.solvers._reach import Reach, Share
-from planner.space.formulate import Formulator, replica_options
+from planner.space.formulate import Formulator
 from planner.space.types import BlockCosts, Job
 
 MOST_TYPE_CHANGES = 8
@@ -23,7 +24,10 @@ _WIDEN, _HALVINGS = 4.0, 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem to be settled; none of its decisions is faster than `bound_s`."""
+    """A problem to be settled; none of its decisions is faster than `bound_s`.
+
+    Groups of `ranks` devices count as one; `sharding` says how they share operators.
+    """
 
     bound_s: float
     micro_batch: int
@@ -31,6 +35,8 @@ class Task:
     slice_devices: int
     schedule: str
     zero: int
+    ranks: int = 1
+    sharding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,21 @@ class Alike:
         return Alike(max(self.bound_s, bound_s), self.costs, tasks)
 
 
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """A mesh at a micro-batch size of which the shardings are not worked out yet.
+
+    Attributes:
+        bound_s: no decision with them is faster.
+        floor: what any sharding on the mesh costs at the least: no communication, everything cut evenly.
+        mesh: ranks by axis.
+    """
+
+    bound_s: float
+    floor: BlockCosts
+    mesh: tuple[int, ...]
+
+
 class Frontier:
     """All problems of a job that are still to be settled.
 
@@ -62,15 +83,39 @@ class Frontier:
         formulator: the job's.
         cluster: the machine.
         job: the job.
-        priced: costs of the micro-batch sizes to look at.
+        priced: costs of the micro-batch sizes to look at, and of shardings that are worked out.
+        unpriced: least costs of shardings that are not worked out, with their meshes.
+        price: works out the shardings on a mesh at a micro-batch size.
     """
 
-    def __init__(self, formulator: Formulator, cluster: Cluster, job: Job, priced: Sequence[BlockCosts]) -> None:
-        self._formulator, self._cluster, self._job = formulator, cluster, job
-        found = [alike for costs in priced for alike in self._alike(costs)]
-        self.count = sum(len(alike.tasks) for alike in found)
-        self._heap = [(*_order(alike), False, alike) for alike in found]
-        heapq.heapify(self._heap)
+    def __init__(
+        self,
+        formulator: Formulator,
+        cluster: Cluster,
+        job: Job,
+        priced: Sequence[BlockCosts],
+        unpriced: Sequence[tuple[BlockCosts, tuple[int, ...]]] = (),
+        price: Callable[[int, tuple[int, ...]], Sequence[BlockCosts]] | None = None,
+    ) -> None:
+        self._formulator, self._cluster, self._job, self._price = formulator, cluster, job, price
+        self._heap: list[_Entry] = []
+        self.count = 0
+        self.left_out_s = math.inf
+        self._numbers = itertools.count()
+        for costs in priced:
+            self._add(costs)
+        for floor, mesh in unpriced:
+            bound_s = min((alike.bound_s for alike in self._alike(floor)), default=math.inf)
+            self._push(Unpriced(bound_s, floor, mesh), tight=False)
+
+    def _add(self, costs: BlockCosts, least_s: float = 0.0) -> None:
+        found = self._alike(costs)
+        self.count += sum(len(alike.tasks) for alike in found)
+        for alike in found:
+            self._push(alike.at_least(least_s), tight=False)
+
+    def _push(self, entry: Alike | Unpriced, *, tight: bool) -> None:
+        heapq.heappush(self._heap, (*_order(entry), next(self._numbers), tight, entry))
 
     @property
     def bound_s(self) -> float:
@@ -83,18 +128,36 @@ class Frontier:
         A bound is tightened as far as the cutoff of its slice the first time that it comes up.
         """
         while self._heap:
-            *_, tight, alike = heapq.heappop(self._heap)
-            if tight or alike.bound_s >= cutoff_s(alike.slice_devices):
-                return alike
-            alike = alike.at_least(self._tightened(alike, cutoff_s(alike.slice_devices)))
-            heapq.heappush(self._heap, (*_order(alike), True, alike))
+            *_, tight, entry = heapq.heappop(self._heap)
+            if isinstance(entry, Unpriced):
+                self._work_out(entry, cutoff_s)
+                continue
+            if tight or entry.bound_s >= cutoff_s(entry.slice_devices):
+                return entry
+            self._push(entry.at_least(self._tightened(entry, cutoff_s(entry.slice_devices))), tight=True)
         return None
+
+    def _work_out(self, entry: Unpriced, cutoff_s: Callable[[int], float]) -> None:
+        """Put the shardings on a mesh in its place, if one of them might win."""
+        floors = self._alike(entry.floor)
+        if self._price is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
+            self.left_out_s = min(self.left_out_s, *(max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors))
+            return
+        for costs in self._price(entry.floor.micro_batch, entry.mesh):
+            self._add(costs, entry.bound_s)
+
+    def _may_win(self, alike: Alike, cutoff_s: Callable[[int], float]) -> bool:
+        most_s = cutoff_s(alike.slice_devices)
+        if alike.bound_s >= most_s:
+            return False
+        first = {task.zero: task for task in reversed(alike.tasks)}
+        return any(self.reach(task, alike.costs).possible(most_s) for task in first.values())
 
     def reach(self, task: Task, costs: BlockCosts) -> Reach:
         """What a problem's decisions take at the least, wherever their stages lie."""
         batches = self._job.global_batch // (task.micro_batch * task.copies)
-        replicas = replica_options(batches, task.slice_devices)
-        sync = self._formulator.least_sync(task.copies, task.slice_devices, replicas, task.zero)
+        replicas = self._formulator.replica_options(batches, task.copies, task.slice_devices)
+        sync = self._formulator.least_sync(task, replicas)
         counts = np.asarray(replicas)
         share = Share(
             schedule=task.schedule,
@@ -124,15 +187,15 @@ class Frontier:
         return low_s
 
     def _alike(self, costs: BlockCosts) -> list[Alike]:
-        job = self._job
+        job, formulator = self._job, self._formulator
         batches = job.global_batch // costs.micro_batch
         order = sorted(job.schedules, key=lambda name: name != "1f1b")
         kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
         slices = {
             (copies, used // copies)
-            for used in self._device_counts()
+            for used in self._device_counts(costs.ranks)
             for copies in range(1, used + 1)
-            if batches % copies == 0
+            if batches % copies == 0 and formulator.replica_options(batches // copies, copies, used // copies)
         }
         outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
         whole_s = compute_s(costs)
@@ -140,7 +203,8 @@ class Frontier:
         for copies, width in sorted(slices):
             bounds = {z: max(batches // copies * whole_s / width + s, whole_s) for z, s in outside_s.items()}
             tasks = tuple(
-                Task(bounds[zero], costs.micro_batch, copies, width, schedule, zero) for schedule, zero in kinds
+                Task(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
+                for schedule, zero in kinds
             )
             found.append(Alike(min(bounds.values()), costs, tasks))
         return found
@@ -159,11 +223,13 @@ class Frontier:
         held = np.where(fits, prefix[None, 1:] - prefix[:-1, None], 0.0)
         return float(max(0.0, prefix[-1] - held.max()))
 
-    def _device_counts(self) -> list[int]:
+    def _device_counts(self, ranks: int) -> list[int]:
         """How many devices to deal to the copies: all, or as many as come before a change of device type."""
-        types = self._cluster.device_types[: self._formulator.devices]
+        count = self._formulator.devices(ranks)
+        types = self._cluster.device_types[: count * ranks]
         changes = (np.flatnonzero(types[1:] != types[:-1]) + 1).tolist()
-        return [*(changes if len(changes) <= MOST_TYPE_CHANGES else ()), len(types)]
+        changes = sorted({change // ranks for change in changes if change >= ranks})
+        return [*(changes if len(changes) <= MOST_TYPE_CHANGES else ()), count] if count else []
 
 
 def compute_s(costs: BlockCosts) -> float:
@@ -171,7 +237,12 @@ def compute_s(costs: BlockCosts) -> float:
     return float((costs.forward_s + costs.backward_s).min(axis=0).sum())
 
 
-def _order(alike: Alike) -> tuple[float, int, int, int]:
+def _order(entry: Alike | Unpriced) -> tuple[float, int, int, int, int]:
     """Best bound first; narrow slices, which are solved fastest, before wide ones."""
-    task = alike.tasks[0]
-    return alike.bound_s, task.slice_devices, task.micro_batch, task.copies
+    if isinstance(entry, Unpriced):
+        return entry.bound_s, 0, entry.floor.micro_batch, entry.floor.ranks, 0
+    task = entry.tasks[0]
+    return entry.bound_s, task.slice_devices, task.micro_batch, task.ranks, task.copies
+
+
+_Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced]

@@ -128,7 +128,10 @@ class LabelSearch:
             if self.states > limit:
                 return None
         found = self._expand(0)
-        if found is None:
+        counts = self._problem.stage_counts
+        if found is not None and len(counts):
+            found = found.take(np.flatnonzero(np.isin(found.stages, counts)))
+        if found is None or not len(found.context):
             return []
         times = found.reach_s + found.pace_s
         order = np.lexsort((found.option, found.parent, found.stages, times))
@@ -255,17 +258,19 @@ class LabelSearch:
         return found if len(found.context) else None
 
     def _prune(self, batch: _Batch) -> _Batch:
-        """Only labels that no other one of the same context beats in all numbers.
+        """Only labels that no other one of the same context (and, where these are given, number of stages) beats.
 
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
-        limited = bool(self._problem.max_stages)
+        limited, exact = bool(self._problem.max_stages), len(self._problem.stage_counts) > 0
         costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
-        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, batch.tied, batch.context))
+        group = batch.stages if exact else np.zeros(len(batch.stages), dtype=np.int64)
+        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, group, batch.tied, batch.context))
         left = batch.take(order)
         kept: list[_Batch] = []
         while len(left.context):
             other = (left.context[1:] != left.context[:-1]) | (left.tied[1:] != left.tied[:-1])
+            other |= exact & (left.stages[1:] != left.stages[:-1])
             new = np.concatenate([[True], other])
             heads = np.flatnonzero(new)
             kept.append(left.take(heads))

@@ -18,7 +18,7 @@ from planner.solvers._diagnosis import infeasible
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
-from planner.solvers.types import Answer, Explored, Judge, Outcome, Progress, Solution
+from planner.solvers.types import Answer, Explored, Judge, Outcome, Progress, Shardings, Solution
 from planner.space import evaluate
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.problem import StageProblem
@@ -41,7 +41,13 @@ SAME = 1e-9
 
 
 def search(
-    costs_for: CostsFor, cluster: Cluster, job: Job, *, progress: Progress | None = None, solver: str = "chain_dp"
+    costs_for: CostsFor,
+    cluster: Cluster,
+    job: Job,
+    *,
+    shardings: Shardings | None = None,
+    progress: Progress | None = None,
+    solver: str = "chain_dp",
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, and prove it.
 
@@ -49,6 +55,7 @@ def search(
         costs_for: block costs by micro-batch size.
         cluster: the machine.
         job: what is to be trained, and which choices are allowed.
+        shardings: ways to share operators among several ranks; without them every replica is one device.
         progress: told about every problem that is settled.
         solver: which solver works on the problems.
 
@@ -59,14 +66,24 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, job, progress, solver)
+    run = _Search(costs_for, cluster, job, shardings, progress, solver)
     return run.answer()
 
 
 class _Search:
-    def __init__(self, costs_for: CostsFor, cluster: Cluster, job: Job, progress: Progress | None, solver: str) -> None:
+    def __init__(
+        self,
+        costs_for: CostsFor,
+        cluster: Cluster,
+        job: Job,
+        shardings: Shardings | None,
+        progress: Progress | None,
+        solver: str,
+    ) -> None:
         self._sizes = micro_batch_sizes(job)
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
+        self._shardings = shardings
+        self._shelves: dict[int, dict[int, BlockCosts]] = {}
         self._solve = SOLVERS.get(solver)
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
@@ -80,9 +97,18 @@ class _Search:
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
-        frontier = Frontier(self._formulator, self._cluster, self._job, priced)
+        alone = not self._job.tensor_parallel or 1 in self._job.tensor_parallel
+        frontier = Frontier(
+            self._formulator,
+            self._cluster,
+            self._job,
+            priced if alone else (),
+            self._floors(),
+            self._work_out,
+        )
         while (alike := frontier.pop(self._cutoff_s)) is not None:
             self._settle(frontier, alike)
+        self._bound_s = min(self._bound_s, frontier.left_out_s)
         if not self._known:
             raise infeasible(priced, self._cluster, self._job, self._costs_for)
         return self._assemble(priced, trivial.candidates())
@@ -95,8 +121,28 @@ class _Search:
             if priced and (compute_s(costs) >= trivial.best_s() or not self._any_block_fits(costs)):
                 break
             priced.append(costs)
+            self._shelves.setdefault(size, {})[costs.sharding] = costs
             trivial.add(costs)
         return priced
+
+    def _floors(self) -> list[tuple[BlockCosts, tuple[int, ...]]]:
+        """Least costs of all meshes and of the sizes at which they are worth looking at."""
+        found: list[tuple[BlockCosts, tuple[int, ...]]] = []
+        if self._shardings is None:
+            return found
+        for mesh in self._shardings.meshes:
+            for size in self._sizes:
+                floor = self._shardings.floor(size, mesh)
+                if compute_s(floor) >= self._best_s or not self._any_block_fits(floor):
+                    break
+                found.append((floor, mesh))
+        return found
+
+    def _work_out(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh; the judge knows them from then on."""
+        found = self._shardings.sharded(micro_batch, mesh) if self._shardings is not None else ()
+        self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
+        return found
 
     def _any_block_fits(self, costs: BlockCosts) -> bool:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
@@ -137,14 +183,15 @@ class _Search:
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             return problem, better_s
-        solution = self._solve(problem, self._judge(costs), cutoff_s=cutoff_s, keep=KEEP)
+        solution = self._solve(problem, self._judge(costs.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
         for decision, evaluation in solution.found:
             self._remember(decision, evaluation)
         self._note(task, Outcome.SOLVED, solution.bound_s, solution)
         return problem, solution.bound_s
 
-    def _judge(self, costs: BlockCosts) -> Judge:
-        return lambda decision: evaluate(costs, self._cluster, self._job, decision)
+    def _judge(self, micro_batch: int) -> Judge:
+        shelf = self._shelves[micro_batch]
+        return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
     def _remember(self, decision: Decision, evaluation: Evaluation) -> None:
         self._known.setdefault(decision, evaluation)
@@ -157,16 +204,26 @@ class _Search:
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
         states = solution.states if solution else 0
         self._explored.append(
-            Explored(task.micro_batch, task.copies, task.schedule, task.zero, outcome, bound_s, best_s, states)
+            Explored(
+                task.micro_batch,
+                task.copies,
+                task.schedule,
+                task.zero,
+                outcome,
+                bound_s,
+                best_s,
+                states,
+                task.ranks,
+                task.sharding,
+            )
         )
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
-        costs_of = {costs.micro_batch: costs for costs in priced}
         found: dict[Decision, Evaluation] = {}
         for decision, evaluation in sorted(self._known.items(), key=lambda e: (e[1].iteration_s, repr(e[0])))[
             : 3 * KEEP
         ]:
-            simple = simplified(decision, evaluation, self._judge(costs_of[decision.micro_batch]))
+            simple = simplified(decision, evaluation, self._judge(decision.micro_batch))
             found.setdefault(*simple)
         ordered = sorted(found.items(), key=lambda e: (e[1].iteration_s, len(e[0].stages), repr(e[0])))
         candidates = [Candidate("best" if k == 0 else f"runner-up {k}", *e) for k, e in enumerate(ordered[: KEEP + 1])]
@@ -178,7 +235,7 @@ class _Search:
 
     def _space(self, priced: list[BlockCosts]) -> str:
         """What the bound speaks of, in words."""
-        job, devices = self._job, self._formulator.devices
+        job, devices = self._job, self._formulator.devices()
         sizes = [costs.micro_batch for costs in priced]
         skipped = self._sizes[len(sizes) :]
         replicas = "any number of replicas that divides the micro-batches"

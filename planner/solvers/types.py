@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from planner.space.problem import StageProblem
-from planner.space.types import Candidate, Certificate, Decision, Evaluation
+from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation
 
 Judge = Callable[[Decision], Evaluation]
 """Prices a decision with code that no solver shares: `planner.space.evaluate` with its inputs filled in."""
@@ -47,6 +47,20 @@ class Solver(Protocol):
         ...
 
 
+class Shardings(Protocol):
+    """The ways to share operators among several ranks that a search may ask for, worked out when it does."""
+
+    @property
+    def meshes(self) -> tuple[tuple[int, ...], ...]:
+        """Meshes to consider, ranks by axis, outermost first."""
+
+    def floor(self, micro_batch: int, mesh: tuple[int, ...]) -> BlockCosts:
+        """What no sharding on a mesh is cheaper than: no communication, all work and memory cut evenly."""
+
+    def sharded(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh that are worth trying, each with a number of its own."""
+
+
 class Outcome(StrEnum):
     """How a problem of the search was settled."""
 
@@ -73,6 +87,7 @@ class Explored:
         bound_s: none of its decisions is faster; infinite when nothing fits.
         best_s: its fastest decision where one was found, else infinite.
         states: partial decisions that were looked at.
+        ranks, sharding: how many devices share every operator, and in which way.
     """
 
     micro_batch: int
@@ -83,6 +98,8 @@ class Explored:
     bound_s: float
     best_s: float
     states: int
+    ranks: int = 1
+    sharding: int = 0
 
 
 @dataclass(frozen=True, slots=True)

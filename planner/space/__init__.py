@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.space.evaluate import evaluate
 from planner.space.formulate import Formulator, formulate
-from planner.space.layout import slice_width, stage_ranks
+from planner.space.layout import slice_width, stage_groups, stage_ranks
 from planner.space.problem import StageProblem
 from planner.space.types import (
     BlockCosts,
@@ -38,5 +38,6 @@ __all__ = [
     "evaluate",
     "formulate",
     "slice_width",
+    "stage_groups",
     "stage_ranks",
 ]

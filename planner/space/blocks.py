@@ -41,7 +41,7 @@ def block_costs(
     saved = _saved_table(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for names in chain.crossing for name in names}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
-    step_s = np.array([_update_s_per_element(d, chosen, optimizer) for d in devices])
+    step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
     return BlockCosts(
         micro_batch=profiles[0].micro_batch,
         forward_s=np.array([[_total(p.forward_s, b.nodes, b.side) for b in chain.blocks] for p in profiles]),
@@ -49,7 +49,7 @@ def block_costs(
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
         saved_bytes=saved,
-        checkpoint_bytes=_checkpoint_table(chain, sizes),
+        checkpoint_bytes=checkpoint_table(chain, sizes),
         boundary_bytes=np.array([sum(sizes[t] for t in names) for names in chain.crossing], dtype=float),
         gradient_boundary_bytes=np.array([sum(gradients[t] for t in names) for names in chain.crossing], dtype=float),
         workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
@@ -70,7 +70,7 @@ def _total(values: np.ndarray, nodes: Sequence[int], side: Sequence[int]) -> flo
     return float(values[list(nodes)].sum() + values[list(side)].sum())
 
 
-def _update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
+def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
     """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
     moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.weight_bytes
     return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
@@ -138,7 +138,7 @@ def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
     return found
 
 
-def _checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
+def checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
     """[n, n] bytes of the tensors that come into blocks i..j from other blocks, each once: what recomputation keeps."""
     users: dict[str, tuple[float, list[int]]] = {}
     for b, block in enumerate(chain.blocks):

@@ -22,7 +22,7 @@ stages; for GPipe a lower bound where another stage is slowest forward than back
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,16 +30,19 @@ from planner.costs.precision import Precision, optimizer_state_bytes, precision
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, get
-from planner.space.layout import slice_width, stage_ranks
+from planner.space.layout import slice_width, stage_groups
 from planner.space.limits import forbidden_choices, malformations, overfull_stages
 from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
 
+Shelf = BlockCosts | Mapping[int, BlockCosts]
+"""Costs at one micro-batch size, of one sharding or by the number of several."""
 
-def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) -> Evaluation:
+
+def evaluate(costs: Shelf, cluster: Cluster, job: Job, decision: Decision) -> Evaluation:
     """Price a decision and list every limit that it breaks.
 
     Args:
-        costs: the chain's costs at the decision's micro-batch size.
+        costs: the chain's costs at the decision's micro-batch size; by sharding where stages differ in it.
         cluster: the machine.
         job: what is to be trained, and which choices are allowed.
         decision: the point of the space.
@@ -53,16 +56,18 @@ def evaluate(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) 
 
     O(stages * (blocks + ranks)).
     """
-    malformed = malformations(costs, cluster, job, decision)
+    shelf = {costs.sharding: costs} if isinstance(costs, BlockCosts) else costs
+    malformed = malformations(shelf, cluster, job, decision)
     if malformed:
         return Evaluation(float("inf"), (), malformed, 0)
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
     in_flight = get(decision.schedule).in_flight(pipeline)
-    ranks = stage_ranks(decision)
-    tied_s = _tied_s(costs, cluster, job, decision, ranks)
+    groups = stage_groups(decision)
+    of_stage = [shelf[choice.sharding] for choice in decision.stages]
+    tied_s = _tied_s(of_stage, cluster, job, decision, groups)
     stages = tuple(
-        _stage_terms(costs, cluster, job, decision, ranks, index, in_flight[index], tied_s[index])
-        for index in range(len(ranks))
+        _stage_terms(of_stage[index], cluster, job, decision, groups, index, in_flight[index], tied_s[index])
+        for index in range(len(groups))
     )
     pace = [terms.total_s / choice.replicas for choice, terms in zip(decision.stages, stages, strict=True)]
     iteration_s = sum(terms.total_s for terms in stages) + _steady_s(decision, stages) + _tail_s(stages)
@@ -95,14 +100,14 @@ def _stage_terms(
     cluster: Cluster,
     job: Job,
     decision: Decision,
-    ranks: Sequence[np.ndarray],
+    groups: Sequence[np.ndarray],
     index: int,
     in_flight: int,
     tied_s: float,
 ) -> StageTerms:
     choice, chosen = decision.stages[index], precision(job.precision)
     blocks = range(choice.start, choice.stop)
-    types = np.unique(cluster.device_types[ranks[index]]).tolist()
+    types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = [b for b in blocks if choice.recompute and (costs.repeated is None or costs.repeated[b])]
 
     def slowest_s(seconds: np.ndarray, which: Sequence[int] = blocks) -> float:
@@ -113,8 +118,8 @@ def _stage_terms(
     held, charged = _elements(costs, blocks)
     shards = decision.copies * choice.replicas if decision.zero else 1
     concurrent = max(1, slice_width(decision) // choice.replicas)
-    sync_s = _sync_s(cluster, ranks[index].ravel(), held, chosen, decision.zero, concurrent)
-    receive_s, return_s = _transfers_s(costs, cluster, ranks, index, choice.start)
+    sync_s = _sync_s(cluster, groups[index], held, chosen, decision.zero, concurrent)
+    receive_s, return_s = _transfers_s(costs, cluster, groups, index, choice.start)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     unit_bytes, working_bytes = _activations(costs, choice, repeated)
     memory = MemoryBytes(
@@ -132,7 +137,7 @@ def _stage_terms(
         receive_s=receive_s,
         sync_s=sync_s,
         exposed_sync_s=max(0.0, sync_s - job.overlap * backward_s) + tied_s,
-        update_s=slowest_s(costs.update_s) / shards * (held / charged if charged else 0.0),
+        update_s=slowest_s(costs.update_s) / shards * (held / charged if charged else 0.0) + _sum(costs.step_s, blocks),
         in_flight=in_flight,
         memory=memory,
         capacity_bytes=float(device.memory_bytes),
@@ -140,6 +145,10 @@ def _stage_terms(
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
     )
+
+
+def _sum(seconds: np.ndarray | None, blocks: Sequence[int]) -> float:
+    return 0.0 if seconds is None else sum(float(seconds[b]) for b in blocks)
 
 
 def _elements(costs: BlockCosts, blocks: range) -> tuple[float, float]:
@@ -150,14 +159,15 @@ def _elements(costs: BlockCosts, blocks: range) -> tuple[float, float]:
 
 
 def _transfers_s(
-    costs: BlockCosts, cluster: Cluster, ranks: Sequence[np.ndarray], index: int, boundary: int
+    costs: BlockCosts, cluster: Cluster, groups: Sequence[np.ndarray], index: int, boundary: int
 ) -> tuple[float, float]:
     """Seconds to receive a stage's input, and to return its gradient."""
     if not index:
         return 0.0, 0.0
-    pair = ranks[index - 1], ranks[index]
+    pair, here = (groups[index - 1], groups[index]), (boundary,)
     receive_s = _transfer_s(cluster, *pair, float(costs.boundary_bytes[boundary]))
-    return receive_s, _transfer_s(cluster, *pair, float(costs.gradient_boundary_bytes[boundary]))
+    return_s = _transfer_s(cluster, *pair, float(costs.gradient_boundary_bytes[boundary]))
+    return receive_s + _sum(costs.gather_s, here), return_s + _sum(costs.gradient_gather_s, here)
 
 
 def _activations(costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]) -> tuple[float, float]:
@@ -175,20 +185,28 @@ def _activations(costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]
 
 
 def _sync_s(
-    cluster: Cluster, ranks: np.ndarray, elements: float, chosen: Precision, zero: int, concurrent: int
+    cluster: Cluster, groups: np.ndarray, elements: float, chosen: Precision, zero: int, concurrent: int
 ) -> float:
-    """Gradient all-reduce; with ZeRO-1, gradients are scattered and updated weights gathered."""
-    if len(ranks) < 2 or not elements:
+    """Gradient all-reduce; with ZeRO-1, gradients are scattered and updated weights gathered.
+
+    Equal ranks of all replicas exchange among themselves, all at once. Ranks of a replica are neighbours, so the first
+    and the last of them say how far apart.
+    """
+    if groups[..., 0].size < 2 or not elements:
         return 0.0
     gradients, weights = elements * chosen.gradient_bytes, elements * chosen.weight_bytes
+
+    def seconds(kind: Collective, payload_bytes: float) -> float:
+        both = (groups[..., 0].ravel(), groups[..., -1].ravel())
+        return max(collective_s(cluster, kind, ranks, payload_bytes, concurrent) for ranks in both)
+
     if not zero:
-        return collective_s(cluster, Collective.ALL_REDUCE, ranks, gradients, concurrent)
-    scatter_s = collective_s(cluster, Collective.REDUCE_SCATTER, ranks, gradients, concurrent)
-    return scatter_s + collective_s(cluster, Collective.ALL_GATHER, ranks, weights, concurrent)
+        return seconds(Collective.ALL_REDUCE, gradients)
+    return seconds(Collective.REDUCE_SCATTER, gradients) + seconds(Collective.ALL_GATHER, weights)
 
 
 def _tied_s(
-    costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision, ranks: Sequence[np.ndarray]
+    costs: Sequence[BlockCosts], cluster: Cluster, job: Job, decision: Decision, groups: Sequence[np.ndarray]
 ) -> list[float]:
     """By stage, the time to sum the gradients of its weights that later stages hold too.
 
@@ -196,32 +214,36 @@ def _tied_s(
     others whose number is q modulo g: these see the same micro-batches. All g groups of all copies work at once, and
     the slowest counts, at the first holder: its backward ends last.
     """
-    found = [0.0] * len(ranks)
+    found = [0.0] * len(groups)
     payload_bytes = precision(job.precision).gradient_bytes
-    for tie in costs.ties:
+    for number, tie in enumerate(costs[0].ties):
         holders = [k for k, s in enumerate(decision.stages) if any(s.start <= b < s.stop for b in tie.blocks)]
-        if len(holders) < 2 or not tie.elements:
+        elements = max((costs[k].ties[number].elements for k in holders), default=0.0)
+        if len(holders) < 2 or not elements:
             continue
-        groups = math.gcd(*(decision.stages[k].replicas for k in holders))
+        shared = math.gcd(*(decision.stages[k].replicas for k in holders))
+        working = decision.copies * shared * decision.stages[holders[0]].ranks
         members = (
-            np.concatenate([ranks[k][copy, q::groups] for k in holders])
+            np.concatenate([groups[k][copy, q::shared, 0] for k in holders])
             for copy in range(decision.copies)
-            for q in range(groups)
+            for q in range(shared)
         )
         found[holders[0]] += max(
-            collective_s(cluster, Collective.ALL_REDUCE, m, tie.elements * payload_bytes, decision.copies * groups)
-            for m in members
+            collective_s(cluster, Collective.ALL_REDUCE, m, elements * payload_bytes, working) for m in members
         )
     return found
 
 
 def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_bytes: float) -> float:
-    """Slowest transfer among the pairs of replicas that some micro-batch connects, with all pairs sending at once."""
+    """Slowest transfer among the pairs of replicas that some micro-batch connects, with all pairs sending at once.
+
+    Every rank of a replica sends its part to its like in the next stage.
+    """
     if not payload_bytes:
         return 0.0
-    senders, receivers = before.shape[1], here.shape[1]
+    (_, senders, ranks), receivers = before.shape, here.shape[1]
     turns = np.arange(int(np.lcm(senders, receivers)))
-    terms = send_terms(
-        cluster, before[:, turns % senders], here[:, turns % receivers], concurrent=min(senders, receivers)
-    )
+    ends = [0, ranks - 1]
+    sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
+    terms = send_terms(cluster, sources, targets, concurrent=min(senders, receivers) * ranks)
     return float(terms.seconds(payload_bytes).max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,34 @@ from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.tied import TiedEnds, tied_ends
-from planner.space.types import BlockCosts, Job, Tie
+from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
 
 _CACHED_BYTES = 2**27
+_CACHED_COSTS = 64
+_ANY = 2**30
+
+
+class SliceOf(Protocol):
+    """A slice of devices, and how gradients are exchanged there."""
+
+    @property
+    def ranks(self) -> int:
+        """Devices that act as one."""
+
+    @property
+    def copies(self) -> int:
+        """Copies of the pipeline."""
+
+    @property
+    def slice_devices(self) -> int:
+        """Devices of one copy, groups of `ranks` counting as one."""
+
+    @property
+    def zero(self) -> int:
+        """ZeRO stage."""
 
 
 def formulate(
@@ -75,12 +97,31 @@ class Formulator:
         self._cluster, self._job = cluster, job
         self._precision = precision(job.precision)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
-        self._placements = Placements(cluster)
-        self._tied: dict[tuple[int, int, tuple[int, ...]], TiedEnds] = {}
+        self._placements: dict[int, Placements] = {}
+        self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._syncs: dict[tuple[int, int, bytes], np.ndarray] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
-        self.devices = min(job.devices or cluster.device_count, cluster.device_count)
+        self._used = min(job.devices or cluster.device_count, cluster.device_count)
+
+    def devices(self, ranks: int = 1) -> int:
+        """Devices that the job may use, groups of `ranks` counting as one."""
+        return self._used // ranks
+
+    def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
+        """Replicas that a stage may have in one copy (`replica_options`, and what the job allows over all copies)."""
+        allowed = self._job.data_parallel
+        found = replica_options(micro_batches, slice_devices)
+        if not allowed:
+            return found
+        wanted = sorted({count // copies for count in allowed if count % copies == 0})
+        return tuple(r for r in wanted if 0 < r <= slice_devices and micro_batches % r == 0)
+
+    def placements(self, ranks: int) -> Placements:
+        """Where stages can lie."""
+        if ranks not in self._placements:
+            self._placements[ranks] = Placements(self._cluster, ranks)
+        return self._placements[ranks]
 
     def problem(
         self,
@@ -94,9 +135,9 @@ class Formulator:
     ) -> StageProblem:
         """See `formulate`."""
         job = self._job
-        width, micro_batches = self._share(costs.micro_batch, copies, slice_devices)
-        options = tuple(replicas or replica_options(micro_batches, width))
-        placement, ranges = self._placements.lay_out(copies, width, options), self._range_tables(costs)
+        width, micro_batches = self._share(costs, copies, slice_devices)
+        options = tuple(replicas or self.replica_options(micro_batches, copies, width))
+        placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
         in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
             micro_batch=costs.micro_batch,
@@ -106,7 +147,8 @@ class Formulator:
             schedule=schedule,
             zero=zero,
             recompute=job.recompute,
-            max_stages=job.max_stages,
+            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
+            stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=job.overlap,
             replicas=placement.replicas,
             place=placement.place,
@@ -118,21 +160,23 @@ class Formulator:
             in_flight=in_flight,
             passing=passing,
             link=placement.link,
-            receive_s=_transfers(placement.sends, costs.boundary_bytes),
-            return_s=_transfers(placement.sends, costs.gradient_boundary_bytes),
+            receive_s=_transfers(placement.sends, costs.boundary_bytes, costs.gather_s),
+            return_s=_transfers(placement.sends, costs.gradient_boundary_bytes, costs.gradient_gather_s),
             **self._work_tables(costs, placement, ranges, copies if zero else 0),
-            **self._tied_tables(placement, costs.ties, len(costs.saved_bytes)),
+            **self._tied_tables(placement, costs),
+            ranks=costs.ranks,
+            sharding=costs.sharding,
         )
 
-    def _share(self, micro_batch: int, copies: int, slice_devices: int | None) -> tuple[int, int]:
+    def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
         """Devices and micro-batches of one copy."""
-        most = self.devices // copies if copies > 0 else 0
+        most = self.devices(costs.ranks) // copies if copies > 0 else 0
         width = most if slice_devices is None else min(slice_devices, most)
-        micro_batches, rest = divmod(self._job.global_batch, max(1, copies * micro_batch))
+        micro_batches, rest = divmod(self._job.global_batch, max(1, copies * costs.micro_batch))
         if width < 1 or rest or micro_batches < 1:
             raise JobError(
-                f"{copies} copies with micro-batches of {micro_batch} samples cannot share a global batch of "
-                f"{self._job.global_batch} on {self.devices} devices",
+                f"{copies} copies with micro-batches of {costs.micro_batch} samples cannot share a global batch of "
+                f"{self._job.global_batch} on {self._used} devices",
                 hint="copies times micro-batch must divide the global batch, and each copy needs a device",
             )
         return width, micro_batches
@@ -156,31 +200,35 @@ class Formulator:
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
-            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None],
+            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None] + ranges.step_s,
             "resident_bytes": per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
         }
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""
         ranges = self._range_tables(costs)
-        return np.asarray(self._least_resident(ranges, zero) + ranges.least_activations(self._job.recompute))
+        resident = self._least_resident(ranges, zero, costs.ranks)
+        return np.asarray(resident + ranges.least_activations(self._job.recompute))
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """The least that stages of blocks i..j need, however they are placed."""
-        key = (costs.micro_batch, zero)
         ranges = self._range_tables(costs)
+        key = (id(ranges), zero)
         known = self._needs.get(key)
         if known is None or known[0] is not ranges:
             room = max(device.usable_bytes for device in self._cluster.devices)
-            found = stage_needs(ranges, self._least_resident(ranges, zero), room, self._job.recompute)
-            known = self._needs[key] = (ranges, found)
+            resident = self._least_resident(ranges, zero, costs.ranks)
+            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute))
+            _bounded(self._needs, key, known)
         return known[1]
 
-    def least_sync(self, copies: int, slice_devices: int, replicas: Sequence[int], zero: int) -> np.ndarray:
+    def least_sync(self, task: SliceOf, replicas: Sequence[int]) -> np.ndarray:
         """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them."""
+        placements, zero = self.placements(task.ranks), task.zero
 
         def least(kind: Collective, element_bytes: float) -> np.ndarray:
-            return np.asarray(self._placements.least(copies, slice_devices, replicas, kind) * [1.0, element_bytes])
+            found = placements.least(task.copies, task.slice_devices, replicas, kind)
+            return np.asarray(found * [1.0, element_bytes])
 
         chosen = self._precision
         if not zero:
@@ -188,29 +236,31 @@ class Formulator:
         scatter = least(Collective.REDUCE_SCATTER, chosen.gradient_bytes)
         return np.asarray(scatter + least(Collective.ALL_GATHER, chosen.weight_bytes))
 
-    def _least_resident(self, ranges: Ranges, zero: int) -> np.ndarray:
+    def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""
-        shards = self.devices if zero else 1
+        shards = self.devices(ranks) if zero else 1
         held = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
         return np.asarray(held * ranges.elements + ranges.workspace_bytes)
 
     def _range_tables(self, costs: BlockCosts) -> Ranges:
-        known = self._ranges.get(costs.micro_batch)
+        known = self._ranges.get(id(costs))
         if known is None or known[0] is not costs:
-            known = self._ranges[costs.micro_batch] = (costs, Ranges(costs))
+            known = (costs, Ranges(costs))
+            _bounded(self._ranges, id(costs), known)
         return known[1]
 
-    def _tied_tables(self, placement: Placement, ties: Sequence[Tie], blocks: int) -> dict[str, Any]:
+    def _tied_tables(self, placement: Placement, costs: BlockCosts) -> dict[str, Any]:
         """What summing the gradients of shared weights costs, and whether the judge charges for more of it."""
-        ends = (0, blocks - 1)
-        elsewhere = any(tie.blocks != ends for tie in ties)
-        shared = sum(tie.elements for tie in ties if tie.blocks == ends)
-        key = (placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
+        ends = (0, len(costs.saved_bytes) - 1)
+        elsewhere = any(tie.blocks != ends for tie in costs.ties)
+        shared = sum(tie.elements for tie in costs.ties if tie.blocks == ends)
+        key = (costs.ranks, placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
         if not shared:
             table, of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
             return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
         if key not in self._tied:
-            self._tied[key] = tied_ends(self._cluster, *key[:2], placement.replicas)
+            slices = placement.copies, placement.slice_devices
+            self._tied[key] = tied_ends(self._cluster, *slices, placement.replicas, costs.ranks)
         table, of = self._tied[key].seconds(shared * self._precision.gradient_bytes)
         return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
 
@@ -277,9 +327,19 @@ def _least(terms: Terms, payload_bytes: np.ndarray) -> np.ndarray:
     return np.asarray(first)
 
 
-def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray) -> np.ndarray:
+def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
     """[classes, n + 1] seconds of the slowest transfer over each boundary; nothing to do without bytes."""
     if not sends:
         return np.zeros((1, len(payload_bytes)))
     seconds = np.stack([terms.seconds(payload_bytes[:, None]).max(axis=1) for terms in sends])
-    return np.where(payload_bytes > 0, seconds, 0.0)
+    return np.where(payload_bytes > 0, seconds + (0.0 if gather_s is None else gather_s), 0.0)
+
+
+T = TypeVar("T")
+
+
+def _bounded(kept: dict[T, Any], key: T, value: object) -> None:
+    """Keep a value, forgetting the oldest beyond a number."""
+    kept[key] = value
+    while len(kept) > _CACHED_COSTS:
+        del kept[next(iter(kept))]

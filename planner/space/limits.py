@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
@@ -14,9 +14,40 @@ MEMORY_TOLERANCE = 1e-9
 """A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
 
 
-def malformations(costs: BlockCosts, cluster: Cluster, job: Job, decision: Decision) -> tuple[Violation, ...]:
-    """Why a decision makes no sense: blocks left out, more devices than there are, batches that do not come out."""
-    return (*_coverage(costs, decision), *_devices(cluster, job, decision), *_divisibility(costs, job, decision))
+def malformations(
+    shelf: Mapping[int, BlockCosts], cluster: Cluster, job: Job, decision: Decision
+) -> tuple[Violation, ...]:
+    """Why a decision makes no sense: blocks left out, more devices than there are, batches that do not come out.
+
+    Args:
+        shelf: the chain's costs by sharding.
+        cluster: the machine.
+        job: what is to be trained.
+        decision: the point of the space.
+    """
+    costs = next(iter(shelf.values()))
+    return (
+        *_coverage(costs, decision),
+        *_devices(cluster, job, decision),
+        *_divisibility(costs, job, decision),
+        *_shardings(shelf, decision),
+    )
+
+
+def _shardings(shelf: Mapping[int, BlockCosts], decision: Decision) -> list[Violation]:
+    """Every stage is sharded in a known way over its ranks, and all of them hand over tensors that lie alike."""
+    found = []
+    for index, stage in enumerate(decision.stages):
+        costs = shelf.get(stage.sharding)
+        if costs is None:
+            found.append(Violation("sharding", index, f"stage {index}: there is no sharding {stage.sharding}"))
+        elif costs.ranks != stage.ranks:
+            message = f"stage {index} has replicas of {stage.ranks} ranks; its sharding is for {costs.ranks}"
+            found.append(Violation("sharding", index, message, stage.ranks, costs.ranks))
+    labels = sorted({shelf[s.sharding].label for s in decision.stages if s.sharding in shelf})
+    if len(labels) > 1:
+        found.append(Violation("sharding", 0, f"stages are sharded over different meshes: {', '.join(labels)}"))
+    return found
 
 
 def _coverage(costs: BlockCosts, decision: Decision) -> list[Violation]:
@@ -40,9 +71,9 @@ def _coverage(costs: BlockCosts, decision: Decision) -> list[Violation]:
 def _devices(cluster: Cluster, job: Job, decision: Decision) -> list[Violation]:
     found = []
     available = min(job.devices or cluster.device_count, cluster.device_count)
-    taken = sum(stage.replicas for stage in decision.stages)
+    taken = sum(stage.devices for stage in decision.stages)
     width = slice_width(decision)
-    if decision.copies < 1 or any(stage.replicas < 1 for stage in decision.stages):
+    if decision.copies < 1 or any(s.replicas < 1 or s.ranks < 1 for s in decision.stages):
         found.append(Violation("devices", 0, "a pipeline needs at least one copy and every stage at least one replica"))
     if taken > width:
         found.append(Violation("devices", 0, f"stages take {taken} devices of a slice of {width}", taken, width))
@@ -87,10 +118,20 @@ def forbidden_choices(job: Job, decision: Decision) -> list[Violation]:
     if job.max_stages and len(decision.stages) > job.max_stages:
         message = f"{len(decision.stages)} stages, but at most {job.max_stages} are allowed"
         found.append(Violation("option", 0, message, len(decision.stages), job.max_stages))
+    for words, allowed, taken in _counts(job, decision):
+        for count in sorted(taken - set(allowed)) if allowed else ():
+            found.append(Violation("option", 0, f"{words} {count} is not among {allowed}"))
     for index, stage in enumerate(decision.stages):
         if (job.recompute == "never" and stage.recompute) or (job.recompute == "always" and not stage.recompute):
             found.append(Violation("option", index, f"stage {index}: recompute must be used {job.recompute}"))
     return found
+
+
+def _counts(job: Job, decision: Decision) -> Iterator[tuple[str, tuple[int, ...], set[int]]]:
+    """The widths that a user may limit, what is allowed (nothing said means all), and what the decision has."""
+    yield "tensor parallelism", job.tensor_parallel, {s.ranks for s in decision.stages}
+    yield "number of stages", job.pipeline_stages, {len(decision.stages)}
+    yield "data parallelism", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
 
 
 def overfull_stages(stages: Sequence[StageTerms]) -> list[Violation]:

@@ -2,7 +2,8 @@
 
 A stage with r replicas at device a of the slice is, over all copies, the ranks `c W + a .. c W + a + r - 1`. Hundreds
 of such places differ only in which levels they span and which device types they hold, so prices are kept by distinct
-place.
+place. Where t ranks share every operator, a "device" here is t neighbouring ones that act as one: equal ranks of them
+exchange gradients among themselves and hand over to each other, all t of them at once.
 """
 
 from __future__ import annotations
@@ -71,10 +72,15 @@ class _Row:
 
 
 class Placements:
-    """Lays out the slices of a cluster; what several of them share is worked out once."""
+    """Lays out the slices of a cluster; what several of them share is worked out once.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    Args:
+        cluster: the machine.
+        ranks: devices that act as one; see `aligned`.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: int = 1) -> None:
+        self._cluster, self._ranks = cluster, ranks
         self._sizes = np.asarray((1, *cluster.group_sizes()))
         self._whole: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
         self._rows: dict[tuple[int, int, int], _Row] = {}
@@ -131,14 +137,15 @@ class Placements:
             if a >= period:
                 at[a] = at[a - period]
                 continue
-            ranks = (starts + a + np.arange(count)).ravel()
-            types = tuple(np.unique(self._cluster.device_types[ranks]).tolist())
+            ranks = (starts + a + np.arange(count)).ravel() * self._ranks
+            members = (ranks[:, None] + np.arange(self._ranks)).ravel()
+            types = tuple(np.unique(self._cluster.device_types[members]).tolist())
             place = (types, span_of(self._cluster, ranks))
             if place not in found:
                 found[place] = len(found)
                 ranks_of.append(ranks)
             at[a] = found[place]
-        shared = max(1, width // count)
+        shared = max(1, width // count) * self._ranks
         terms = {
             kind: tuple(
                 self._priced(kind, span, shared, ranks) for (_, span), ranks in zip(found, ranks_of, strict=True)
@@ -156,7 +163,7 @@ class Placements:
 
     def _period(self, copies: int, width: int) -> int:
         """Devices after which places repeat: one child of the outermost level, if all copies begin alike in theirs."""
-        child = int(self._sizes[-2]) if self._cluster.levels else 1
+        child = max(1, int(self._sizes[-2]) // self._ranks) if self._cluster.levels else 1
         repeats = len(self._cluster.devices) == 1 and (copies == 1 or width % child == 0)
         return child if repeats else width
 
@@ -171,7 +178,7 @@ class Placements:
                     continue
                 at = np.arange(senders, width - receivers + 1)
                 depths = self._joined(copies, width, senders, receivers)
-                shared = min(senders, receivers)
+                shared = min(senders, receivers) * self._ranks
                 for depth in np.unique(depths).tolist():
                     link[before, after, at[depths == depth]] = found.setdefault((depth, shared), len(found))
         return link, tuple(self._sent(*key) for key in found)
@@ -180,13 +187,19 @@ class Placements:
         key = (copies, width, senders, receivers)
         if key not in self._joints:
             at = np.arange(senders, width - receivers + 1)
-            self._joints[key] = _depths(at, copies, width, senders, receivers, self._sizes)
+            self._joints[key] = _depths(at, copies, width, senders, receivers, self._sizes / self._ranks)
         return self._joints[key]
 
     def _sent(self, depths: int, shared: int) -> Terms:
         if (depths, shared) not in self._sends:
             self._sends[depths, shared] = _send_terms(self._cluster, depths, shared, self._sizes)
         return self._sends[depths, shared]
+
+
+def aligned(cluster: Cluster, ranks: int) -> bool:
+    """Whether groups of that many neighbours lie alike: each inside one child of every level, or whole children."""
+    sizes = cluster.group_sizes()
+    return all(size % ranks == 0 or ranks % size == 0 for size in sizes) and (not sizes or ranks <= sizes[-1])
 
 
 def _least_of(terms: Sequence[Terms]) -> tuple[float, float]:
@@ -203,7 +216,7 @@ def _depths(at: np.ndarray, copies: int, width: int, senders: int, receivers: in
         here = copy * width + at[:, None]
         source, target = here - senders + turns % senders, here + turns % receivers
         depth = np.zeros(source.shape, dtype=np.int64)
-        for size in sizes.tolist():
+        for size in sizes.tolist():  # a size below one device: every two of them are told apart
             depth += source // size != target // size
         bits |= np.bitwise_or.reduce(1 << depth, axis=1)
     return bits

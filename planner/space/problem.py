@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Decision, StageChoice
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +22,9 @@ class StageProblem:
     A copy of the pipeline has `slice_devices` = W devices in line; `a` counts devices from the start of the slice, and
     the last stage ends at a = W. A stage is blocks i..j (inclusive) on the r = replicas[o] devices a..a+r-1. What that
     costs depends on the devices only through a *place* (levels spanned, device types, r): `place[o, a]`.
+
+    Where `ranks` devices share every operator, they count as one here: all numbers of devices are of such groups, and
+    all bytes of one rank.
 
     Attributes:
         micro_batch: samples a replica runs at a time.
@@ -56,6 +59,9 @@ class StageProblem:
             are in different stages: for a first stage with replicas[o] at a, by class of the last stage; infinite where
             the two overlap. No class (T = 0) without such weights.
         tied_class: int64 [R], class of a last stage with replicas[o].
+        stage_counts: int64, allowed numbers of stages, ascending; empty means any.
+        ranks: devices that act as one.
+        sharding: number of the way in which they share operators.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -91,6 +97,9 @@ class StageProblem:
     tied_elsewhere: bool
     receive_s: np.ndarray
     return_s: np.ndarray
+    stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    ranks: int = 1
+    sharding: int = 0
 
     @property
     def blocks(self) -> int:
@@ -98,16 +107,16 @@ class StageProblem:
         return len(self.saved_bytes)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Decision:
-        """The decision that chooses these stages."""
+        """The decision that chooses these stages, in whose ranks and shardings the problem's are put."""
         full = sum(stage.replicas for stage in stages) == self.slice_devices
         return Decision(
-            stages=stages,
+            stages=tuple(replace(stage, ranks=self.ranks, sharding=self.sharding) for stage in stages),
             copies=self.copies,
             micro_batch=self.micro_batch,
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             zero=self.zero,
-            slice_devices=0 if full else self.slice_devices,
+            slice_devices=0 if full else self.slice_devices * self.ranks,
         )
 
     def save(self, path: str | Path) -> None:

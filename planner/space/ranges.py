@@ -20,6 +20,7 @@ class Ranges:
         forward_s, backward_s: of all blocks.
         repeat_s: forward of those that a recomputed stage repeats.
         update_s: optimizer step, unsharded.
+        step_s: communication inside a replica once an update.
         elements: trainable elements that a stage holds.
         workspace_bytes: the largest.
         saved_bytes: kept for a micro-batch in flight.
@@ -35,6 +36,7 @@ class Ranges:
         self.elements = charged - np.triu(again)
         held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
         self.update_s = range_sums(costs.update_s) * held
+        self.step_s = range_sums(np.zeros(len(charged)) if costs.step_s is None else costs.step_s)
         self.workspace_bytes = range_maxima(costs.workspace_bytes)
         repeated = np.ones(len(charged), dtype=bool) if costs.repeated is None else costs.repeated
         kept_bytes = np.zeros(len(charged)) if costs.kept_bytes is None else costs.kept_bytes

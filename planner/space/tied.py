@@ -40,9 +40,17 @@ class TiedEnds:
         return classes.reshape(-1, *table.shape[1:]), of.reshape(-1)
 
 
-def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray) -> TiedEnds:
-    """Price all pairs of first and last stages; O(R^2 child^2 replicas), child that of the outermost level."""
-    pricer = _Pricer(cluster, copies, slice_devices)
+def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray, ranks: int = 1) -> TiedEnds:
+    """Price all pairs of first and last stages; O(R^2 child^2 replicas), child that of the outermost level.
+
+    Args:
+        cluster: the machine.
+        copies: copies of the pipeline.
+        slice_devices: devices of one copy, groups of `ranks` counting as one.
+        replicas: what a stage may have.
+        ranks: neighbours that act as one device (`planner.space.placement.aligned`).
+    """
+    pricer = _Pricer(cluster, copies, slice_devices, ranks)
     which = np.full((len(replicas), len(replicas), slice_devices), -1, dtype=np.int64)
     for last, behind in enumerate(replicas.tolist()):
         for first, ahead in enumerate(replicas.tolist()):
@@ -54,9 +62,9 @@ def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.nd
 class _Pricer:
     """Numbers distinct sets of groups, and prices each once."""
 
-    def __init__(self, cluster: Cluster, copies: int, width: int) -> None:
-        self._cluster, self._copies, self._width = cluster, copies, width
-        self._child = child_sizes(cluster)[-2] if cluster.levels else 1
+    def __init__(self, cluster: Cluster, copies: int, width: int, ranks: int) -> None:
+        self._cluster, self._copies, self._width, self._ranks = cluster, copies, width, ranks
+        self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
         self._known: dict[tuple[object, ...], int] = {}
         self.terms: list[tuple[Terms, ...]] = []
 
@@ -71,16 +79,17 @@ class _Pricer:
         starts = np.arange(0, first, groups)
         ends = np.broadcast_to(np.arange(self._width - last, self._width, groups), (len(chosen), last // groups))
         base = np.concatenate([chosen[:, None] + starts, ends], axis=1)
-        ranks = base[:, None, :] + self._shifts(groups)[None, :, None]
+        ranks = (base[:, None, :] + self._shifts(groups)[None, :, None]) * self._ranks
         shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), child_sizes(self._cluster))
         distinct, shape = np.unique(shapes, axis=0, return_inverse=True)
         found = []
         for place, present in enumerate(shape.reshape(ranks.shape[:2])):
             kinds, members = np.unique(present, return_index=True)
-            key = (self._copies * groups, *(tuple(distinct[k].tolist()) for k in kinds))
+            working = self._copies * groups * self._ranks
+            key = (working, *(tuple(distinct[k].tolist()) for k in kinds))
             if key not in self._known:
                 self._known[key] = len(self.terms)
-                self.terms.append(self._priced(ranks[place, members], self._copies * groups))
+                self.terms.append(self._priced(ranks[place, members], working))
             found.append(self._known[key])
         return np.array(found)[of.reshape(-1)]
 

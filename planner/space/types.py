@@ -21,6 +21,11 @@ class Job:
         recompute: allowed choices per stage: "never", "always" or "auto".
         zero: allowed ZeRO stages (0: none, 1: optimizer state sharded over a stage's replicas).
         max_stages: most pipeline stages; 0 means no limit.
+        tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
+        pipeline_stages: allowed numbers of pipeline stages; empty means any.
+        data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
+        meshes: meshes of those ranks to consider, ranks by axis, outermost first; empty means those that suit the
+            cluster.
         devices: use at most that many devices of the cluster; 0 means all.
         fused_attention: attention keeps q, k, v and the output, not the score matrix.
         dropout: dropout masks are drawn and kept.
@@ -37,6 +42,10 @@ class Job:
     recompute: str = "auto"
     zero: tuple[int, ...] = (0, 1)
     max_stages: int = 0
+    tensor_parallel: tuple[int, ...] = ()
+    pipeline_stages: tuple[int, ...] = ()
+    data_parallel: tuple[int, ...] = ()
+    meshes: tuple[tuple[int, ...], ...] = ()
     devices: int = 0
     fused_attention: bool = True
     dropout: bool = True
@@ -46,12 +55,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """One stage: blocks `start` (inclusive) to `stop` (exclusive) on `replicas` neighbouring devices."""
+    """One stage: blocks `start` (inclusive) to `stop` (exclusive) on `replicas` neighbouring groups of `ranks` devices.
+
+    The ranks of a group share every operator, in the way that `sharding` says: an index into the shardings of the
+    decision's micro-batch size (`BlockCosts.sharding`), 0 for none.
+    """
 
     start: int
     stop: int
     replicas: int
     recompute: bool = False
+    ranks: int = 1
+    sharding: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy of the stage."""
+        return self.replicas * self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +79,8 @@ class Decision:
     """A point of the space: indices and numbers only.
 
     The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the
-    whole pipeline, and in it stage i takes the next `replicas` devices in line. So stage i has `copies * replicas`
-    replicas in all. `planner.space.stage_ranks` gives every replica its rank.
+    whole pipeline, and in it stage i takes the next `replicas * ranks` devices in line. So stage i has `copies *
+    replicas` replicas in all. `planner.space.stage_groups` gives every replica its ranks.
 
     Attributes:
         stages: in order; together they cover all blocks.
@@ -105,7 +125,7 @@ class StageTerms:
 
     Attributes:
         forward_s: forward computation.
-        backward_s: backward computation, recomputation included.
+        backward_s: backward computation, recomputation included. Both contain the communication inside a replica.
         recompute_s: the part of `backward_s` that repeats the forward.
         receive_s: time to receive the stage's input activations from the stage before (0 for the first).
         sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
@@ -143,7 +163,8 @@ class StageTerms:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A limit that a decision breaks: `kind` is "memory", "coverage", "devices", "divisibility" or "option"."""
+    """A limit that a decision breaks: `kind` is "memory", "coverage", "devices", "divisibility", "sharding" or
+    "option"."""
 
     kind: str
     stage: int
@@ -212,7 +233,8 @@ class Tie:
 class BlockCosts:
     """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
 
-    n blocks, t device types. Boundary p (0..n) lies before block p.
+    n blocks, t device types. Boundary p (0..n) lies before block p. Where several ranks share every operator (`ranks`),
+    all figures are those of one rank, and times contain the communication among them.
 
     Attributes:
         micro_batch: samples per micro-batch.
@@ -233,6 +255,12 @@ class BlockCosts:
             keeps all activations. None means all blocks.
         kept_bytes: [n] activation bytes of a block that is not repeated, beyond its inputs; 0 for other blocks. None
             means zero.
+        ranks: devices that share every operator.
+        sharding: number of the way in which they do, 0 for none; unique among the costs of a micro-batch size.
+        label: that way in words.
+        step_s: [n] seconds of communication among the ranks once an update. None means zero.
+        gather_s: [n + 1] seconds to put together on every rank what came over boundary p in parts. None means zero.
+        gradient_gather_s: [n + 1] the same of the gradients that go back.
     """
 
     micro_batch: int
@@ -249,3 +277,9 @@ class BlockCosts:
     ties: tuple[Tie, ...] = ()
     repeated: np.ndarray | None = None
     kept_bytes: np.ndarray | None = None
+    ranks: int = 1
+    sharding: int = 0
+    label: str = ""
+    step_s: np.ndarray | None = None
+    gather_s: np.ndarray | None = None
+    gradient_gather_s: np.ndarray | None = None

@@ -49,7 +49,7 @@ def test_what_cannot_fit_says_which_blocks_and_what_would(name: str) -> None:
 def test_dropout_masks_can_be_assumed() -> None:
     graph, cluster = planner.load_graph("gpt2"), planner.load_cluster("dgx-a100")
     kept = [
-        planner.api.Pricer(graph, cluster, planner.Job(global_batch=8, assume_dropout=assumed)).costs(1).saved_bytes
+        planner.Pricer(graph, cluster, planner.Job(global_batch=8, assume_dropout=assumed)).costs(1).saved_bytes
         for assumed in (False, True)
     ]
     # A byte an element of the embeddings' sum and of each of the two branches of twelve layers: 1024 tokens of 768.

@@ -38,7 +38,7 @@ def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> fl
 def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: int, copies: int) -> None:
     costs, machine, job = random_instance(seed)
     formulator = Formulator(machine, job)
-    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+    if copies > formulator.devices(costs.ranks) or job.global_batch % (copies * costs.micro_batch):
         copies = 1
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     exact = solve("brute_force", problem, costs, machine, job)
@@ -62,7 +62,7 @@ def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: in
 def test_weights_shared_by_any_blocks_keep_the_bound_true(seed: int, copies: int) -> None:
     costs, machine, job = random_instance(seed, others=True)
     formulator = Formulator(machine, job)
-    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+    if copies > formulator.devices(costs.ranks) or job.global_batch % (copies * costs.micro_batch):
         copies = 1
     problem = formulator.problem(costs, copies=copies, schedule="1f1b", zero=0)
     exact = solve("brute_force", problem, costs, machine, job)

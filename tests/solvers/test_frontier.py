@@ -25,7 +25,7 @@ def frontier(costs: BlockCosts, machine: Cluster, job: Job) -> Frontier:
 def test_what_enumeration_finds_is_never_ruled_out(seed: int, schedule: str, zero: int, copies: int) -> None:
     costs, machine, job = random_instance(seed, others=True)
     formulator = Formulator(machine, job)
-    if copies > formulator.devices or job.global_batch % (copies * costs.micro_batch):
+    if copies > formulator.devices(costs.ranks) or job.global_batch % (copies * costs.micro_batch):
         copies = 1
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     exact = get("brute_force")(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1)

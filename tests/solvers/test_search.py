@@ -43,7 +43,7 @@ def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Jo
     best_s, formulator = math.inf, Formulator(machine, job)
     for size in (b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0):
         costs = costs_for(size)
-        for copies in range(1, formulator.devices + 1):
+        for copies in range(1, formulator.devices(costs.ranks) + 1):
             if (job.global_batch // size) % copies:
                 continue
             for schedule in job.schedules:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import planner
-from planner.api import Pricer
+from planner import Pricer
 from planner.graph import build_chain
 from planner.plan import explain, explanation_report, to_text
 from planner.simulate import simulate

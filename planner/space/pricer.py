@@ -1,0 +1,153 @@
+"""A model's costs for a search: by micro-batch size, and by the mesh on which ranks share every operator.
+
+Everything is worked out when it is asked for, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.costs import Profile, precision, profile
+from planner.costs.precision import optimizer_state_bytes
+from planner.graph import Chain, Graph, build_chain
+from planner.hardware.types import Cluster
+from planner.operators import needs_gradient
+from planner.operators.batching import rebatch
+from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
+from planner.sharding.mesh import mesh_on
+from planner.sharding.resting import StateBytes
+from planner.sharding.sharded import ShardedCosts, sharded_costs
+from planner.space.blocks import block_costs
+from planner.space.meshes import mesh_names, meshes_for
+from planner.space.sharded import Training, sharded_block_costs
+from planner.space.types import BlockCosts, Job
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """One way to share the operators of a chain on a mesh.
+
+    Attributes:
+        number: among those of the micro-batch size, from 1.
+        inner: the points of all blocks on the mesh.
+        sharded: the points that the blocks picked.
+        costs: what that costs.
+    """
+
+    number: int
+    inner: InnerCosts
+    sharded: ShardedCosts
+    costs: BlockCosts
+
+
+class Pricer:
+    """A model's costs on a cluster, by micro-batch size and mesh.
+
+    Args:
+        graph: the model, at any batch.
+        cluster: device types to price for, and where meshes are laid.
+        job: precision, optimizer and memory options.
+        strict_ops: refuse operators that no rule describes.
+    """
+
+    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+        self.chain: Chain = build_chain(graph)
+        self._graph, self._cluster, self._job, self._strict = graph, cluster, job, strict_ops
+        self._differentiable = frozenset(needs_gradient(graph))
+        self._inner = InnerCache()
+        self._known: dict[int, list[Sharded]] = {}
+        self.meshes = meshes_for(graph, cluster, job)
+        self.graph_at = functools.cache(self._graph_at)
+        self.profiles = functools.cache(self._profiles)
+        self.costs = functools.cache(self._costs)
+        self.floor = functools.cache(self._floor)
+        self.sharded = functools.cache(self._shardings)
+
+    def entry(self, micro_batch: int, number: int) -> Sharded:
+        """A sharding by its number among those of a micro-batch size."""
+        return self._known[micro_batch][number - 1]
+
+    def _graph_at(self, micro_batch: int) -> Graph:
+        """The model at a micro-batch size."""
+        return self._graph if micro_batch == self._graph.batch else rebatch(self._graph, micro_batch)
+
+    def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
+        """The model's prices on each device type."""
+        job = self._job
+        return tuple(
+            profile(
+                self.graph_at(micro_batch),
+                device,
+                precision=job.precision,
+                fused_attention=job.fused_attention,
+                dropout=job.dropout,
+                assume_dropout=job.assume_dropout,
+                strict_ops=self._strict,
+            )
+            for device in self._cluster.devices
+        )
+
+    def _costs(self, micro_batch: int) -> BlockCosts:
+        """Costs where every replica is one device."""
+        return block_costs(
+            self.chain,
+            self.graph_at(micro_batch),
+            self.profiles(micro_batch),
+            self._cluster.devices,
+            precision(self._job.precision),
+            self._job.optimizer,
+            self._differentiable,
+        )
+
+    def _floor(self, micro_batch: int, mesh: tuple[int, ...]) -> BlockCosts:
+        """No communication, and an even share of everything on each rank of a mesh; a rank's share at its own speed."""
+        whole, ranks = self.costs(micro_batch), math.prod(mesh)
+        forward_s, backward_s = self.profiles(micro_batch)[0].at(1 / ranks)
+        blocks = self.chain.blocks
+        nothing = np.zeros(len(blocks) + 1)
+        return replace(
+            whole,
+            forward_s=np.array([[float(forward_s[[*b.nodes, *b.side]].sum()) for b in blocks]]),
+            backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in blocks]]),
+            update_s=whole.update_s[:1] / ranks,
+            parameter_elements=whole.parameter_elements / ranks,
+            saved_bytes=whole.saved_bytes / ranks,
+            checkpoint_bytes=whole.checkpoint_bytes / ranks,
+            boundary_bytes=nothing,
+            gradient_boundary_bytes=nothing,
+            workspace_bytes=whole.workspace_bytes / ranks,
+            ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in whole.ties),
+            kept_bytes=None if whole.kept_bytes is None else whole.kept_bytes / ranks,
+            ranks=ranks,
+        )
+
+    def _shardings(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh that are worth trying, fastest first."""
+        job, chosen = self._job, precision(self._job.precision)
+        state = optimizer_state_bytes(job.optimizer, chosen)
+        inner = inner_costs(
+            self.chain,
+            self.graph_at(micro_batch),
+            self.profiles(micro_batch)[0],
+            mesh_on(self._cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
+            options=InnerOptions(
+                item_bytes=chosen.compute.bits / 8,
+                state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
+                micro_batches=max(1, job.global_batch // micro_batch),
+            ),
+            cache=self._inner,
+        )
+        training = Training(self._cluster.devices[0], chosen, job.optimizer)
+        known = self._known.setdefault(micro_batch, [])
+        found: Sequence[ShardedCosts] = sharded_costs(inner, self._differentiable)
+        first = len(known)
+        for each in found:
+            number = len(known) + 1
+            costs = sharded_block_costs(inner, each, training, self._differentiable, number)
+            known.append(Sharded(number, inner, each, costs))
+        return tuple(entry.costs for entry in known[first:])

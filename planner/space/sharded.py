@@ -1,0 +1,142 @@
+"""The costs of a chain of which several ranks share every operator: the points that its blocks picked, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.precision import Precision
+from planner.hardware.types import Collective, Device
+from planner.sharding.boundary import canonical_layout
+from planner.sharding.inner import InnerCosts
+from planner.sharding.layout import REPLICATED, shard_elements
+from planner.sharding.sharded import ShardedCosts
+from planner.space.blocks import checkpoint_table, range_sums, range_table, update_s_per_element
+from planner.space.heads import head_block
+from planner.space.types import BlockCosts, Tie
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What of a job the costs of a sharded chain depend on: the device type, number formats, the optimizer."""
+
+    device: Device
+    precision: Precision
+    optimizer: str
+
+
+def sharded_block_costs(
+    inner: InnerCosts, sharded: ShardedCosts, training: Training, differentiable: frozenset[str], number: int
+) -> BlockCosts:
+    """Costs of one rank for a chain whose blocks are sharded on a mesh.
+
+    What every rank of the mesh holds at a boundary is sent in equal parts by all of them, and gathered on the other
+    side (Narayanan et al., SC 2021, section 4.1).
+
+    Args:
+        inner: the points of the blocks.
+        sharded: the ones that were picked.
+        training: device and number formats.
+        differentiable: names of the tensors through which gradients flow.
+        number: of this sharding among those of the micro-batch size; not 0.
+
+    O(nodes + blocks^2).
+    """
+    chain = inner.chain
+    head = head_block(chain)
+    elements, ties = _parameters(sharded.parameters)
+    step_s = update_s_per_element(training.device, training.precision, training.optimizer)
+    tensors = _boundary_tensors(inner, sharded)
+    forward = _crossing(inner, tensors, frozenset(tensors))
+    backward = _crossing(inner, tensors, differentiable)
+    return BlockCosts(
+        micro_batch=inner.micro_batch,
+        forward_s=sharded.forward_s[None, :],
+        backward_s=sharded.backward_s[None, :],
+        update_s=step_s * elements[None, :],
+        parameter_elements=elements,
+        saved_bytes=_kept_table(sharded.saved),
+        checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}),
+        boundary_bytes=forward[0],
+        gradient_boundary_bytes=backward[0],
+        workspace_bytes=sharded.workspace_bytes,
+        names=tuple(block.name for block in chain.blocks),
+        ties=ties,
+        repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
+        kept_bytes=None if head < 0 else _head_bytes(sharded, head),
+        ranks=inner.mesh.device_count,
+        sharding=number,
+        label=sharding_label(inner, sharded),
+        step_s=sharded.step_s,
+        gather_s=forward[1],
+        gradient_gather_s=backward[1],
+    )
+
+
+def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:
+    """A mesh and how boundaries lie on it, `2 x 8, batch/sequence`: stages that hand over tensors have it in common."""
+    return f"{' x '.join(map(str, inner.mesh.sizes))}, {sharded.label}"
+
+
+def _parameters(blocks: Sequence[Sequence[tuple[str, float]]]) -> tuple[np.ndarray, tuple[Tie, ...]]:
+    """[n] trainable elements that a rank holds for each block, and those that several blocks use."""
+    users: dict[str, tuple[float, list[int]]] = {}
+    for b, parameters in enumerate(blocks):
+        for name, size in parameters:
+            known, at = users.get(name, (0.0, []))
+            users[name] = (max(known, size), [*at, b])
+    shared: dict[tuple[int, ...], float] = {}
+    for size, at in users.values():
+        if len(at) > 1:
+            shared[tuple(at)] = shared.get(tuple(at), 0.0) + size
+    own, _ = range_table(users.values(), len(blocks))
+    return own, tuple(Tie(size, at) for at, size in sorted(shared.items()))
+
+
+def _kept_table(blocks: Sequence[Sequence[tuple[str, float]]]) -> np.ndarray:
+    """[n, n] bytes of the storages that blocks i..j keep, each once."""
+    users: dict[str, tuple[float, list[int]]] = {}
+    for b, kept in enumerate(blocks):
+        for storage, size in kept:
+            known, at = users.get(storage, (0.0, []))
+            users[storage] = (max(known, size), [*at, b])
+    return range_sums(*range_table(users.values(), len(blocks)))
+
+
+def _head_bytes(sharded: ShardedCosts, head: int) -> np.ndarray:
+    """[n] what the head keeps beyond the tensors that come into it; 0 for all others."""
+    inputs = {name for name, _ in sharded.checkpoints[head]}
+    found = np.zeros(len(sharded.saved))
+    found[head] = sum(size for storage, size in sharded.saved[head] if storage not in inputs)
+    return found
+
+
+def _crossing(
+    inner: InnerCosts, tensors: Mapping[str, tuple[float, tuple[int, ...]]], sent: frozenset[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n + 1] bytes that a rank sends over each boundary, and seconds to gather there what came in parts."""
+    crossing, mesh = inner.chain.crossing, inner.mesh
+    part_bytes, gather_s = np.zeros(len(crossing)), np.zeros(len(crossing))
+    for p, names in enumerate(crossing):
+        whole: dict[tuple[int, ...], float] = {}
+        for name in sent.intersection(names):
+            size, axes = tensors[name]
+            whole[axes] = whole.get(axes, 0.0) + size
+        for axes, size in sorted(whole.items()):
+            part_bytes[p] += size / mesh.ranks_along(axes)
+            gather_s[p] += float(mesh.seconds(Collective.ALL_GATHER, axes, size))
+    return part_bytes, gather_s
+
+
+def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """Of each tensor that crosses a boundary the bytes that a rank has, and the axes on which all have the same."""
+    found, options, sizes = {}, inner.options, inner.mesh.sizes
+    for name in sorted({name for names in inner.chain.crossing for name in names}):
+        tensor = inner.graph.tensors[name]
+        layout = canonical_layout(tensor, sharded.boundaries, sizes, padded=options.options.padded)
+        axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)
+        each = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
+        found[name] = each * shard_elements(tensor.shape, layout, sizes), axes
+    return found
