@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from planner import schedules
 from planner.costs.precision import Precision, precision
@@ -25,8 +26,16 @@ from planner.plan.sections import (
     model_section,
     predictions_section,
 )
+from planner.plan.shard_sections import (
+    rank_parameters,
+    sharded_boundaries,
+    sharding_sections,
+    used_shardings,
+    with_inside,
+)
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, ScheduleSection, Stage
 from planner.plan.words import module_ranges, significant
+from planner.sharding import StageSharding
 from planner.space.heads import head_block
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
 
@@ -39,6 +48,11 @@ NOT_MODELLED = (
     "tensor, sequence and expert parallelism (not searched)",
 )
 """What predictions leave out, unless the caller knows better."""
+
+_UNSHARDED = NOT_MODELLED[-1]
+_NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
+
+_NONE: Mapping[int, StageSharding] = MappingProxyType({})
 
 
 def assemble(
@@ -54,6 +68,7 @@ def assemble(
     provenance: Provenance,
     alternatives: Sequence[Candidate] = (),
     not_modelled: Sequence[str] = NOT_MODELLED,
+    shardings: Mapping[int, StageSharding] = _NONE,
 ) -> Plan:
     """Write a judged decision out as a plan.
 
@@ -69,9 +84,10 @@ def assemble(
         provenance: how the plan came to be.
         alternatives: other decisions worth showing, the answer left out.
         not_modelled: what the predictions leave out.
+        shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
 
     Raises:
-        PlanError: the decision does not fit the chain or the cluster.
+        PlanError: the decision does not fit the chain, the cluster or the shardings.
         UsageError: unknown schedule or precision.
 
     O(nodes + actions).
@@ -82,8 +98,10 @@ def assemble(
     duplicated = _duplicated(chain, decision)
     staging = _staging(graph, chain, decision, duplicated, chosen)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
-    stages = _named_stages(staging, chain, blocks, decision)
+    used = used_shardings(decision, shardings)
+    stages = _named_stages(staging, chain, blocks, decision, used)
     shared = staging.shared_parameters()
+    predictions = predictions_section(stages, decision, evaluation, certificate, chosen, shared)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -98,19 +116,25 @@ def assemble(
         requires=(),
         stages=stages,
         routing="round_robin",
-        boundaries=staging.boundaries(),
+        boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
         schedule=_schedule(decision),
-        predictions=predictions_section(stages, decision, evaluation, certificate, chosen, shared),
+        predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
         notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
-        not_modelled=tuple(not_modelled),
+        not_modelled=_left_out(not_modelled, sharded=bool(used)),
         blocks=compress(blocks),
+        shardings=sharding_sections(graph, decision, used, blocks),
     )
     divided = bool(staging.divided_modules())
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def _left_out(said: Sequence[str], *, sharded: bool) -> tuple[str, ...]:
+    """What the predictions leave out, in words that fit the answer."""
+    return tuple(_NO_OVERLAP if sharded and text == _UNSHARDED else text for text in said)
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:
@@ -119,10 +143,24 @@ def with_simulation(plan: Plan, iteration_s: float) -> Plan:
     return seal(dataclasses.replace(plan, predictions=predictions))
 
 
-def _named_stages(staging: Staging, chain: Chain, blocks: Sequence[Block], decision: Decision) -> tuple[Stage, ...]:
+def _named_stages(
+    staging: Staging,
+    chain: Chain,
+    blocks: Sequence[Block],
+    decision: Decision,
+    used: Mapping[int, tuple[StageSharding, str]],
+) -> tuple[Stage, ...]:
     """All stages with their names."""
     groups, head = rank_groups(decision), head_block(chain)
-    return tuple(_stage(staging, blocks, decision, groups[at], at, head) for at in range(len(decision.stages)))
+    found = []
+    for at, choice in enumerate(decision.stages):
+        stage = _stage(staging, blocks, decision, groups[at], at, head)
+        if choice.ranks > 1:
+            entry, name = used[choice.sharding]
+            held = rank_parameters(entry, choice.start, choice.stop)
+            stage = dataclasses.replace(stage, sharding=name, rank_parameters=held)
+        found.append(stage)
+    return tuple(found)
 
 
 def _check_stages(chain: Chain, decision: Decision) -> None:

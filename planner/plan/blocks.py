@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
+from planner.plan.templates import filled, fits_template, numbers, outline, template
 
 MAX_PERIOD = 16
 """Longest sequence of blocks that is looked for as one repeated unit (a transformer layer contracts to 2 to 10
@@ -20,9 +20,6 @@ MAX_BLOCKS = 1_000_000
 
 MIN_REPEAT = 3
 """Fewer copies are written out: any two alike blocks differ by constant steps."""
-
-_NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9])")
-_SLOT = re.compile(r"\{([0-9]+)\+([0-9]+)i\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
             result.extend(run.blocks)
             continue
         for i in range(run.repeat):
-            fill = functools.partial(_SLOT.sub, functools.partial(_slot_value, i))
+            fill = functools.partial(filled, copy=i)
             result.extend(_map_strings(block, fill) for block in run.blocks)
     return tuple(result)
 
@@ -143,10 +140,9 @@ class _Skeleton:
 
 def _skeleton(block: Block) -> _Skeleton:
     texts = _strings(block)
-    if any("{" in text for text in texts):
+    if not all(map(fits_template, texts)):
         return _Skeleton(None, ())
-    numbers = tuple(int(number) for text in texts for number in _NUMBER.findall(text))
-    return _Skeleton(_map_strings(block, functools.partial(_NUMBER.sub, "#")), numbers)
+    return _Skeleton(_map_strings(block, outline), tuple(n for text in texts for n in numbers(text)))
 
 
 def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
@@ -176,17 +172,8 @@ def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
 
 def _template(first: Block, second: Block) -> Block:
     """The template of which the two blocks are copies 0 and 1."""
-    numbers = iter([int(number) for text in _strings(second) for number in _NUMBER.findall(text)])
-
-    def slot(match: re.Match[str]) -> str:
-        step = next(numbers) - int(match.group())
-        return f"{{{match.group()}+{step}i}}" if step else match.group()
-
-    return _map_strings(first, functools.partial(_NUMBER.sub, slot))
-
-
-def _slot_value(copy: int, match: re.Match[str]) -> str:
-    return str(int(match.group(1)) + int(match.group(2)) * copy)
+    others = iter(_strings(second))
+    return _map_strings(first, lambda text: template(text, next(others)))
 
 
 def _strings(block: Block) -> list[str]:

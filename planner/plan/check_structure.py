@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from planner.graph import DType
 from planner.plan.files import digest_of
 from planner.plan.findings import Fault, Finding
+from planner.plan.flags import Requirement
 from planner.plan.requirements import requirements
-from planner.plan.types import Plan, Requirement
+from planner.plan.types import Plan
 
 _MAKE_AGAIN = "plan again instead of editing the file"
 _TOLERANCE = 1e-6

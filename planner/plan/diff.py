@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from planner.plan.files import left_out
 from planner.plan.types import Plan
 from planner.plan.validate import require_sound
 
@@ -160,9 +161,9 @@ def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
 
 
 def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[tuple[Key, Value]]:
-    """The plain fields of a dataclass."""
+    """The plain fields of a dataclass, as far as its file has them."""
     for field in fields(value):  # type: ignore[arg-type]
-        if field.name not in leave:
+        if field.name not in leave and not left_out(value, field):
             yield (*head, field.name), getattr(value, field.name)
 
 

@@ -76,6 +76,9 @@ class StagePrediction:
         memory: of one device.
         capacity_bytes: memory of the smallest device that the stage uses.
         collectives: per iteration.
+        inside_s: communication among the ranks of a group: the part of forward and backward (without recomputation)
+            that it takes; left out for groups of one rank.
+        inside_bytes: bytes that a rank sends in it; left out with `inside_s`.
     """
 
     forward_s: float
@@ -92,6 +95,8 @@ class StagePrediction:
     memory: StageMemory
     capacity_bytes: int
     collectives: tuple[StageCollective, ...]
+    inside_s: float = 0.0
+    inside_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ class Alternative:
         starts: first block of each stage.
         replicas: replicas of each stage in one copy.
         recompute: numbers of the stages that recompute.
+        ranks: ranks of a replica of each stage; left out where all are one.
     """
 
     label: str
@@ -158,6 +164,7 @@ class Alternative:
     starts: tuple[int, ...]
     replicas: tuple[int, ...]
     recompute: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,25 @@ from planner.errors import PlanError
 from planner.files import write_whole
 from planner.plan import layout, strict
 from planner.plan.blocks import BlockParameter
-from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan, PlanNote, Provenance
+from planner.plan.figures import Alternative, StagePrediction
+from planner.plan.orders import RankOrder
+from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
+from planner.plan.types import FORMAT, SCHEMA_VERSION, Boundary, Plan, PlanNote, Provenance, Stage
+from planner.space.types import Job
 
-_SPARSE = (BlockParameter, PlanNote, Provenance)
-"""Types whose fields are left out of the file when they have their default; all others are written whole."""
+_SPARSE = (
+    Alternative, BlockParameter, Boundary, Plan, PlanNote, Provenance, RankOrder, ShardedBlock, Sharding, Stage,
+    StagePrediction, TensorPlace,
+)  # fmt: skip
+"""Types whose fields are left out of the file when they have their default."""
+
+_JOB_WRITTEN = frozenset(
+    (
+        "precision", "optimizer", "micro_batches", "schedules", "recompute", "zero", "max_stages", "devices",
+        "fused_attention", "dropout", "assume_dropout", "overlap",
+    )
+)  # fmt: skip
+"""Options that are written at their default, too; others are left out then. Of other types all fields are written."""
 
 _UNHASHED = ("digest", "provenance")
 
@@ -30,13 +45,19 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
         return {
             field.name: _plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if not isinstance(value, _SPARSE) or getattr(value, field.name) != field.default
+            if not left_out(value, field)
         }
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in sorted(value.items())}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
+
+
+def left_out(value: object, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field of a dataclass is not written, because it has its default."""
+    optional = isinstance(value, _SPARSE) or (isinstance(value, Job) and field.name not in _JOB_WRITTEN)
+    return optional and getattr(value, field.name) == field.default
 
 
 def digest_of(plan: Plan) -> str:

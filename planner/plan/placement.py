@@ -2,7 +2,7 @@
 
 Replica j of a stage with R replicas in each of D copies is replica j // D of copy j % D, and micro-batch m of the plan
 is micro-batch m // D of copy m % D. With that numbering every stage is dealt its micro-batches in one plain round:
-micro-batch m runs on replica m % (D * R).
+micro-batch m runs on replica m % (D * R). All ranks of a replica's group do the same actions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from planner import schedules
 from planner.schedules.types import Action, Pipeline
-from planner.space.layout import slice_width, stage_ranks
+from planner.space.layout import slice_width, stage_groups
 from planner.space.types import Decision
 
 
@@ -22,7 +22,10 @@ def world_size(decision: Decision) -> int:
 
 def rank_groups(decision: Decision) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """For each stage its replicas in the plan's order, each a group of ranks."""
-    return tuple(tuple((int(rank),) for rank in ranks.T.ravel()) for ranks in stage_ranks(decision))
+    return tuple(
+        tuple(tuple(group) for group in groups.transpose(1, 0, 2).reshape(-1, groups.shape[2]).tolist())
+        for groups in stage_groups(decision)
+    )
 
 
 def rank_actions(decision: Decision) -> Mapping[int, tuple[Action, ...]]:
@@ -33,13 +36,14 @@ def rank_actions(decision: Decision) -> Mapping[int, tuple[Action, ...]]:
         PlanError: the replicas do not divide the micro-batches.
     """
     pipeline = Pipeline(tuple(stage.replicas for stage in decision.stages), decision.micro_batches)
-    ranks = stage_ranks(decision)
+    groups = stage_groups(decision)
     order = schedules.get(decision.schedule).order(pipeline)
     found: dict[int, tuple[Action, ...]] = {}
     for (stage, replica), actions in zip(pipeline.workers(), order, strict=True):
         for copy in range(decision.copies):
-            found[int(ranks[stage][copy, replica])] = tuple(
+            own = tuple(
                 Action(a.kind, a.stage, a.micro_batch * decision.copies + copy if a.micro_batch >= 0 else -1)
                 for a in actions
             )
+            found.update(dict.fromkeys(groups[stage][copy, replica].tolist(), own))
     return found

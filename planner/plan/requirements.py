@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.plan.types import Plan, Requirement
+from planner.plan.flags import Requirement
+from planner.plan.types import Plan
 from planner.schedules.types import ActionKind, WeightPolicy
 
 
@@ -30,9 +31,32 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
         Requirement.SPLIT_BACKWARD: _splits_backward(plan),
         Requirement.IDLE_RANKS: bool(plan.idle_ranks),
+        **_inside(plan),
     }
     return tuple(requirement for requirement in Requirement if holds[requirement])
 
 
 def _splits_backward(plan: Plan) -> bool:
     return any(str(ActionKind.WEIGHT_GRAD) in order.actions for order in plan.schedule.orders)
+
+
+def _inside(plan: Plan) -> dict[Requirement, bool]:
+    """What groups of several ranks need."""
+    used = {stage.sharding for stage in plan.stages if stage.sharding}
+    shardings = [s for s in plan.shardings if s.name in used]
+    entries = [entry for sharding in shardings for entry in sharding.blocks]
+    dealt = {holding.what for entry in entries for holding in entry.holdings}
+    reasons = {collective.reason for entry in entries for collective in entry.collectives}
+    layouts = {text for entry in entries for o in entry.operators for text in (*o.reads, *o.writes)}
+    layouts |= {text for entry in entries for p in entry.tensors for text in (p.value, p.gradient, p.optimizer)}
+    return {
+        Requirement.TENSOR_PARALLEL: any(stage.group_ranks > 1 for stage in plan.stages),
+        Requirement.SEQUENCE_PARALLEL: any("sequence" in s.boundaries for s in shardings),
+        Requirement.EXPERT_PARALLEL: "experts" in dealt,
+        Requirement.VOCABULARY_PARALLEL: "rows" in dealt,
+        Requirement.RING_ATTENTION: "ring" in reasons,
+        Requirement.HALO_EXCHANGE: "halo" in reasons,
+        Requirement.SHARED_STATISTICS: "statistics" in reasons,
+        Requirement.INTERLEAVED_SPLIT: any("~" in text for text in layouts),
+        Requirement.PADDED_SPLIT: any(s.padded for s in shardings),
+    }

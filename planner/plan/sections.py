@@ -103,10 +103,11 @@ def predictions_section(
 def _bubble(decision: Decision, evaluation: Evaluation) -> float:
     """Idle share of the working devices' time; copies are alike, so one of them is looked at."""
     busy = sum(
-        (terms.forward_s + terms.backward_s) * decision.micro_batches + terms.update_s * choice.replicas
+        ((terms.forward_s + terms.backward_s) * decision.micro_batches + terms.update_s * choice.replicas)
+        * choice.ranks
         for choice, terms in zip(decision.stages, evaluation.stages, strict=True)
     )
-    devices = sum(choice.replicas for choice in decision.stages)
+    devices = sum(choice.devices for choice in decision.stages)
     return 1.0 - busy / (devices * evaluation.iteration_s)
 
 
@@ -142,8 +143,8 @@ def stage_collectives(stage: Stage, chosen: Precision) -> tuple[StageCollective,
     ranks = len(stage.replicas)
     if ranks < 2 or not stage.parameters:
         return ()
-    gradients, weights = stage.parameters * chosen.gradient_bytes, stage.parameters * chosen.weight_bytes
-    groups = len(stage.replicas[0])
+    gradients, weights = stage.held_parameters * chosen.gradient_bytes, stage.held_parameters * chosen.weight_bytes
+    groups = stage.group_ranks
     if stage.zero == 0:
         return (StageCollective(Collective.ALL_REDUCE.value, "gradients", gradients, ranks, groups),)
     return (
@@ -190,6 +191,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         starts=tuple(stage.start for stage in decision.stages),
         replicas=tuple(stage.replicas for stage in decision.stages),
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
+        ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
     )
 
 

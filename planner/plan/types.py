@@ -15,7 +15,10 @@ from typing import ClassVar, Literal
 
 from planner.plan.blocks import Block, BlockParameter, BlockRun, expand
 from planner.plan.figures import Alternative, Coverage, Predictions
+from planner.plan.flags import Requirement
 from planner.plan.orders import RankOrder
+from planner.plan.places import Places
+from planner.plan.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace, dealt
 from planner.schedules.types import Action
 from planner.space.types import Job
 
@@ -28,39 +31,6 @@ class Loss(StrEnum):
 
     IN_GRAPH = "in_graph"
     AT_OUTPUTS = "at_outputs"
-
-
-class Requirement(StrEnum):
-    """What a backend must be able to do to run a plan; derived from the rest of it."""
-
-    PIPELINE = "pipeline"
-    """More than one stage."""
-    REPLICATED_STAGE = "replicated_stage"
-    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
-    UNEQUAL_REPLICATION = "unequal_replication"
-    """Stages differ in the number of replicas."""
-    SKIP_EDGES = "skip_edges"
-    """A tensor is read by a stage that does not follow the one that makes it."""
-    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
-    """More than one tensor goes from one stage to another."""
-    DUPLICATED_NODES = "duplicated_nodes"
-    """Parameter-free operators are computed in several stages."""
-    TIED_PARAMETERS = "tied_parameters"
-    """A parameter is held by several stages and its gradient summed over them."""
-    MID_MODULE_CUT = "mid_module_cut"
-    """A numbered module (a layer) is divided between stages."""
-    RECOMPUTE = "recompute"
-    """A stage drops its activations and computes them again."""
-    ZERO1 = "zero1"
-    """The optimizer state of a stage is sharded over its replicas."""
-    ASYNC_WEIGHTS = "async_weights"
-    """Weights are updated without draining the pipeline."""
-    MULTI_STAGE_RANK = "multi_stage_rank"
-    """A rank runs several stages."""
-    SPLIT_BACKWARD = "split_backward"
-    """Input and weight gradients are computed in separate actions."""
-    IDLE_RANKS = "idle_ranks"
-    """Some ranks of the world take no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +150,8 @@ class Stage:
             their forward is not repeated.
         zero: 0, or 1 when the optimizer state is sharded over the replicas.
         parameters: trained weight elements of one replica, a tied copy counted once.
+        sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
+        rank_parameters: trained weight elements that one rank of a group holds; left out with `sharding`.
     """
 
     index: int
@@ -192,6 +164,18 @@ class Stage:
     kept_blocks: tuple[int, ...]
     zero: int
     parameters: int
+    sharding: str = ""
+    rank_parameters: int = 0
+
+    @property
+    def group_ranks(self) -> int:
+        """Ranks of a replica."""
+        return len(self.replicas[0]) if self.replicas else 1
+
+    @property
+    def held_parameters(self) -> int:
+        """Trained weight elements that one rank holds."""
+        return self.rank_parameters if self.sharding else self.parameters
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -219,6 +203,10 @@ class Boundary:
         dtype: as it is sent in training.
         bytes: its size.
         gradient: whether a gradient of the same shape goes back.
+        layout: how it lies on the ranks of the group that makes it; left out where that is one rank.
+        rank_bytes: what each of them holds; left out with `layout`.
+        received: by stage of `to_stages`, how it lies on the ranks of the group that reads it ("" for one rank); left
+            out where all are one rank.
     """
 
     tensor: str
@@ -228,6 +216,9 @@ class Boundary:
     dtype: str
     bytes: int
     gradient: bool
+    layout: str = ""
+    rank_bytes: int = 0
+    received: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +308,8 @@ class Plan:
         notes: what was assumed while reading the model.
         not_modelled: what the predictions leave out.
         blocks: the model's operators and parameters, cut into blocks; stages refer to them by number.
+        shardings: how groups of several ranks share the work; stages refer to them by name; left out where there are
+            none.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
@@ -344,6 +337,7 @@ class Plan:
     notes: tuple[PlanNote, ...]
     not_modelled: tuple[str, ...]
     blocks: tuple[BlockRun, ...]
+    shardings: tuple[Sharding, ...] = ()
 
     @functools.cached_property
     def block_table(self) -> tuple[Block, ...]:
@@ -406,3 +400,54 @@ class Plan:
         """Weights that a stage reads, each once, in order of first use."""
         found = {p.name: p for block in self.stage_blocks(stage) for p in block.parameters}
         return tuple(found.values())
+
+    def sharding_of(self, stage: int) -> Sharding | None:
+        """How the ranks of a stage's groups share its work; None for groups of one rank."""
+        name = self.stages[stage].sharding
+        return next((s for s in self.shardings if s.name == name), None) if name else None
+
+    @functools.cached_property
+    def _places(self) -> Places:
+        stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
+        return Places(stages, self.shardings, self.block_table)
+
+    def sharded_block(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
+        """What holds for a block of a stage: its entry, and from the names in there to the block's own.
+
+        None in a stage whose groups are one rank.
+
+        Raises:
+            PlanError: the block has not the form of the entry's first one.
+        """
+        return self._places.entry(stage, block)
+
+    def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
+        """Where a tensor or weight of the model lies on the ranks of a group.
+
+        Args:
+            tensor: its name in the model.
+            stage: the stage that makes or reads it; the first that does where absent.
+
+        Returns:
+            None where it is whole on every rank that has it: in groups of one rank, and a model input or constant.
+        """
+        return self._places.tensor(tensor, stage)
+
+    def operator_split(self, operator: str, stage: int | None = None) -> OperatorSplit | None:
+        """How an operator is split, its names those of the model; None where one rank runs all of it.
+
+        Args:
+            operator: name of its first output.
+            stage: one of the stages that run it; the first where absent.
+        """
+        return self._places.operator(operator, stage)
+
+    def held(self, weight: str, rank: int) -> range | None:
+        """The experts, or the rows of a table, that a rank holds of a weight; None where it holds all, or the weight
+        has neither."""
+        for stage in self.stages_of(rank):
+            found = self._places.holding(weight, stage)
+            if found is not None:
+                group = next(group for group in self.stages[stage].replicas if rank in group)
+                return dealt(found[0], found[1].axes, group.index(rank))
+        return None

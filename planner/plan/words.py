@@ -50,7 +50,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def summary(decision: Decision) -> str:
-    """A decision in a line: `4 stages x 2 replicas, 2 copies, micro-batch 4 x 16, 1f1b, recompute, ZeRO-1`."""
+    """A decision in a line: `4 stages x 2 replicas x 8 ranks, 2 copies, micro-batch 4 x 16, 1f1b, ZeRO-1`."""
     replicas = [s.replicas for s in decision.stages]
     equal = len(set(replicas)) == 1
     shape = plural(len(replicas), "stage") + (
@@ -60,6 +60,9 @@ def summary(decision: Decision) -> str:
         if equal
         else f" x {short_list(replicas)} replicas"
     )
+    widths = [s.ranks for s in decision.stages]
+    if max(widths, default=1) > 1:
+        shape += f" x {widths[0] if len(set(widths)) == 1 else short_list(widths)} ranks"
     parts = [shape]
     if decision.copies > 1:
         parts.append(plural(decision.copies, "copy"))

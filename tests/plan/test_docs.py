@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner.plan import Plan, dumps, json_schema
-from planner.plan.types import Requirement
+from planner.plan.flags import Requirement
 from tests.plan.sample import decision, language_model, make_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
