@@ -48,7 +48,7 @@ def test_a_line_stands_for_its_actions_and_is_what_they_are_written_as(line: str
 
 @pytest.mark.parametrize(
     "line",
-    ["X0.1", "F0", "S0.1", "F0.", "0F1", "(F0.1 B0.1", "(F0.1)*", "F0.1xyz", "(F0.0)*999999999", "F0.0-99999999"],
+    ["X0.1", "F0", "F0.", "0F1", "(F0.1 B0.1", "(F0.1)*", "F0.1xyz", "(F0.0)*999999999", "F0.0-99999999"],
 )
 def test_a_damaged_line_is_refused(line: str) -> None:
     with pytest.raises(PlanError):

@@ -1,0 +1,328 @@
+"""A schedule laid on ranks: which group is which replica of a stage, and what every rank does in which order.
+
+Workers of a schedule become groups of ranks, copy after copy. The holders of a stage in a copy are numbered by the
+first micro-batch that each runs; replica j of a stage with H holders in each of D copies is holder j // D of copy
+j % D, and micro-batch m of the plan is micro-batch m // D of copy m % D.
+
+A schedule that never drains is written out until it repeats; the repeating iteration is marked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner import schedules
+from planner.errors import PlanError
+from planner.plan.order_text import Row, row_of
+from planner.plan.orders import RankOrder, Steady, Steps, encode_orders
+from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
+from planner.schedules.pipelined_backprop import PipelinedBackprop, StageDelay, scaled_optimizer
+from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, WeightPolicy, Work
+from planner.space.layout import slice_width, stage_groups
+from planner.space.types import Decision
+
+Routing = Literal["round_robin", "by_order"]
+_COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
+_MOST_ITERATIONS = 8
+"""Iterations beyond those that fill the pipeline until an order must repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A schedule on ranks.
+
+    Attributes:
+        groups: for each stage its replicas, each a group of ranks.
+        routing: "round_robin" where micro-batch m runs on replica `m % len(replicas)`, else "by_order".
+        section: the orders.
+        world_size: ranks that are taken up, idle ones included.
+    """
+
+    groups: tuple[tuple[tuple[int, ...], ...], ...]
+    routing: Routing
+    section: ScheduleSection
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Orders that say it all: of one iteration, or of as many as show what repeats."""
+
+    work: Work
+    iterations: int
+    steady: tuple[Steady, ...] = ()
+
+
+def lay_out(
+    decision: Decision,
+    *,
+    schedule: Schedule | None = None,
+    ranks: Sequence[Sequence[int]] = (),
+    transfers: Literal["blocking", "overlapped"] = "blocking",
+) -> Scheduled:
+    """Lay the decision's schedule on ranks.
+
+    Args:
+        decision: stages, copies, micro-batches and the name of the schedule.
+        schedule: the schedule itself where it has no name.
+        ranks: for each copy the rank of each worker, where they do not stand in line.
+        transfers: what a transfer occupies in the predictions.
+
+    Raises:
+        UsageError: no schedule has that name.
+        PlanError: the schedule cannot serve the stages and micro-batches.
+
+    O(actions).
+    """
+    chosen = schedule or schedules.get(decision.schedule)
+    pipeline = Pipeline(tuple(stage.replicas for stage in decision.stages), decision.micro_batches)
+    reason = chosen.supports(pipeline)
+    if reason:
+        raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
+    written = _written(chosen, pipeline)
+    members, world = _members(decision, pipeline, written.work, ranks)
+    holders = _holders(written.work, pipeline.stages)
+    if decision.copies > 1 and not chosen.weight_policy.synchronous:
+        written = _exchanged(written)
+    section = _section(chosen, pipeline, decision, written, members, transfers)
+    copies = range(decision.copies)
+    groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
+    return Scheduled(groups, _routing(written.work, holders), section, world)
+
+
+def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
+    if chosen.weight_policy.synchronous or getattr(chosen, "drains", False):
+        return _Written(chosen.work(pipeline), 1)
+    depth = max(chosen.in_flight(pipeline)) * max(pipeline.replicas)
+    window = max(1, -(-depth // pipeline.micro_batches))
+    runs = [chosen.work(pipeline, window + more).lanes for more in range(2)]
+    for iterations in range(window + 1, window + _MOST_ITERATIONS):
+        runs.append(chosen.work(pipeline, iterations + 1).lanes)
+        once, twice, thrice = runs[-3:]
+        found = [_repeating(a, b, c, pipeline.micro_batches) for a, b, c in zip(once, twice, thrice, strict=True)]
+        if all(part is not None for part in found):
+            work = dataclasses.replace(chosen.work(pipeline, iterations), lanes=runs[-2])
+            return _Written(work, iterations, tuple(part for part in found if part is not None))
+    raise PlanError(f"{chosen.name} does not repeat after {window + _MOST_ITERATIONS} iterations", hint="use another")
+
+
+def _repeating(
+    once: Sequence[Action], twice: Sequence[Action], thrice: Sequence[Action], micro_batches: int
+) -> Steady | None:
+    """What orders of one iteration more have more, when it is the same with higher numbers; None when it is not.
+
+    Args:
+        once: the order of a lane over some iterations.
+        twice, thrice: over one and two more.
+        micro_batches: of an iteration.
+    """
+    at = next((i for i, (a, b) in enumerate(zip(once, twice, strict=False)) if a != b), len(once))
+    more = len(twice) - len(once)
+    body = [row_of(a, 0) for a in twice[at : at + more]]
+    later = [row_of(a, 0) for a in thrice[at + more : at + 2 * more]]
+    steps = _steps(body, later, micro_batches)
+    ends = [[row_of(a, 0) for a in lane[at + k * more :]] for k, lane in enumerate((once, twice, thrice))]
+    if len(thrice) != len(twice) + more or thrice[: at + more] != twice[: at + more]:
+        return None
+    if not _raised(body, steps, 1, later) or any(not _raised(ends[0], steps, k, ends[k]) for k in (1, 2)):
+        return None
+    return Steady(at, at + more, steps)
+
+
+def _raised(rows: Sequence[Row], steps: Steps, times: int, others: Sequence[Row]) -> bool:
+    return len(rows) == len(others) and all(r.raised(steps, times) == o for r, o in zip(rows, others, strict=True))
+
+
+def _steps(body: Sequence[Row], later: Sequence[Row], micro_batches: int) -> Steps:
+    """By how much numbers differ between rows an iteration apart."""
+    pairs = list(zip(body, later, strict=False))
+
+    def step(*kinds: ActionKind) -> int:
+        return next((b.number - a.number for a, b in pairs if a.kind in kinds and a.number >= 0), 1)
+
+    version = next((b.version - a.version for a, b in pairs if a.version >= 0), 0)
+    return Steps(micro_batches, step(ActionKind.SYNC, ActionKind.LAUNCH_SYNC), step(ActionKind.UPDATE), version)
+
+
+def _members(
+    decision: Decision, pipeline: Pipeline, work: Work, ranks: Sequence[Sequence[int]]
+) -> tuple[list[list[tuple[int, ...]]], int]:
+    """The group of ranks of each worker by copy, and how many ranks there are in all."""
+    count = max(work.lane_workers) + 1
+    if ranks:
+        return [[(rank,) for rank in own] for own in ranks], max(rank for own in ranks for rank in own) + 1
+    if _in_line(work, pipeline):
+        groups = stage_groups(decision)
+        workers = pipeline.workers()
+        members = [[tuple(groups[s][copy, q].tolist()) for s, q in workers] for copy in range(decision.copies)]
+        return members, decision.copies * slice_width(decision)
+    if any(stage.ranks > 1 for stage in decision.stages):
+        raise PlanError(f"{decision.schedule} has no place for groups of several ranks", hint="use one rank a replica")
+    width = decision.slice_devices or count
+    if width < count:
+        raise PlanError(f"{decision.schedule} takes {count} ranks of a slice of {width}", hint="use larger slices")
+    starts = [copy * width + width - count for copy in range(decision.copies)]
+    return [[(start + worker,) for worker in range(count)] for start in starts], decision.copies * width
+
+
+def _in_line(work: Work, pipeline: Pipeline) -> bool:
+    """Whether worker k runs just the k-th of the pipeline's (stage, replica) pairs."""
+    stages = [stage for stage, _ in pipeline.workers()]
+    if max(work.lane_workers) + 1 != len(stages):
+        return False
+    pairs = zip(work.lane_workers, work.lanes, strict=True)
+    return all(action.stage == stages[worker] for worker, lane in pairs for action in lane)
+
+
+def _holders(work: Work, stages: int) -> list[list[int]]:
+    """For each stage the workers that run it, by the first micro-batch that each runs."""
+    first: list[dict[int, int]] = [{} for _ in range(stages)]
+    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+        for action in lane:
+            if action.kind is ActionKind.FORWARD:
+                lowest = first[action.stage].get(worker, action.micro_batch)
+                first[action.stage][worker] = min(lowest, action.micro_batch)
+    return [sorted(own, key=lambda worker, own=own: (own[worker], worker)) for own in first]  # type: ignore[misc]
+
+
+def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
+    place = [{worker: h for h, worker in enumerate(own)} for own in holders]
+    forwards = (
+        (action, worker)
+        for worker, lane in zip(work.lane_workers, work.lanes, strict=True)
+        for action in lane
+        if action.kind is ActionKind.FORWARD
+    )
+    in_turn = all(a.micro_batch % len(place[a.stage]) == place[a.stage][worker] for a, worker in forwards)
+    return "round_robin" if in_turn else "by_order"
+
+
+def _exchanged(written: _Written) -> _Written:
+    """With a SYNC before each UPDATE where replicas alone need none but copies do."""
+    lanes, steady = [], []
+    for at, lane in enumerate(written.work.lanes):
+        part = written.steady[at]
+        if any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane):
+            lanes.append(lane)
+            steady.append(part)
+            continue
+        spread = [list(_with_sync(action)) for action in lane]
+        lanes.append(tuple(action for own in spread for action in own))
+        ends = [sum(len(own) for own in spread[:stop]) for stop in part[:2]]
+        steady.append(Steady(ends[0], ends[1], part.steps._replace(exchange=part.steps.update)))
+    return _Written(dataclasses.replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
+
+
+def _with_sync(action: Action) -> Iterator[Action]:
+    if action.kind is ActionKind.UPDATE:
+        yield dataclasses.replace(action, kind=ActionKind.SYNC)
+    yield action
+
+
+def _section(
+    chosen: Schedule,
+    pipeline: Pipeline,
+    decision: Decision,
+    written: _Written,
+    members: Sequence[Sequence[tuple[int, ...]]],
+    transfers: Literal["blocking", "overlapped"],
+) -> ScheduleSection:
+    work, synchronous = written.work, chosen.weight_policy.synchronous
+    optimizer = _optimizer(chosen, pipeline, decision)
+    versions = () if synchronous else chosen.weight_versions(pipeline)
+    staleness = () if synchronous else chosen.staleness(pipeline)
+    return ScheduleSection(
+        name=chosen.name,
+        weight_policy=str(chosen.weight_policy),
+        orders=_orders(written, decision.copies, members),
+        iterations=written.iterations,
+        parts=work.parts,
+        causal=work.causal,
+        side_by_side=work.shared,
+        streaming=work.streaming,
+        spans=chosen.spans,
+        versions=versions if max(versions, default=1) > 1 else (),
+        limits=work.limits,
+        staleness=staleness if any(staleness) else (),
+        clock_distance=getattr(chosen, "distance", None) if chosen.weight_policy is WeightPolicy.VERTICAL else None,
+        transfers=transfers,
+        corrections=corrections(_scaled(chosen, optimizer), pipeline),
+        optimizer=optimizer,
+    )
+
+
+def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int, ...]]]) -> tuple[RankOrder, ...]:
+    """The lines of all ranks, lane by lane of a worker."""
+    work = written.work
+    seen: dict[int, int] = {}
+    by_lane: dict[int, tuple[dict[int, list[Action]], dict[int, Steady]]] = {}
+    for at, (worker, lane) in enumerate(zip(work.lane_workers, work.lanes, strict=True)):
+        number = seen[worker] = seen.get(worker, -1) + 1
+        orders, steady = by_lane.setdefault(number, ({}, {}))
+        for copy in range(copies):
+            for place, rank in enumerate(members[copy][worker]):
+                peers = [group[min(place, len(group) - 1)] for group in members[copy]]
+                orders[rank] = [_placed(action, copies, copy, peers) for action in lane]
+                if written.steady:
+                    part = written.steady[at]
+                    steps = part.steps._replace(micro_batch=part.steps.micro_batch * copies)
+                    steady[rank] = part._replace(steps=steps)
+    return tuple(
+        line
+        for number, (orders, steady) in sorted(by_lane.items())
+        for line in encode_orders(orders, lane=number, steady=steady or None)
+    )
+
+
+def _placed(action: Action, copies: int, copy: int, peers: Sequence[int]) -> Action:
+    """With the plan's numbers of micro-batches and ranks."""
+    micro_batch = action.micro_batch if action.kind in _COUNTED else action.micro_batch * copies + copy
+    peer = peers[action.peer] if action.peer >= 0 else -1
+    if micro_batch == action.micro_batch and peer == action.peer:
+        return action
+    return dataclasses.replace(action, micro_batch=micro_batch, peer=peer)
+
+
+def corrections(chosen: Schedule, pipeline: Pipeline) -> tuple[StageCorrection, ...]:
+    """What the schedule's stages must do about their delays; () where there is nothing to do."""
+    found = getattr(chosen, "corrections", None)
+    if found is None:
+        return ()
+    return tuple(
+        StageCorrection(
+            forward_delay=float(c.delay),
+            forward_horizon=c.forward_horizon,
+            backward_horizon=c.backward_horizon,
+            velocity_factor=c.velocity_factor,
+            gradient_factor=c.gradient_factor,
+        )
+        if isinstance(c, StageDelay)
+        else StageCorrection(
+            forward_delay=c.tau_forward,
+            backward_delay=c.tau_backward,
+            learning_rate_factor=c.learning_rate_factor,
+            velocity_decay=c.gamma,
+            synchronous_epochs=c.synchronous_epochs,
+        )
+        for c in found(pipeline)
+    )
+
+
+def _scaled(chosen: Schedule, optimizer: OptimizerScaling | None) -> Schedule:
+    """The schedule with the momentum that it is run with."""
+    if optimizer is None or not isinstance(chosen, PipelinedBackprop):
+        return chosen
+    return dataclasses.replace(chosen, momentum=optimizer.momentum)
+
+
+def _optimizer(chosen: Schedule, pipeline: Pipeline, decision: Decision) -> OptimizerScaling | None:
+    """Pipelined backpropagation updates after every micro-batch: momentum and rate follow from those of the batch."""
+    if not isinstance(chosen, PipelinedBackprop):
+        return None
+    batch = decision.micro_batch * pipeline.replicas[0] * decision.copies
+    whole = decision.micro_batch * decision.micro_batches * decision.copies
+    momentum, factor = scaled_optimizer(chosen.momentum, 1.0, whole, batch)
+    return OptimizerScaling(whole, batch, chosen.momentum, momentum, factor)
