@@ -18,7 +18,14 @@ from planner.errors import ModelError, Problem
 from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.operators.batching import rebatch
-from planner.operators.saved import SavedOptions, element_bytes, float_type, saved_for_backward, saved_notes
+from planner.operators.saved import (
+    SavedOptions,
+    element_bytes,
+    float_type,
+    saved_for_backward,
+    saved_notes,
+    storages_in_training,
+)
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpSpec, Origin
 
@@ -78,6 +85,7 @@ def profile(
     own = float_type(sized)
     sizes = element_bytes(sized, chosen.compute.bits / 8)
     types = training_types(own, chosen)
+    storages = storages_in_training(sized, specs, options)
     work = node_work(
         sized,
         specs,
@@ -85,6 +93,7 @@ def profile(
         types,
         fused=fused_attention,
         unfold_batchnorm=unfold_batchnorm,
+        storages=storages,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
     times = price(sized, work, device, chosen)
@@ -103,7 +112,7 @@ def profile(
         output_bytes=outputs,
         workspace_bytes=workspace,
         origin=tuple(s.origin for s in specs),
-        saved=saved_for_backward(sized, specs, width=sizes, options=options),
+        saved=saved_for_backward(sized, specs, width=sizes, options=options, storages=storages),
         notes=(*times.notes, *saved_notes(sized, options)),
         by_share=times.at,
     )

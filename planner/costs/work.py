@@ -20,6 +20,7 @@ import numpy as np
 
 from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
+from planner.operators.classes import call_classes
 from planner.operators.regions import (
     Attention,
     ExpertProduct,
@@ -97,6 +98,7 @@ def node_work(
     *,
     fused: bool,
     unfold_batchnorm: bool,
+    storages: Storages,
     loss_bytes: float = 0.0,
 ) -> Work:
     """Work of each node in the training precision, groups that run as one kernel put on their last node.
@@ -108,20 +110,18 @@ def node_work(
         types: type it is computed in, by file type.
         fused: attention runs as one kernel.
         unfold_batchnorm: convolutions with a folded batch normalisation run it after themselves.
+        storages: which tensors share memory.
         loss_bytes: bytes an element takes in the loss that follows a graph that ends at logits; 0 for no loss.
     """
-    dtypes = [_float_type_of(graph, i) for i in range(len(graph.nodes))]
-    rows = np.zeros((len(graph.nodes), len(_COLUMNS)))
-    known: dict[tuple[int, DType], np.ndarray] = {}
-    for i, (spec, dtype) in enumerate(zip(specs, dtypes, strict=True)):
-        key = (id(spec), dtype)
-        if key not in known:
-            known[key] = np.array(_row(spec, sizes[dtype]))
-        rows[i] = known[key]
+    classes = call_classes(graph)
+    own = [_float_type_of(graph, i) for i in classes.first]
+    rows = np.array([_row(specs[i], sizes[dtype]) for i, dtype in zip(classes.first, own, strict=True)])
+    rows = rows.reshape(-1, len(_COLUMNS))[classes.index]
+    dtypes = [own[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
     taken: set[int] = set()
     regions = find_attention(graph)
-    _free_views(graph, specs, rows, sizes, regions if fused else ())
+    _free_views(graph, specs, rows, sizes, regions if fused else (), storages)
     for region in regions:
         taken.update(region.nodes)
         _fuse_attention(graph, specs, rows, region, sizes, fused)
@@ -275,7 +275,12 @@ def _add_loss(
 
 
 def _free_views(
-    graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray, sizes: Mapping[DType, float], regions: Sequence[Attention]
+    graph: Graph,
+    specs: Sequence[OpSpec],
+    rows: np.ndarray,
+    sizes: Mapping[DType, float],
+    regions: Sequence[Attention],
+    storages: Storages,
 ) -> None:
     """Views cost nothing; reshapes that must copy cost the copy.
 
@@ -283,9 +288,6 @@ def _free_views(
     repeats it (Split, Slice, Expand) still has to put the gradients together.
     """
     fused = {i for region in regions for i in region.nodes}
-    outputs = (r.output for r in regions)
-    layouts = {n: (0, 2, 1, 3) for n in outputs if len(graph.tensors[n].shape) == 4}
-    storages = Storages(graph, layouts=layouts)
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
         if i in fused or not node.outputs:
             continue

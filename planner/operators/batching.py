@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
-from planner.graph import ConstantValue, Graph, Node, Tensor
+from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, remember
 from planner.operators.batch_flow import Flow, Mark, Marks
 from planner.operators.batch_rules import RULES, leading
+from planner.operators.classes import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,13 @@ class BatchFlow:
     edits: Mapping[tuple[int, int], tuple[bool, ...]]
 
 
-_CACHE: dict[int, tuple[weakref.ref[Graph], BatchFlow]] = {}
-
-
+@per_graph
 def batch_flow(graph: Graph) -> BatchFlow:
     """Follow the batch through a graph. O(nodes); remembered as long as the graph lives.
 
     Raises:
         ModelError: the batch size is unknown, no input has it, or a node stops it; the message names the node and why.
     """
-    known = _CACHE.get(id(graph))
-    if known is not None and known[0]() is graph:
-        return known[1]
     batch = graph.batch or _common_first_dimension(graph)
     flow = Flow(graph, batch)
     for name in graph.inputs:
@@ -55,13 +50,14 @@ def batch_flow(graph: Graph) -> BatchFlow:
         if any(name in flow.marks for name in node.inputs):
             RULES.get(node.op, leading)(flow, i, node)
     per_sample = {name: graph.constants[name] for name in flow.marks if name in graph.constants}
-    return _remember(graph, BatchFlow(batch, batch, per_sample, flow.marks, flow.edits))
+    return BatchFlow(batch, batch, per_sample, flow.marks, flow.edits)
 
 
-def _remember(graph: Graph, flow: BatchFlow) -> BatchFlow:
-    key = id(graph)
-    _CACHE[key] = (weakref.ref(graph, lambda _: _CACHE.pop(key, None)), flow)
-    return flow
+@per_graph
+def _lasting_classes(graph: Graph) -> CallClasses:
+    """Nodes that make the same call at every batch size."""
+    flow = batch_flow(graph)
+    return group_calls(graph, flow.marks, flow.edits)
 
 
 def rebatch(graph: Graph, batch: int) -> Graph:
@@ -86,7 +82,10 @@ def rebatch(graph: Graph, batch: int) -> Graph:
         tensors[name] = Tensor(name, _scaled(tensor.shape, marks, flow.batch, batch), tensor.dtype, tensor.kind)
     constants, nodes = _apply_edits(graph, flow, batch, tensors)
     result = replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
-    _remember(result, replace(flow, batch=batch))
+    remember(result, batch_flow, replace(flow, batch=batch))
+    remember(result, call_classes, _lasting_classes(graph))
+    same = (_lasting_classes, needs_gradient, gradient_readers)
+    hand_on(graph, result, same, "producer", "parameter_index", "node_parameters")
     return result
 
 

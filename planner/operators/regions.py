@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.graph import Graph, Node, Tensor, TensorKind
+from planner.graph import Graph, Node, Tensor, TensorKind, per_graph
 
 _MAX_STEPS = 12
 
@@ -74,6 +74,7 @@ class ExpertProduct:
     weight: str
 
 
+@per_graph
 def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
     """All products with weights gathered by computed indices, in graph order. O(nodes)."""
     found = []
@@ -87,6 +88,7 @@ def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
     return tuple(found)
 
 
+@per_graph
 def find_attention(graph: Graph) -> tuple[Attention, ...]:
     """All attention regions, in order of their last node. O(nodes)."""
     found = []
@@ -102,6 +104,7 @@ def find_attention(graph: Graph) -> tuple[Attention, ...]:
     return tuple(sorted(found, key=lambda r: r.nodes[-1]))
 
 
+@per_graph
 def find_activations(graph: Graph) -> tuple[Activation, ...]:
     """All written-out GELU and SiLU functions.
 

@@ -85,6 +85,7 @@ def saved_for_backward(
     *,
     width: float | Mapping[DType, float] = 4.0,
     options: SavedOptions | None = None,
+    storages: Storages | None = None,
 ) -> tuple[tuple[SavedBytes, ...], ...]:
     """Storages that each node keeps between its forward and its backward pass.
 
@@ -93,12 +94,32 @@ def saved_for_backward(
         specs: one description a node, aligned with `graph.nodes`, made knowing which gradients are needed.
         width: bytes an element of the model's floating-point type takes in training, or bytes by type.
         options: how the run computes; `SavedOptions()` without.
+        storages: `storages_in_training` of the same, where it is known.
 
     Returns:
         For each node the storages it keeps; summing over a set of nodes, each name counts once. O(nodes).
     """
     sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
-    return _Collector(graph, specs, sizes, options or SavedOptions()).collect()
+    chosen = options or SavedOptions()
+    known = storages or storages_in_training(graph, specs, chosen)
+    return _Collector(graph, specs, sizes, chosen, known).collect()
+
+
+def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
+    """Which tensors share memory in a training run.
+
+    Dropout that is off hands its input through, expert weights gathered for each token are never made, and fused
+    attention kernels write [batch, queries, heads, width] whatever the order of the result's dimensions.
+    """
+    active = {i for i, s in enumerate(specs) if _keeps_mask(s)} if options.dropout else set()
+    inactive = frozenset(i for i, n in enumerate(graph.nodes) if n.op == "Dropout" and i not in active)
+    results = (r.output for r in find_attention(graph)) if options.fused_attention else ()
+    return Storages(
+        graph,
+        identity=inactive,
+        aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
+        layouts={name: (0, 2, 1, 3) for name in results if len(graph.tensors[name].shape) == 4},
+    )
 
 
 def checkpoint_bytes(
@@ -172,18 +193,17 @@ class _Collector:
     """Collects kept storages node by node; one use."""
 
     def __init__(
-        self, graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], options: SavedOptions
+        self,
+        graph: Graph,
+        specs: Sequence[OpSpec],
+        sizes: Mapping[DType, float],
+        options: SavedOptions,
+        storages: Storages,
     ) -> None:
-        self.graph, self.specs, self.sizes, self.options = graph, specs, sizes, options
+        self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
         self.attention = find_attention(graph)
         self.activations = find_activations(graph)
         self.has_dropout = any(node.op == "Dropout" for node in graph.nodes)
-        self.storages = Storages(
-            graph,
-            identity=self._inactive_dropout(),
-            aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
-            layouts=self._kernel_layouts(),
-        )
         self.kept: list[dict[str, int]] = [{} for _ in graph.nodes]
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
@@ -315,17 +335,6 @@ class _Collector:
         if self.options.dropout:
             self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
             self._keep_own(i, "dropped", probability_bytes)
-
-    def _kernel_layouts(self) -> dict[str, tuple[int, ...]]:
-        """Fused kernels write [batch, queries, heads, width] whatever the order of the result's dimensions."""
-        if not self.options.fused_attention:
-            return {}
-        return {r.output: (0, 2, 1, 3) for r in self.attention if len(self.graph.tensors[r.output].shape) == 4}
-
-    def _inactive_dropout(self) -> frozenset[int]:
-        nodes = enumerate(self.graph.nodes)
-        active = self.options.dropout
-        return frozenset(i for i, n in nodes if n.op == "Dropout" and not (active and _keeps_mask(self.specs[i])))
 
     # -- what the file does not show
 

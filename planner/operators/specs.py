@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.graph import Graph, Node, Tensor, TensorKind
+from planner.graph import Graph, Node, Tensor, per_graph
 from planner.operators.assemble import Traffic, fallback, traffic
-from planner.operators.site import Rule, Site, default_needs, find_rule
+from planner.operators.classes import call_classes, fan_out, is_differentiable, needs_gradient
+from planner.operators.site import Site, default_needs, find_rule
 from planner.operators.types import OpCall, OpSpec
 
 
@@ -26,45 +26,6 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     rule = find_rule(call.op)
     site = Site(call, default_needs(call) if needs is None else needs)
     return fallback(site) if rule is None else rule.build(site)
-
-
-def _differentiable(rule: Rule | None, position: int) -> bool:
-    return rule is None or rule.ports is None or position in rule.ports
-
-
-def _carries_gradient(graph: Graph, node: Node, found: set[str]) -> bool:
-    rule = find_rule(node.op)
-    return any(name in found and _differentiable(rule, p) for p, name in enumerate(node.inputs))
-
-
-def _trainable(graph: Graph, name: str) -> bool:
-    """Whether a tensor of kind PARAMETER comes from a parameter that training changes."""
-    index = graph.parameter_index
-    sources = graph.sources.get(name) or (name,)
-    known = [graph.parameters[index[s]] for s in sources if s in index]
-    return any(p.trainable for p in known) or not known
-
-
-def needs_gradient(graph: Graph) -> frozenset[str]:
-    """Names of the tensors whose gradient training computes.
-
-    These are the floating-point tensors with a trainable parameter among their ancestors, through ports that a
-    gradient can flow through; so neither the network's inputs nor anything computed from them alone. Integer outputs
-    of a fake quantisation pass the gradient straight through.
-    Complexity: linear in nodes and their operands.
-    """
-    found = {
-        name
-        for name, tensor in graph.tensors.items()
-        if tensor.kind is TensorKind.PARAMETER and tensor.dtype.is_float and _trainable(graph, name)
-    }
-    for node in graph.nodes:
-        if not _carries_gradient(graph, node, found):
-            continue
-        rule = find_rule(node.op)
-        straight = rule is not None and rule.straight_through
-        found.update(name for name in node.outputs if name and (straight or graph.tensors[name].dtype.is_float))
-    return frozenset(found)
 
 
 def _times(one: OpSpec, repeat: int) -> OpSpec:
@@ -88,15 +49,6 @@ def _times(one: OpSpec, repeat: int) -> OpSpec:
     )
 
 
-def _readers(graph: Graph, carrying: frozenset[str]) -> Counter[str]:
-    """For each tensor, how many operands hand a gradient back to it."""
-    count: Counter[str] = Counter()
-    for node in graph.nodes:
-        rule = find_rule(node.op)
-        count.update(name for p, name in enumerate(node.inputs) if name in carrying and _differentiable(rule, p))
-    return count
-
-
 def _summed(one: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
     """Add what it costs to sum the gradients of results that several operands read: two in, one out, each time."""
     total, kernels, flops = Traffic(), 0, 0.0
@@ -116,29 +68,25 @@ def _summed(one: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
     )
 
 
+@per_graph
 def graph_specs(graph: Graph) -> tuple[OpSpec, ...]:
     """What each node of a graph is, aligned with `graph.nodes`.
 
     Equal calls are described once. Where several operands read a result, summing their gradients is part of the
     backward pass of the node that made it. Work, traffic and kernels of a node that repeats (a loop's body) are those
-    of all its runs together; `saved` lists what one run keeps.
+    of all its runs together; `saved` lists what one run keeps. Remembered as long as the graph lives.
 
     Raises:
         ModelError: the tensors of a node contradict its operator.
     """
-    carrying = needs_gradient(graph)
-    readers = _readers(graph, carrying)
-    cache: dict[object, OpSpec] = {}
-    result = []
-    for node in graph.nodes:
-        call = OpCall.of(graph, node)
-        rule = find_rule(node.op)
-        needs = tuple(name in carrying and _differentiable(rule, p) for p, name in enumerate(node.inputs))
-        fan_out = tuple(max(1, readers[name]) for name in node.outputs)
-        key = (call.signature(), needs, node.repeat, fan_out)
-        if key not in cache:
-            one = spec(call, needs)
-            shared = [(t, n) for t, n in zip(call.outputs, fan_out, strict=True) if t is not None and n > 1]
-            cache[key] = _times(_summed(one, shared) if shared and any(needs) else one, node.repeat)
-        result.append(cache[key])
-    return tuple(result)
+    classes = call_classes(graph)
+    described = [_describe(graph, graph.nodes[i]) for i in classes.first]
+    return tuple(described[k] for k in classes.index.tolist())
+
+
+def _describe(graph: Graph, node: Node) -> OpSpec:
+    carrying, rule, call = needs_gradient(graph), find_rule(node.op), OpCall.of(graph, node)
+    needs = tuple(name in carrying and is_differentiable(rule, p) for p, name in enumerate(node.inputs))
+    one = spec(call, needs)
+    shared = [(t, n) for t, n in zip(call.outputs, fan_out(graph, node), strict=True) if t is not None and n > 1]
+    return _times(_summed(one, shared) if shared and any(needs) else one, node.repeat)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import Graph, Node, Tensor
+from planner.operators.classes import call_classes
 
 _CONDITIONAL = frozenset({"Dropout", "Gather"})
 _KEEPS_LAYOUT = frozenset(
@@ -101,11 +102,12 @@ class Storages:
     ) -> None:
         self._graph = graph
         self._layouts: dict[str, Layout] = {}
-        aliased = aliases or {}
-        orders = layouts or {}
+        self._known: dict[object, tuple[bool, tuple[int, ...]]] = {}
+        aliased, orders = aliases or {}, layouts or {}
+        classes = call_classes(graph).index.tolist()
         for i, node in enumerate(graph.nodes):
-            view = i in identity or _selects_one(graph, node) or (node.op in _VIEWS and node.op not in _CONDITIONAL)
-            for name in node.outputs:
+            lie = tuple(found.strides if (found := self._layouts.get(n)) else None for n in node.inputs)
+            for position, name in enumerate(node.outputs):
                 tensor = graph.tensors.get(name)
                 if tensor is None:
                     continue
@@ -114,8 +116,19 @@ class Storages:
                 elif name in orders:
                     self._layouts[name] = Layout(name, dense_strides(tensor.shape, orders[name]))
                 else:
-                    shared = self._view(node, tensor, i in identity) if view else None
-                    self._layouts[name] = shared or Layout(name, self._fresh_strides(node, tensor))
+                    key = (classes[i], position, i in identity, lie)
+                    if key not in self._known:
+                        self._known[key] = self._lay(node, tensor, i in identity)
+                    view, strides = self._known[key]
+                    self._layouts[name] = Layout(self.root(node.inputs[0]) if view else name, strides)
+
+    def _lay(self, node: Node, tensor: Tensor, identity: bool) -> tuple[bool, tuple[int, ...]]:
+        """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
+        if identity or _selects_one(self._graph, node) or (node.op in _VIEWS and node.op not in _CONDITIONAL):
+            strides = self._view(node, tensor, identity)
+            if strides is not None:
+                return True, strides
+        return False, self._fresh_strides(node, tensor)
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor; those that no node writes own their storage and are row-major."""
@@ -127,14 +140,12 @@ class Storages:
         found = self._layouts.get(name)
         return found.root if found else name
 
-    def _view(self, node: Node, tensor: Tensor, identity: bool) -> Layout | None:
-        """Layout of a result as a view of the node's first input, None where it must be a copy."""
+    def _view(self, node: Node, tensor: Tensor, identity: bool) -> tuple[int, ...] | None:
+        """Strides of a result as a view of the node's first input, None where it must be a copy."""
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
         if source is None or (not identity and source.dtype != tensor.dtype):
             return None
-        layout = self.layout(source.name)
-        strides = _VIEWS.get(node.op, _reshape)(node, source, layout.strides, tensor)
-        return None if strides is None else Layout(layout.root, strides)
+        return _VIEWS.get(node.op, _reshape)(node, source, self.layout(source.name).strides, tensor)
 
     def _fresh_strides(self, node: Node, tensor: Tensor) -> tuple[int, ...]:
         """Strides of a new storage: element-wise results keep the order in memory of their first full operand."""

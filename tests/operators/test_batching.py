@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -19,6 +20,7 @@ from planner.operators import graph_specs
 from planner.operators.batch_flow import Mark
 from planner.operators.batch_rules import place
 from planner.operators.batching import rebatch
+from planner.operators.classes import call_classes
 from tests.shared_data import shared_path
 
 SHARED = [
@@ -296,3 +298,19 @@ def test_a_batch_of_one_goes_where_a_reshape_leaves_room() -> None:
     larger = rebatch(graph, 5)
     assert larger.tensors["y"].shape == (4, 30, 3)
     assert larger.tensors["W"].shape == (4, 8, 3)
+
+
+def test_nodes_that_are_alike_at_one_size_only_are_told_apart() -> None:
+    """Two sums over [1, 8]: one of a sample's row, one of a weight's; at four samples they differ."""
+    graph = graph_of(
+        [node("Add", "x b", "u"), node("Relu", "c", "v"), node("Relu", "u", "w"), node("MatMul", "w V", "y")],
+        {"x": (1, 8), "b": (8,), "u": (1, 8), "v": (1, 8), "w": (1, 8), "V": (8, 3), "y": (1, 3), "c": (8,)},
+        batch=1,
+    )
+    tensors = {**graph.tensors, "c": Tensor("c", (1, 8), DType.FLOAT32, TensorKind.ACTIVATION)}
+    graph = replace(graph, tensors=tensors)
+    assert call_classes(graph).index.tolist() == [0, 1, 1, 2]
+    larger = rebatch(graph, 4)
+    assert call_classes(larger).index.tolist() == [0, 1, 2, 3]
+    assert [s.vector_flops for s in graph_specs(larger)[1:3]] == [8.0, 32.0]
+    assert graph_specs(larger) == graph_specs(replace(larger))
