@@ -260,12 +260,34 @@ _EXPORTS = {
     "solve_partition": "planner.solvers.partition.auto",
 }
 
-__all__ = sorted(_EXPORTS)
+_PACKAGES = (
+    "costs",
+    "formulas",
+    "graph",
+    "hardware",
+    "importers",
+    "operators",
+    "partitions",
+    "schedules",
+    "sharding",
+    "simulate",
+    "solvers",
+    "space",
+    "sync",
+    "systems",
+)
+"""Packages that can be had without an import of their own."""
+
+__all__ = sorted((*_EXPORTS, *_PACKAGES))
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name in _PACKAGES:
+        return importlib.import_module(f"planner.{name}")
     if name not in _EXPORTS:
-        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+        from planner.registry import did_you_mean
+
+        raise AttributeError(f"module 'planner' has no attribute {name!r}; {did_you_mean(name, __all__)}")
     value = getattr(importlib.import_module(_EXPORTS[name]), name)
     return globals().setdefault(name, value)
 

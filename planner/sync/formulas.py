@@ -22,6 +22,9 @@ def _whole(name: str, value: int, least: int = 1) -> None:
 def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
     """Bytes a rank sends (and receives) in a reduce-scatter or an all-gather: (n-1)/n M, the least possible.
 
+    >>> formulas.reduce_scatter_bytes(64, 8)
+    56.0
+
     Source: Patarasuk and Yuan, JPDC 2009.
     """
     _whole("ranks", ranks)
@@ -29,18 +32,29 @@ def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
 
 
 def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """Bytes a rank sends (and receives) in a ring all-reduce: a scatter and a gather, 2(n-1)/n M."""
+    """Bytes a rank sends (and receives) in a ring all-reduce: a scatter and a gather, 2(n-1)/n M.
+
+    >>> formulas.all_reduce_bytes(64, 8)
+    112.0
+    """
     return 2 * reduce_scatter_bytes(payload_bytes, ranks)
 
 
 def tree_all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """Bytes all ranks together send in a tree all-reduce, up and down: 2(n-1) M, as many as in a ring."""
+    """Bytes all ranks together send in a tree all-reduce, up and down: 2(n-1) M, as many as in a ring.
+
+    >>> formulas.tree_all_reduce_bytes(64, 8)
+    896
+    """
     _whole("ranks", ranks)
     return 2 * (ranks - 1) * payload_bytes
 
 
 def in_network_bytes(payload_bytes: float, ranks: int) -> float:
     """Bytes a rank sends (and receives) when switches add: M, however many ranks (0 for one).
+
+    >>> formulas.in_network_bytes(64, 8)
+    64
 
     Source: Graham et al., SHARP, COMHPC 2016.
     """
@@ -53,12 +67,18 @@ def sharded_server_bytes(payload_bytes: float, machines: int) -> float:
 
     A machine pushes and pulls (n-1)/n M as a worker, and takes and answers as much as a server. A ring all-reduce moves
     the same; that such servers are faster is a matter of how much of the bandwidth they reach, not of bytes.
+
+    >>> [formulas.sharded_server_bytes(1360, n) for n in (2, 8, 32, 256)]
+    [1360.0, 2380.0, 2635.0, 2709.375]
     """
     return all_reduce_bytes(payload_bytes, machines)
 
 
 def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_per_s: float) -> float:
     """Seconds with k servers on machines of their own: max(M/B, nM/(kB)), pushes and pulls at the same time.
+
+    >>> formulas.separate_server_s(100, machines=8, servers=2, byte_per_s=10)
+    40.0
 
     Source: Jiang et al., BytePS, OSDI 2020, section 2.
     """
@@ -68,7 +88,11 @@ def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_pe
 
 
 def ring_all_reduce_s(payload_bytes: float, ranks: int, byte_per_s: float) -> float:
-    """Seconds of a ring all-reduce: 2(n-1)M/(nB)."""
+    """Seconds of a ring all-reduce: 2(n-1)M/(nB).
+
+    >>> formulas.ring_all_reduce_s(100, 8, byte_per_s=10)
+    17.5
+    """
     return all_reduce_bytes(payload_bytes, ranks) / byte_per_s
 
 
@@ -87,6 +111,9 @@ def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1
     With CPU machines of c times a GPU machine's bandwidth, equal times at both, n x/c = 1 + (n-2)(1 - kx)/n, give
     x = 2(n-1)c/(n^2+(n-2)kc); beyond kx = 1 the GPU machines sum nothing.
 
+    >>> formulas.byteps_shares(8, 1)
+    BytePSShares(cpu=0.2, gpu=0.1)
+
     Raises:
         UsageError: no GPU machine, a negative count, a bandwidth that is not above 0.
     """
@@ -104,6 +131,9 @@ def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1
 def byteps_s(payload_bytes: float, gpu_machines: int, cpu_machines: int, byte_per_s: float) -> float:
     """Seconds of BytePS with the best shares: 2n(n-1)M/((n^2+kn-2k)B), from a ring's at k=0 to M/B at k=n.
 
+    >>> formulas.byteps_s(100, gpu_machines=8, cpu_machines=4, byte_per_s=10)
+    12.727272727272727
+
     Source: Jiang et al., OSDI 2020. More CPU machines than GPU machines help no further.
     """
     n = gpu_machines
@@ -120,6 +150,9 @@ def pcie_uplink_bytes(payload_bytes: float, switches: int, gpus_per_switch: int,
 
     CPU-assisted: scatter under each switch, then the host sums one copy a switch: M. A ring over all g GPUs passes
     every switch's way once each direction: 2(g-1)/g M. Nothing when a single GPU is all there is.
+
+    >>> [formulas.pcie_uplink_bytes(1, 2, 4, cpu_assisted=c) for c in (False, True)]
+    [1.75, 1]
     """
     _whole("switches", switches)
     _whole("gpus_per_switch", gpus_per_switch)
@@ -129,19 +162,31 @@ def pcie_uplink_bytes(payload_bytes: float, switches: int, gpus_per_switch: int,
 
 
 def round_robin_loads(sizes: Sequence[float], servers: int) -> tuple[float, ...]:
-    """Bytes on each server when whole variables are dealt in turn."""
+    """Bytes on each server when whole variables are dealt in turn.
+
+    >>> max(formulas.round_robin_loads([100, 1, 1, 1, 50, 1, 1, 1], 4))
+    150.0
+    """
     _whole("servers", servers)
     return tuple(math.fsum(sizes[s::servers]) for s in range(servers))
 
 
 def balanced_loads(sizes: Sequence[float], servers: int) -> tuple[float, ...]:
-    """Bytes on each server when fusion buffers are cut in equal shards (Thangakrishnan et al., Herring, SC 2020)."""
+    """Bytes on each server when fusion buffers are cut in equal shards (Thangakrishnan et al., Herring, SC 2020).
+
+    >>> formulas.balanced_loads([100, 1, 1, 1, 50, 1, 1, 1], 4)
+    (39.0, 39.0, 39.0, 39.0)
+    """
     _whole("servers", servers)
     return (math.fsum(sizes) / servers,) * servers
 
 
 def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency: float = 1.0) -> float:
-    """Seconds of Herring between n machines: 2(n-1)/n M/(eta B); eta is what its transport reaches of the port."""
+    """Seconds of Herring between n machines: 2(n-1)/n M/(eta B); eta is what its transport reaches of the port.
+
+    >>> formulas.herring_s(1360e6, machines=8, byte_per_s=12.5e9)
+    0.1904
+    """
     return sharded_server_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
 
 
@@ -162,6 +207,9 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
     2 alpha w(N-1) sparse by servers and by all-gather. m variables evenly placed: 4wm(N-1)/N, the same by all-reduce,
     4 alpha wm(N-1)/N and 2 alpha wm(N-1).
 
+    >>> formulas.parallax_transfer(100, touched=0.5, machines=8, variables=4)
+    ParallaxTransfer(dense_servers=1400.0, dense_all_reduce=1400.0, sparse_servers=700.0, sparse_gather=2800.0)
+
     Source: Kim et al., Parallax, EuroSys 2019, table 3.
     """
     _whole("machines", machines)
@@ -174,7 +222,11 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
 
 
 def touched_by(touched: float, workers: int) -> float:
-    """Part of the rows that `workers` touch together, each that part of its own at random: 1 - (1 - alpha)^g."""
+    """Part of the rows that `workers` touch together, each that part of its own at random: 1 - (1 - alpha)^g.
+
+    >>> round(formulas.touched_by(0.02, workers=6), 4)
+    0.1142
+    """
     _whole("workers", workers)
     return 1 - (1 - touched) ** workers
 
@@ -186,6 +238,9 @@ def zero_state_bytes(
 
     Defaults are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
 
+    >>> [formulas.zero_state_bytes(7.5e9, 64, stage) / 1e9 for stage in range(4)]
+    [120.0, 31.40625, 16.640625, 1.875]
+
     Source: Rajbhandari et al., ZeRO, SC 2020, figure 1.
 
     Raises:
@@ -196,7 +251,11 @@ def zero_state_bytes(
 
 
 def zero_parts(ranks: int, stage: int) -> tuple[float, float, float]:
-    """The part of weights, gradients and optimizer state that a rank keeps under a ZeRO stage."""
+    """The part of weights, gradients and optimizer state that a rank keeps under a ZeRO stage.
+
+    >>> formulas.zero_parts(8, stage=2)
+    (1.0, 0.125, 0.125)
+    """
     _whole("ranks", ranks)
     if stage not in (0, 1, 2, 3):
         raise UsageError(f"there is no ZeRO stage {stage}", hint="use 0, 1, 2 or 3")
@@ -209,6 +268,9 @@ def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> fl
 
     With `ranks`, times (n-1)/n, of which the published figures are the limit: stage 0 is a reduce-scatter and an
     all-gather, stages 1 and 2 the same, stage 3 gathers the weights in the forward and again in the backward.
+
+    >>> [formulas.zero_elements(7.5e9, stage) / 1e9 for stage in range(4)]
+    [15.0, 15.0, 15.0, 22.5]
 
     Source: Rajbhandari et al., ZeRO, SC 2020, section 7.
     """
@@ -233,6 +295,9 @@ def wsp_staleness(concurrent: int, clock_distance: int) -> WSPStaleness:
         concurrent: mini-batches in a virtual worker's pipeline, Nm, which are a wave.
         clock_distance: waves that a worker may be ahead of the slowest, D.
 
+    >>> formulas.wsp_staleness(concurrent=4, clock_distance=0)
+    WSPStaleness(local=3, wave=4, overall=6)
+
     Source: Park et al., HetPipe, USENIX ATC 2020, section 5.
     """
     _whole("concurrent", concurrent)
@@ -246,6 +311,9 @@ def wsp_period_s(wave_s: float, exchange_s: float, clock_distance: int) -> float
 
     A worker's waves follow one another (w), its pushes too (x), and wave c may end no sooner than a wave's time after
     the weights with wave c-1-D have come: the longest cycle of these three waits, so D = 0 exposes the whole exchange.
+
+    >>> formulas.wsp_period_s(wave_s=6, exchange_s=4, clock_distance=0), formulas.wsp_period_s(6, 4, 1)
+    (10.0, 6)
     """
     _whole("clock_distance", clock_distance, 0)
     return max(wave_s, exchange_s, (wave_s + exchange_s) / (clock_distance + 1))

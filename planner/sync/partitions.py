@@ -40,6 +40,9 @@ def fit_partitions(samples: Mapping[int, float]) -> PartitionFit:
     With fewer than three samples the best of them is taken. O(samples + range). After Parallax (Kim et al., EuroSys
     2019, section 3.2).
 
+    >>> formulas.fit_partitions({p: 1 + 64 / p + 0.25 * (p - 1) for p in (2, 4, 8, 16, 32)}).best
+    16
+
     Args:
         samples: seconds by partition count, at least one.
 
@@ -62,14 +65,37 @@ def fit_partitions(samples: Mapping[int, float]) -> PartitionFit:
 
 
 def best_partitions(shared_s: float, overhead_s: float) -> float:
-    """The real-valued optimum of the fitted time, sqrt(b/a); inf when partitions cost nothing."""
+    """The real-valued optimum of the fitted time, sqrt(b/a); inf when partitions cost nothing.
+
+    >>> formulas.best_partitions(64, 0.25)
+    16.0
+    """
     if shared_s < 0 or overhead_s < 0:
         raise UsageError("partition times must not be negative", hint="use the terms of a fit that has an optimum")
     return math.sqrt(shared_s / overhead_s) if overhead_s > 0 else math.inf
 
 
+def whole_partitions(shared_s: float, overhead_s: float, most: int = 1 << 20) -> int:
+    """The partition count of the least time among 1..most: a neighbour of sqrt(b/a); the fewer of two equal ones.
+
+    >>> formulas.whole_partitions(64, 0.25), formulas.whole_partitions(30, 0.3), formulas.whole_partitions(64, 0.25, 8)
+    (16, 10, 8)
+
+    Raises:
+        UsageError: a negative term, or no partition allowed.
+    """
+    if most < 1:
+        raise UsageError(f"at most {most} partitions", hint="allow 1 or more")
+    ideal = min(best_partitions(shared_s, overhead_s), float(most))
+    near = {min(most, max(1, math.floor(ideal) + step)) for step in (0, 1)}
+    return min(near, key=lambda count: (shared_s / count + overhead_s * count, count))
+
+
 def search_partitions(measure: Callable[[int], float], start: int, most: int = 1 << 20) -> PartitionFit:
     """Sample P, 2P, 4P, ... while the time falls, then P/2, P/4, ... while it falls, and fit.
+
+    >>> formulas.search_partitions(lambda p: 2 + 30 / p + 0.3 * (p - 1), start=4).best
+    10
 
     Args:
         measure: seconds of an iteration with that many partitions; called once a count.

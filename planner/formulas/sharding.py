@@ -1,0 +1,381 @@
+"""Tensor sharding and expert parallelism: bytes and elements that splits move, memory, layouts, and sizes of models."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import UsageError
+from planner.formulas._checks import chosen, divides, same_length, whole
+from planner.operators import loop_nest
+from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
+from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
+from planner.sharding.named_program import LayoutAnswer, NamedOperation, NamedTensor, Program, assignments, peak_bytes
+from planner.sharding.searches.mesh_tensorflow import best_layout
+from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
+from planner.sharding.states import state_bytes
+from planner.sync.formulas import all_reduce_bytes, reduce_scatter_bytes
+
+
+def tofu_operator_bytes(
+    equation: str, tensor_bytes: Sequence[float], rests: Sequence[str], parts: int = 2
+) -> dict[str, float]:
+    """Bytes that all workers fetch and reduce for each way to cut an einsum in equal parts, given how its tensors rest.
+
+    Partition-n-reduce: cutting a dimension that a tensor lacks fetches the tensor, cutting it as it does not rest moves
+    a share, and partial results of a reduced dimension are added up where the result rests.
+
+    Args:
+        equation: `ik,kj->ij`.
+        tensor_bytes: of the operands and the result, whole.
+        rests: for each of them the dimension along which it is cut, or "" for whole copies.
+        parts: workers of this step.
+
+    >>> formulas.tofu_operator_bytes("ik,kj->ij", [64, 64, 64], rests=["i", "k", "i"])
+    {'i': 64.0, 'k': 96.0, 'j': 128.0}
+
+    Raises:
+        UsageError: the equation cannot be read, or sizes or rests do not match it.
+    """
+    whole(2, parts=parts)
+    terms = _terms(equation)
+    same_length(tensors=terms, tensor_bytes=tensor_bytes, rests=rests)
+    for term, rest in zip(terms, rests, strict=True):
+        if rest and rest not in term:
+            raise UsageError(f"a tensor {term!r} cannot rest cut along {rest!r}", hint=f"use one of {', '.join(term)}")
+    reads, write = terms[:-1], terms[-1]
+    text = f"{', '.join(' '.join(t) for t in reads)} -> {' '.join(write)}"
+    shapes = [(k, (parts,) * len(t)) for k, t in enumerate(reads)]
+    nest = loop_nest(text, shapes, [(0, (parts,) * len(write))], contraction=True)
+    one = Pass("einsum", (nest,), tuple(reads), (write,))
+    places = [Part(t.index(rest)) if rest else Part(-1) for t, rest in zip(terms, rests, strict=True)]
+    return {
+        cut.dim: math.fsum(
+            moved_bytes(rest, used, parts, size, written=at == len(reads))
+            for at, (rest, used, size) in enumerate(zip(places, (*cut.reads, *cut.writes), tensor_bytes, strict=True))
+        )
+        for cut in cuts_of(one, parts, 1.0)
+    }
+
+
+def _terms(equation: str) -> tuple[str, ...]:
+    reads, arrow, write = equation.replace(" ", "").partition("->")
+    terms = (*reads.split(","), write)
+    if not arrow or not all(t.isalpha() for t in terms):
+        raise UsageError(f"cannot read the einsum {equation!r}", hint="write it as ik,kj->ij")
+    return terms
+
+
+def tofu_total_bytes(step_bytes: Sequence[float], parts: int = 2) -> float:
+    """Bytes of a recursion whose step i moves delta_i in each group made so far: sum of parts^(i-1) delta_i.
+
+    >>> formulas.tofu_total_bytes([64, 32, 20])
+    208.0
+    """
+    whole(2, parts=parts)
+    return math.fsum(parts**i * delta for i, delta in enumerate(step_bytes))
+
+
+def tofu_recursion_is_optimal(step_bytes: Sequence[float], parts: int = 2) -> bool:
+    """The theorem's condition: parts^(i-1) delta_i never falls from step to step.
+
+    >>> formulas.tofu_recursion_is_optimal([64, 32, 20]), formulas.tofu_recursion_is_optimal([64, 30])
+    (True, False)
+    """
+    totals = [parts**i * delta for i, delta in enumerate(step_bytes)]
+    return all(a <= b for a, b in itertools.pairwise(totals))
+
+
+def tofu_rnn_bytes(
+    layers: int, hidden: int, inputs: int = 1024, *, copies: int = 3, item_bytes: float = 4.0, workers: int = 1
+) -> float:
+    """Weights, gradients and history of L layers of LSTM, 4H (inputs + H) weights each; on k workers 1/k.
+
+    >>> formulas.tofu_rnn_bytes(6, 4096) / 2**30, formulas.tofu_rnn_bytes(10, 8192) / 2**30
+    (8.4375, 57.375)
+    """
+    whole(layers=layers, hidden=hidden, inputs=inputs, copies=copies, workers=workers)
+    unit = WeightChoice((), (), ())
+    each = StateBytes(item_bytes, item_bytes, item_bytes * (copies - 2))
+    shapes = [(4 * hidden, (hidden if layer else inputs) + hidden) for layer in range(layers)]
+    return sum(state_bytes(shape, unit, (), each) for shape in shapes) / workers
+
+
+def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int, every: int = 2) -> int:
+    """Weights of all experts where every second layer is a mixture of experts of two matrices: E (L/2) 2 M H.
+
+    >>> formulas.gshard_expert_parameters(2048, 36, width=1024, hidden=8192)
+    618475290624
+    """
+    whole(experts=experts, layers=layers, width=width, hidden=hidden, every=every)
+    return model_parameters(Mixture(experts, width, hidden), layers, every)
+
+
+def gshard_capacity(group_tokens: int, experts: int, top: int = 2, factor: float = 1.0) -> int:
+    """Tokens of a group that an expert takes at most: top S/E times the factor, rounded up.
+
+    >>> formulas.gshard_capacity(2048, 128), formulas.gshard_capacity(1024, 2048)
+    (32, 1)
+    """
+    whole(group_tokens=group_tokens, experts=experts, top=top)
+    return Mixture(experts, 1, 1, top, factor).capacity(group_tokens)
+
+
+def gshard_all_to_all_bytes(
+    tokens: int, width: int, devices: int, top: int = 2, item_bytes: float = 2.0, *, train_step: bool = False
+) -> float:
+    """Bytes a device sends in one all-to-all of a mixture layer: top tokens M bytes (D-1)/D; in training four of them.
+
+    Dispatch and combine forward, and the gradients of both. One group of `tokens` and one expert on each device.
+
+    >>> [formulas.gshard_all_to_all_bytes(2048, 1024, 2048, train_step=t) for t in (False, True)]
+    [8384512.0, 33538048.0]
+    """
+    whole(tokens=tokens, width=width, devices=devices, top=top)
+    if tokens * top % devices:
+        one = top * tokens * width * item_bytes * (devices - 1) / devices
+        return 4 * one if train_step else one
+    found = exchanges(Mixture(devices, width, 1, top), ideal_mesh((devices,)), devices, tokens, item_bytes)
+    return sum(map(sent_bytes, found.values())) if train_step else sent_bytes(found["dispatch"])
+
+
+def gshard_all_to_all_growth(devices: int, from_devices: int) -> float:
+    """How many times longer an all-to-all takes on a larger 2-D torus, bytes a device being equal: sqrt(D/D').
+
+    >>> formulas.gshard_all_to_all_growth(2048, from_devices=128)
+    4.0
+    """
+    whole(devices=devices, from_devices=from_devices)
+    return math.sqrt(devices / from_devices)
+
+
+def core_years(cores: int, days: float) -> float:
+    """Core-years of a training run.
+
+    >>> round(formulas.core_years(2048, 4), 1)
+    22.4
+    """
+    whole(cores=cores)
+    return cores * days / 365.25
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardElements:
+    """Elements that a rank sends in a training step, for activations and for weights."""
+
+    activations: float
+    weights: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.activations + self.weights
+
+
+def mesh_tensorflow_feed_forward_elements(
+    batch: int, width: int, hidden: int, batch_ranks: int, hidden_ranks: int
+) -> FeedForwardElements:
+    """All-reduces of two products b x d -> h -> d, batch cut over one mesh dimension and hidden over another.
+
+    Activations: the result forward and the input's gradient backward, 2 x 2(r-1)/r b/r' d for r ranks of the hidden and
+    r' of the batch dimension; weights 2(r'-1)/r' 2 d h/r.
+
+    >>> formulas.mesh_tensorflow_feed_forward_elements(512, 1024, 4096, batch_ranks=4, hidden_ranks=4)
+    FeedForwardElements(activations=393216.0, weights=3145728.0)
+    """
+    whole(batch_ranks=batch_ranks, hidden_ranks=hidden_ranks)
+    divides("batch", batch, "ranks", batch_ranks)
+    divides("hidden", hidden, "ranks", hidden_ranks)
+    activations = 2 * all_reduce_bytes(batch / batch_ranks * width, hidden_ranks)
+    return FeedForwardElements(activations, all_reduce_bytes(2 * width * hidden / hidden_ranks, batch_ranks))
+
+
+def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int = 2) -> tuple[tuple[int, ...], ...]:
+    """All shapes of a mesh, dimensions not increasing, at most so many.
+
+    >>> formulas.mesh_tensorflow_mesh_shapes(16)
+    ((16,), (8, 2), (4, 4))
+    """
+    whole(devices=devices, most_dims=most_dims)
+
+    def shapes(left: int, largest: int, dims: int) -> list[tuple[int, ...]]:
+        if left == 1:
+            return [()]
+        return [
+            (n, *rest)
+            for n in range(min(left, largest), 1, -1)
+            if dims and left % n == 0
+            for rest in shapes(left // n, n, dims - 1)
+        ]
+
+    return tuple(shapes(devices, devices, most_dims)) if devices > 1 else ((1,),)
+
+
+def mesh_tensorflow_layout(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+    unsplittable: Sequence[str] = (),
+    item_bytes: float = 4.0,
+) -> LayoutAnswer:
+    """The layout of least peak memory, and of those the one that splits most, as auto_mtf chooses it.
+
+    Args:
+        equations: einsums over one-letter dimensions; a tensor used twice has a name (`x:ab,bc->y:ac`, `y:ac,cd->ad`).
+        sizes: of each dimension.
+        mesh: ranks of each mesh dimension.
+        unsplittable: dimensions that stay whole.
+        item_bytes: bytes an element.
+
+    >>> sizes = {"a": 10, "b": 5, "c": 20}
+    >>> found = formulas.mesh_tensorflow_layout("ab,bc->ac", sizes, {"m1": 4, "m2": 2})
+    >>> str(found), found.peak_bytes
+    ('a:m2;c:m1', 300.0)
+    """
+    return best_layout(named_program(equations, sizes, item_bytes), mesh, unsplittable=unsplittable)
+
+
+def mesh_tensorflow_peak_bytes(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+    layout: str,
+    item_bytes: float = 4.0,
+) -> float:
+    """Most bytes that a rank holds at any point of the program under a layout `a:m2;c:m1`.
+
+    >>> formulas.mesh_tensorflow_peak_bytes("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, {"m1": 4, "m2": 2}, "a:m2;c:m1")
+    300.0
+    """
+    where = {dim: axis for dim, _, axis in (item.partition(":") for item in layout.split(";") if item)}
+    program = named_program(equations, sizes, item_bytes)
+    for dim, axis in where.items():
+        if dim not in sizes or axis not in mesh:
+            raise UsageError(f"the layout gives {dim!r} to {axis!r}", hint="name a dimension and a mesh dimension")
+        divides(f"elements of {dim}", sizes[dim], f"ranks of {axis}", mesh[axis])
+    return peak_bytes(program, mesh, where)
+
+
+def mesh_tensorflow_assignments(dims: int, mesh_dims: int) -> int:
+    """Ways to give the dimensions of a tensor to mesh dimensions, no two to one: sum over k of C(n,k) m!/(m-k)!.
+
+    >>> formulas.mesh_tensorflow_assignments(3, 2)
+    13
+    """
+    whole(0, dims=dims, mesh_dims=mesh_dims)
+    return sum(1 for _ in assignments([f"d{i}" for i in range(dims)], [f"m{i}" for i in range(mesh_dims)]))
+
+
+def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item_bytes: float = 4.0) -> Program:
+    """A program of einsums over named dimensions; see `mesh_tensorflow_layout`.
+
+    >>> program = formulas.named_program(["x:ab,bc->y:ac", "y:ac,cd->ad"], dict.fromkeys("abcd", 2))
+    >>> [t.name for t in program.tensors]
+    ['x', 't1', 'y', 't3', 't4']
+
+    Raises:
+        UsageError: an equation cannot be read, or a dimension has no size.
+    """
+    tensors: dict[str, NamedTensor] = {}
+    operations = []
+    for equation in [equations] if isinstance(equations, str) else equations:
+        reads, _, write = equation.replace(" ", "").partition("->")
+        names = []
+        for term in (*reads.split(","), write):
+            name, colon, dims = term.partition(":")
+            name, dims = (name, dims) if colon else (f"t{len(tensors)}", name)
+            missing = [d for d in dims if d not in sizes]
+            if not dims or missing:
+                raise UsageError(
+                    f"cannot read {term!r} in {equation!r}", hint="every letter is a dimension with a size"
+                )
+            tensors.setdefault(name, NamedTensor(name, tuple(dims), tuple(sizes[d] for d in dims), item_bytes))
+            names.append(name)
+        operations.append(NamedOperation(tuple(names[:-1]), (names[-1],)))
+    return Program(tuple(tensors.values()), tuple(operations))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearElements:
+    """Elements that a device sends for one linear layer in a training step.
+
+    Attributes:
+        data_parallel: all-reduce of the weight's gradient.
+        grid: inputs, weights and results each gathered or scattered twice over rows or columns of a square grid.
+        grid_stationary: the same with results that never move: inputs and weights three times each.
+    """
+
+    data_parallel: float
+    grid: float
+    grid_stationary: float
+
+
+def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int) -> LinearElements:
+    """A linear layer b x i -> o on P devices: data parallel, and in two dimensions on a grid of sqrt(P) x sqrt(P).
+
+    Data parallel 2(P-1)/P io. On the grid each device has 1/P of x, y and w; to gather or scatter one of them over r =
+    sqrt(P) devices sends (r-1)/P of it, so that 2(r-1)/P (bi + bo + io) falls as 1/sqrt(P).
+
+    >>> found = formulas.autoddl_linear_elements(4096, 4096, 4096, devices=64)
+    >>> found.data_parallel, found.grid
+    (33030144.0, 11010048.0)
+
+    Raises:
+        UsageError: P is not a square.
+    """
+    whole(batch=batch, inputs=inputs, outputs=outputs, devices=devices)
+    side = math.isqrt(devices)
+    if side * side != devices:
+        raise UsageError(f"{devices} devices make no square grid", hint="use a square number, or planner.sharding")
+    x, y, w = batch * inputs, batch * outputs, inputs * outputs
+    each = (side - 1) / devices
+    return LinearElements(all_reduce_bytes(w, devices), 2 * each * (x + y + w), 3 * each * (x + w))
+
+
+def tensor_parallel_layer_elements(batch: int, sequence: int, hidden: int, ranks: int) -> float:
+    """Elements a rank sends for one tensor-parallel transformer layer in a training step: 4 all-reduces of b s h.
+
+    >>> formulas.tensor_parallel_layer_elements(8, 1024, 4096, ranks=8)
+    234881024.0
+    """
+    whole(batch=batch, sequence=sequence, hidden=hidden)
+    return 4 * all_reduce_bytes(batch * sequence * hidden, ranks)
+
+
+ALPA_EXTRA = {"all-gather": 0.1, "all-reduce": 0.01, "reduce-scatter": 0.001, "all-to-all": 0.001}
+"""What Alpa's released cost model adds to each collective, so that ties go to the later ones."""
+
+
+def alpa_collective_cost(
+    kind: str, payload_bytes: float, ranks: int, latency: float = 0.0, per_byte: float = 1.0, *, extra: bool = True
+) -> float:
+    """Cost of a collective in Alpa's model: alpha + beta f(n) bytes, and a constant of the released program.
+
+    f is 2(n-1)/n for all-reduce, (n-1)/n for all-gather and reduce-scatter, (n-1)/n^2 n/2 for all-to-all.
+
+    >>> formulas.alpa_collective_cost("all-reduce", 8, 4, latency=1, per_byte=0.5)
+    7.01
+    >>> formulas.alpa_collective_cost("all-to-all", 8, 4, extra=False)
+    3.0
+    """
+    whole(ranks=ranks)
+    constant = chosen("collective", kind, ALPA_EXTRA)
+    moved = {
+        "all-reduce": all_reduce_bytes(payload_bytes, ranks),
+        "all-to-all": reduce_scatter_bytes(payload_bytes, ranks) / 2,
+    }.get(kind, reduce_scatter_bytes(payload_bytes, ranks))
+    return latency + per_byte * moved + (constant if extra else 0.0)
+
+
+def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool = True) -> tuple[tuple[int, int], ...]:
+    """Meshes of a stage: powers of two within a host, then whole hosts, any number of them or powers of two.
+
+    >>> formulas.alpa_submeshes(2, 8)
+    ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8))
+    """
+    whole(hosts=hosts, devices_per_host=devices_per_host)
+    inside = [(1, 2**k) for k in range(devices_per_host.bit_length()) if 2**k < devices_per_host]
+    counts = [h for h in range(1, hosts + 1) if every_host_count or h & (h - 1) == 0]
+    return (*inside, *((h, devices_per_host) for h in counts))

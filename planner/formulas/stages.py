@@ -1,0 +1,254 @@
+"""Costs of given stages: latency of an iteration, time a sample, and bounds, in the cost models of stage planners."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from planner.errors import UsageError
+from planner.formulas._checks import chosen, positive, same_length, whole
+from planner.graph.ideals import enumerate_ideals
+from planner.schedules import dapple
+from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
+
+_BAPIPE = {
+    "as": BaPipeSchedule.AS,
+    "fbp": BaPipeSchedule.FBP_AS,
+    "sno": BaPipeSchedule.SNO,
+    "so": BaPipeSchedule.SO,
+    **{s.value: s for s in BaPipeSchedule if s is not BaPipeSchedule.DATA_PARALLEL},
+}
+
+
+def bapipe_makespan_s(
+    schedule: str,
+    stages: int,
+    micro_batches: int,
+    forward_s: float,
+    backward_s: float,
+    transfer_s: float = 0.0,
+    *,
+    fill_overlap: bool = False,
+) -> float:
+    """BaPipe's pipelines of N equal stages, SR a boundary's transfer one way.
+
+    as (M+N-1)(F+B); sno (M+N-1)(F+B) + (N+M-2-ceil((M-1)/N)) 2SR; so (M+N-1)(F+B) + (N-1) 2SR; fbp, whose stages wait
+    for complete inputs, (M+2N-1)(F+B), with `fill_overlap`, as the paper has it, (M+N-1)(F+B).
+
+    >>> [formulas.bapipe_makespan_s(s, 4, 8, 1, 2, transfer_s=0.25) for s in ("as", "sno", "so")]
+    [33, 37.0, 34.5]
+    >>> formulas.bapipe_makespan_s("fbp", 3, 6, 1, 2), formulas.bapipe_makespan_s("fbp", 3, 6, 1, 2, fill_overlap=True)
+    (33, 24)
+    """
+    whole(stages=stages, micro_batches=micro_batches)
+    order = chosen("BaPipe schedule", schedule, _BAPIPE)
+    return pipeline_s(order, stages, micro_batches, forward_s + backward_s, transfer_s, fill_overlap=fill_overlap)
+
+
+def bapipe_features(schedule: str, stages: int, micro_batches: int | None = None) -> tuple[int, ...]:
+    """Micro-batches whose features each stage keeps: N-i+1 (as, sno), 2(N-i+1) (fbp, so), as published, i = 1..N.
+
+    With `micro_batches` what is kept in fact: so one less, and none more than M.
+
+    >>> formulas.bapipe_features("sno", 4), formulas.bapipe_features("so", 4), formulas.bapipe_features("so", 4, 5)
+    ((4, 3, 2, 1), (8, 6, 4, 2), (5, 5, 3, 1))
+    """
+    whole(stages=stages)
+    order = chosen("BaPipe schedule", schedule, _BAPIPE)
+    exact, count = micro_batches is not None, micro_batches or 1
+    return tuple(features_in_flight(order, s, stages, count, exact=exact) for s in range(stages))
+
+
+def bapipe_bandwidth_byte_per_s(schedule: str, feature_bytes: float, forward_s: float, backward_s: float) -> float:
+    """What an asynchronous schedule asks of a link so as not to wait: as a/F, fbp 2a/(F+B).
+
+    >>> [round(formulas.bapipe_bandwidth_byte_per_s(s, 6.0, 1, 2), 2) for s in ("as", "fbp")]
+    [6.0, 4.0]
+    """
+    positive(forward_s=forward_s, backward_s=backward_s)
+    order = chosen("BaPipe schedule", schedule, _BAPIPE)
+    table = {BaPipeSchedule.AS: feature_bytes / forward_s}
+    table[BaPipeSchedule.FBP_AS] = 2 * feature_bytes / (forward_s + backward_s)
+    if order not in table:
+        raise UsageError(f"{schedule} sends and computes in turn", hint="use as or fbp")
+    return table[order]
+
+
+def bapipe_schedule(
+    *,
+    asynchronous: bool,
+    feature_bytes: float,
+    forward_s: float,
+    backward_s: float,
+    byte_per_s: float,
+    stages: int,
+    memory_bytes: float = math.inf,
+    weight_bytes: float = 0.0,
+) -> str:
+    """The schedule that BaPipe picks: as if the link gives a/F, else fbp; so if twice the features fit, else sno.
+
+    Memory is that of the first stage: weights and their gradients, and the features of its micro-batches.
+
+    >>> link = dict(feature_bytes=6.0, forward_s=1, backward_s=2, byte_per_s=5.0, stages=4)
+    >>> formulas.bapipe_schedule(asynchronous=True, **link), formulas.bapipe_schedule(asynchronous=False, **link)
+    ('fbp', 'so')
+    >>> formulas.bapipe_schedule(asynchronous=False, **link, memory_bytes=40)
+    'sno'
+    """
+    if asynchronous:
+        return "as" if byte_per_s >= bapipe_bandwidth_byte_per_s("as", feature_bytes, forward_s, backward_s) else "fbp"
+    needed = bapipe_features("so", stages)[0] * feature_bytes + bapipe_weight_bytes(weight_bytes)
+    return "so" if needed <= memory_bytes else "sno"
+
+
+def bapipe_weight_bytes(weight_bytes: float) -> float:
+    """Weights and accumulated gradients of a stage: 2w.
+
+    >>> formulas.bapipe_weight_bytes(3.0)
+    6.0
+    """
+    return 2 * weight_bytes
+
+
+def dapple_latency_s(
+    forward_s: Sequence[float], backward_s: Sequence[float], micro_batches: int, sync_s: Sequence[float] | None = None
+) -> float:
+    """DAPPLE's estimate by the pivot stage Q: Tw + Ts + Te = sum F to Q + (M-1)(F_Q+B_Q) + max_s(AR_s +- sum B).
+
+    Exact where the pivot is the critical stage, too low where an early stage is slow.
+
+    >>> formulas.dapple_latency_s([1] * 4, [2] * 4, 8), formulas.dapple_latency_s([1] * 4, [2] * 4, 8, sync_s=[5] * 4)
+    (33, 38)
+    >>> formulas.dapple_latency_s([2, 1, 1, 1], [4, 2, 2, 2], 8)
+    48
+    """
+    whole(micro_batches=micro_batches)
+    sync = [0] * len(forward_s) if sync_s is None else sync_s
+    same_length(forward_s=forward_s, backward_s=backward_s, sync_s=sync)
+    return dapple.pivot_latency_s(forward_s, backward_s, micro_batches, sync)
+
+
+def dapple_released_latency_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    micro_batches: int,
+    sync_s: Sequence[float] | None = None,
+    transfer_s: Sequence[float] = (),
+) -> float:
+    """DAPPLE's released planner: block (M-1) + sum(F+B) + transfers of the cuts + max_i(AR_i - i block).
+
+    block is the slowest stage's F + B; the last term is not below 0.
+
+    >>> formulas.dapple_released_latency_s([2, 1, 1, 1], [4, 2, 2, 2], 8)
+    57
+    """
+    whole(micro_batches=micro_batches)
+    sync = [0] * len(forward_s) if sync_s is None else sync_s
+    same_length(forward_s=forward_s, backward_s=backward_s, sync_s=sync)
+    each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    block = max(each)
+    exposed = max(0, *(ar - i * block for i, ar in enumerate(sync)))
+    return block * (micro_batches - 1) + sum(each) + sum(transfer_s) + exposed
+
+
+def dapple_in_flight(stages: int, micro_batches: int, most: int | None = None) -> tuple[int, ...]:
+    """Micro-batches that each stage keeps by early backward: K_i = min(D - i, what fits), at most M.
+
+    >>> formulas.dapple_in_flight(4, 8), formulas.dapple_in_flight(4, 8, most=2)
+    ((4, 3, 2, 1), (2, 2, 2, 1))
+    """
+    whole(stages=stages, micro_batches=micro_batches, most=1 if most is None else most)
+    return tuple(min(micro_batches, stages - i, most or stages) for i in range(stages))
+
+
+def alpa_latency_s(stage_s: Sequence[float], micro_batches: int) -> float:
+    """Iteration of a synchronous pipeline of unequal stages: sum t + (B-1) max t.
+
+    >>> formulas.alpa_latency_s([1, 2, 1], 8), formulas.alpa_latency_s([3, 3], 4), formulas.alpa_latency_s([2, 5], 4)
+    (18, 15, 22)
+    """
+    whole(micro_batches=micro_batches)
+    same_length(stage_s=stage_s)
+    return sum(stage_s) + (micro_batches - 1) * max(stage_s)
+
+
+def piper_stage_s(
+    time_s: float,
+    boundary_bytes: float,
+    weight_bytes: float,
+    replicas: int,
+    batch: int,
+    byte_per_s: float,
+    tensor_bytes: float = 0.0,
+) -> float:
+    """Time a sample of a stage: p/d + [2(c + c_tp)/d + 4(d-1)w/(dN)]/B.
+
+    Args:
+        time_s: p, of one replica.
+        boundary_bytes: c, over the stage's boundaries one way.
+        weight_bytes: w.
+        replicas: d.
+        batch: N, samples a mini-batch.
+        byte_per_s: B.
+        tensor_bytes: c_tp, what tensor parallelism adds at the boundaries.
+
+    >>> formulas.piper_stage_s(6, 10, 400, replicas=2, batch=64, byte_per_s=100)
+    3.225
+    """
+    whole(replicas=replicas, batch=batch)
+    positive(byte_per_s=byte_per_s)
+    moved = 2 * (boundary_bytes + tensor_bytes) / replicas + 4 * (replicas - 1) * weight_bytes / (replicas * batch)
+    return time_s / replicas + moved / byte_per_s
+
+
+def piper_time_per_sample_s(stages: Sequence[tuple[float, float, float, int]], batch: int, byte_per_s: float) -> float:
+    """Piper's objective: the slowest stage, each (time, boundary bytes, weight bytes, replicas).
+
+    >>> formulas.piper_time_per_sample_s([(8, 10, 100, 4), (6, 10, 400, 2)], batch=64, byte_per_s=100)
+    3.225
+    """
+    same_length(stages=stages)
+    return max(piper_stage_s(*stage, batch, byte_per_s) for stage in stages)
+
+
+def piper_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Samples whose activations a replica of each stage keeps: ceil((replicas from here to the end) / its own).
+
+    >>> formulas.piper_in_flight([4, 2, 1])
+    (2, 2, 1)
+    """
+    same_length(replicas=replicas)
+    return tuple(math.ceil(sum(replicas[i:]) / d) for i, d in enumerate(replicas))
+
+
+def contiguous_sets(nodes: int, edges: Sequence[tuple[int, int]] | None = None, most: int = 2000) -> tuple[int, int]:
+    """Downsets of a DAG, and the different non-empty sets between two of them: what a pipeline stage can hold.
+
+    A chain of n layers has n + 1 and n(n+1)/2. Without edges given, the chain. O(downsets^2).
+
+    >>> formulas.contiguous_sets(8), formulas.contiguous_sets(24)
+    ((9, 36), (25, 300))
+
+    Raises:
+        UsageError: more than `most` downsets.
+    """
+    whole(nodes=nodes)
+    arcs = [(i, i + 1) for i in range(nodes - 1)] if edges is None else list(edges)
+    found = enumerate_ideals(nodes, arcs, most)
+    if found is None:
+        raise UsageError(
+            f"the graph has more than {most} downsets", hint="allow more, or solve it by planner.partition"
+        )
+    bits = [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in found]
+    return len(bits), len({b & ~a for a in bits for b in bits if a & b == a and a != b})
+
+
+def max_load_bound(work: Sequence[float], devices: int) -> float:
+    """Least load of the fullest of k devices: no less than the mean, nor than the largest node.
+
+    >>> formulas.max_load_bound([4, 3, 2, 6, 5], 2), round(formulas.max_load_bound([4, 3, 2, 6, 5], 3), 4)
+    (10.0, 6.6667)
+    """
+    whole(devices=devices)
+    same_length(work=work)
+    return max(sum(work) / devices, max(work))
