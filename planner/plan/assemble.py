@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from planner import schedules
 from planner.costs.precision import Precision, precision
 from planner.errors import PlanError
 from planner.graph import Chain, Graph
@@ -15,9 +14,8 @@ from planner.operators.types import Origin
 from planner.plan.blocks import Block, BlockParameter, compress
 from planner.plan.cuts import Staging, parameter_indices
 from planner.plan.files import seal
-from planner.plan.orders import encode_orders
-from planner.plan.placement import rank_actions, rank_groups, world_size
 from planner.plan.requirements import requirements
+from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.sections import (
     alternative_section,
     coverage_section,
@@ -33,7 +31,7 @@ from planner.plan.shard_sections import (
     used_shardings,
     with_inside,
 )
-from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, ScheduleSection, Stage
+from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, Stage
 from planner.plan.words import module_ranges, significant
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
@@ -69,6 +67,7 @@ def assemble(
     alternatives: Sequence[Candidate] = (),
     not_modelled: Sequence[str] = NOT_MODELLED,
     shardings: Mapping[int, StageSharding] = _NONE,
+    scheduled: Scheduled | None = None,
 ) -> Plan:
     """Write a judged decision out as a plan.
 
@@ -85,6 +84,7 @@ def assemble(
         alternatives: other decisions worth showing, the answer left out.
         not_modelled: what the predictions leave out.
         shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
+        scheduled: the schedule laid on ranks, where it is not the decision's own by name in the usual order of ranks.
 
     Raises:
         PlanError: the decision does not fit the chain, the cluster or the shardings.
@@ -94,12 +94,13 @@ def assemble(
     """
     _check_stages(chain, decision)
     chosen = precision(job.precision)
-    _check_devices(cluster, decision)
+    laid = scheduled or lay_out(decision)
+    _check_devices(cluster, laid.world_size)
     duplicated = _duplicated(chain, decision)
     staging = _staging(graph, chain, decision, duplicated, chosen)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
     used = used_shardings(decision, shardings)
-    stages = _named_stages(staging, chain, blocks, decision, used)
+    stages = _named_stages(staging, chain, blocks, decision, laid, used)
     shared = staging.shared_parameters()
     predictions = predictions_section(stages, decision, evaluation, certificate, chosen, shared)
     plan = Plan(
@@ -110,16 +111,16 @@ def assemble(
         model=model_section(graph, chosen),
         hardware=hardware_section(cluster),
         options=job,
-        world_size=world_size(decision),
+        world_size=laid.world_size,
         copies=decision.copies,
         micro_batches=micro_batches_section(decision),
         requires=(),
         stages=stages,
-        routing="round_robin",
+        routing=laid.routing,
         boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
-        schedule=_schedule(decision),
+        schedule=laid.section,
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
@@ -148,10 +149,11 @@ def _named_stages(
     chain: Chain,
     blocks: Sequence[Block],
     decision: Decision,
+    laid: Scheduled,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """All stages with their names."""
-    groups, head = rank_groups(decision), head_block(chain)
+    groups, head = laid.groups, head_block(chain)
     found = []
     for at, choice in enumerate(decision.stages):
         stage = _stage(staging, blocks, decision, groups[at], at, head)
@@ -175,8 +177,7 @@ def _check_stages(chain: Chain, decision: Decision) -> None:
         )
 
 
-def _check_devices(cluster: Cluster, decision: Decision) -> None:
-    needed = world_size(decision)
+def _check_devices(cluster: Cluster, needed: int) -> None:
     if needed > cluster.device_count:
         raise PlanError(
             f"the decision takes {needed} devices of {cluster.device_count}",
@@ -269,9 +270,3 @@ def _stage(
         zero=decision.zero,
         parameters=sum(owners.values()),
     )
-
-
-def _schedule(decision: Decision) -> ScheduleSection:
-    schedule = schedules.get(decision.schedule)
-    orders = encode_orders(rank_actions(decision))
-    return ScheduleSection(schedule.name, str(schedule.weight_policy), orders)

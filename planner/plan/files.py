@@ -13,13 +13,16 @@ from planner.plan import layout, strict
 from planner.plan.blocks import BlockParameter
 from planner.plan.figures import Alternative, StagePrediction
 from planner.plan.orders import RankOrder
+from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
+from planner.plan.system_sections import ExchangeSection, SystemSection, TensorExchange
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Boundary, Plan, PlanNote, Provenance, Stage
 from planner.space.types import Job
 
 _SPARSE = (
     Alternative, BlockParameter, Boundary, Plan, PlanNote, Provenance, RankOrder, ShardedBlock, Sharding, Stage,
-    StagePrediction, TensorPlace,
+    StagePrediction, TensorPlace, ExchangeSection, OptimizerScaling, ScheduleSection, StageCorrection, SystemSection,
+    TensorExchange,
 )  # fmt: skip
 """Types whose fields are left out of the file when they have their default."""
 

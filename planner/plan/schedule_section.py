@@ -76,6 +76,8 @@ class ScheduleSection:
         limits: by stage, micro-batches that a rank may keep; a forward waits for room. Left out where orders see to it.
         staleness: by stage, most updates between the weights that a forward reads and the update that applies its
             gradient; left out where there is none.
+        averaged: by stage, micro-batches whose gradients make one update, where that is less than an iteration: each is
+            multiplied by one over that, not by `gradient_scale`. Left out where an update has a whole iteration's.
         clock_distance: updates of other copies that a micro-batch may lack, in waves; left out where copies wait for
             each other at every update.
         transfers: what a transfer between stages occupies in the predictions: "blocking" its receiver too, "overlapped"
@@ -96,6 +98,7 @@ class ScheduleSection:
     versions: tuple[int, ...] = ()
     limits: tuple[int, ...] = ()
     staleness: tuple[int, ...] = ()
+    averaged: tuple[int, ...] = ()
     clock_distance: int | None = None
     transfers: Literal["blocking", "overlapped"] = "blocking"
     corrections: tuple[StageCorrection, ...] = ()

@@ -247,11 +247,22 @@ def _section(
         versions=versions if max(versions, default=1) > 1 else (),
         limits=work.limits,
         staleness=staleness if any(staleness) else (),
+        averaged=() if synchronous else _averaged(written, pipeline, decision.copies),
         clock_distance=getattr(chosen, "distance", None) if chosen.weight_policy is WeightPolicy.VERTICAL else None,
         transfers=transfers,
         corrections=corrections(_scaled(chosen, optimizer), pipeline),
         optimizer=optimizer,
     )
+
+
+def _averaged(written: _Written, pipeline: Pipeline, copies: int) -> tuple[int, ...]:
+    """By stage, micro-batches of all that take part in an update; () where it is those of an iteration."""
+    found = [0] * pipeline.stages
+    for lane, part in zip(written.work.lanes, written.steady, strict=True):
+        kinds = [action.kind for action in lane[part.start : part.stop]]
+        together = pipeline.replicas[lane[0].stage] * copies if ActionKind.LAUNCH_SYNC not in kinds else 1
+        found[lane[0].stage] = kinds.count(ActionKind.FORWARD) * together // max(kinds.count(ActionKind.UPDATE), 1)
+    return tuple(found) if min(found) < pipeline.micro_batches * copies else ()
 
 
 def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int, ...]]]) -> tuple[RankOrder, ...]:

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal
 
+from planner.errors import PlanError
 from planner.plan.blocks import Block, BlockParameter, BlockRun, expand
 from planner.plan.figures import Alternative, Coverage, Predictions
 from planner.plan.flags import Requirement
 from planner.plan.orders import RankOrder
 from planner.plan.places import Places
+from planner.plan.schedule_section import ScheduleSection
 from planner.plan.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace, dealt
-from planner.schedules.types import Action
+from planner.plan.system_sections import ExchangeSection, SystemSection
+from planner.schedules.types import Action, ActionKind
 from planner.space.types import Job
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -236,21 +239,6 @@ class SharedParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleSection:
-    """Who does what in which order.
-
-    Attributes:
-        name: name of the schedule.
-        weight_policy: which versions of the weights are used: "sync" means one version, updated after a flush.
-        orders: the explicit actions of every rank.
-    """
-
-    name: str
-    weight_policy: str
-    orders: tuple[RankOrder, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PlanNote:
     """Something assumed, dropped or impossible, to be said to the reader by name."""
 
@@ -297,7 +285,8 @@ class Plan:
         micro_batches: how the global batch is divided.
         requires: what a backend must be able to do.
         stages: in order.
-        routing: micro-batch m runs on replica `m % len(replicas)` of every stage.
+        routing: "round_robin": micro-batch m runs on replica `m % len(replicas)` of every stage; "by_order": on the one
+            whose orders have it.
         boundaries: tensors that go between stages, by stage and in order of production.
         shared_parameters: parameters that several stages hold.
         duplicated: operators that several stages compute for themselves.
@@ -310,6 +299,8 @@ class Plan:
         blocks: the model's operators and parameters, cut into blocks; stages refer to them by number.
         shardings: how groups of several ranks share the work; stages refer to them by name; left out where there are
             none.
+        system: the published system whose rules chose the plan; left out where it was the own search.
+        exchange: how gradients travel, tensor by tensor; left out where a stage's replicas reduce them all alike.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
@@ -326,7 +317,7 @@ class Plan:
     micro_batches: MicroBatches
     requires: tuple[Requirement, ...]
     stages: tuple[Stage, ...]
-    routing: Literal["round_robin"]
+    routing: Literal["round_robin", "by_order"]
     boundaries: tuple[Boundary, ...]
     shared_parameters: tuple[SharedParameter, ...]
     duplicated: tuple[Duplicated, ...]
@@ -338,6 +329,8 @@ class Plan:
     not_modelled: tuple[str, ...]
     blocks: tuple[BlockRun, ...]
     shardings: tuple[Sharding, ...] = ()
+    system: SystemSection | None = None
+    exchange: ExchangeSection | None = None
 
     @functools.cached_property
     def block_table(self) -> tuple[Block, ...]:
@@ -345,8 +338,23 @@ class Plan:
         return expand(self.blocks)
 
     @functools.cached_property
-    def _order_of(self) -> Mapping[int, RankOrder]:
-        return {rank: order for order in self.schedule.orders for rank in order.ranks}
+    def _orders_of(self) -> Mapping[int, tuple[RankOrder, ...]]:
+        found: dict[int, list[RankOrder]] = {}
+        for order in sorted(self.schedule.orders, key=lambda order: order.lane):
+            for rank in order.ranks:
+                found.setdefault(rank, []).append(order)
+        return {rank: tuple(orders) for rank, orders in found.items()}
+
+    @functools.cached_property
+    def _routes(self) -> Mapping[tuple[int, int], int]:
+        """Replica by stage and micro-batch, as the orders have it."""
+        replicas = {(s.index, rank): j for s in self.stages for j, group in enumerate(s.replicas) for rank in group}
+        return {
+            (action.stage, action.micro_batch): replicas[action.stage, rank]
+            for rank in self._stages_of
+            for action in self.actions(rank)
+            if action.kind is ActionKind.FORWARD and (action.stage, rank) in replicas
+        }
 
     @functools.cached_property
     def _stages_of(self) -> Mapping[int, tuple[int, ...]]:
@@ -359,11 +367,25 @@ class Plan:
     def actions(self, rank: int) -> tuple[Action, ...]:
         """What a rank does in one iteration, in order; () for a rank without an order.
 
+        Of a schedule that never drains, as many iterations as `schedule.iterations` says; of a rank that does two
+        things side by side, one lane after the other.
+
         Raises:
             PlanError: the line of actions cannot be read.
         """
-        order = self._order_of.get(rank)
-        return order.expand(rank) if order else ()
+        return tuple(action for lane in self.lanes(rank) for action in lane)
+
+    def lanes(self, rank: int, times: int = 1) -> tuple[tuple[Action, ...], ...]:
+        """The lists of actions that a rank runs side by side, mostly one.
+
+        Args:
+            rank: the rank.
+            times: how often what goes on for ever is repeated.
+
+        Raises:
+            PlanError: a line of actions cannot be read.
+        """
+        return tuple(order.expand(rank, times) for order in self._orders_of.get(rank, ()))
 
     @property
     def idle_ranks(self) -> tuple[int, ...]:
@@ -379,8 +401,16 @@ class Plan:
         return self._stages_of.get(rank, ())
 
     def route(self, stage: int, micro_batch: int) -> int:
-        """The replica of a stage that runs a micro-batch."""
-        return micro_batch % len(self.stages[stage].replicas)
+        """The replica of a stage that runs a micro-batch.
+
+        Raises:
+            PlanError: the plan is routed by its orders, and none runs the micro-batch there.
+        """
+        if self.routing == "round_robin":
+            return micro_batch % len(self.stages[stage].replicas)
+        if (stage, micro_batch) not in self._routes:
+            raise PlanError(f"no rank runs micro-batch {micro_batch} at stage {stage}", hint="plan again")
+        return self._routes[stage, micro_batch]
 
     def ranks_for(self, stage: int, micro_batch: int) -> tuple[int, ...]:
         """The ranks that run a micro-batch at a stage: one replica's group."""
