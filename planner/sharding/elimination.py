@@ -42,12 +42,16 @@ def factor(variables: Sequence[int], table: np.ndarray) -> Factor:
 
 
 def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:
-    """The sum of factors as one table over the variables, in any order of those."""
-    total = np.zeros([sizes[v] for v in variables])
-    for f in factors:
-        order = sorted(range(len(f.variables)), key=lambda i: variables.index(f.variables[i]))
-        here = [f.variables[i] for i in order]
-        total += f.table.transpose(order).reshape([sizes[v] if v in here else 1 for v in variables])
+    """The sum of factors as one table over the variables, which are ascending."""
+    shape = [sizes[v] for v in variables]
+    wide = [
+        f.table.reshape([n if v in f.variables else 1 for v, n in zip(variables, shape, strict=True)]) for f in factors
+    ]
+    if not wide:
+        return np.zeros(shape)
+    total = np.array(np.broadcast_to(wide[0], shape), dtype=float)
+    for table in wide[1:]:
+        total += table
     return total
 
 
@@ -57,14 +61,14 @@ class _Order:
     Sizes of tables are kept in a heap, those out of date dropped when they come up: O(log variables) a change.
     """
 
-    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: int | None = None) -> None:
-        self.sizes, self.keep = sizes, keep
+    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> None:
+        self.sizes, self.keep = sizes, frozenset(keep)
         self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for f in factors:
             for v in f.variables:
                 self.near[v] |= set(f.variables) - {v}
         self.entries = {v: self._entries(v) for v in self.near}
-        self.heap = [(n, v) for v, n in self.entries.items() if v != keep]
+        self.heap = [(n, v) for v, n in self.entries.items() if v not in self.keep]
         heapq.heapify(self.heap)
 
     def _entries(self, v: int) -> int:
@@ -81,7 +85,7 @@ class _Order:
                 self.near[n] = (self.near[n] | around) - {n, v}
             for n in around:
                 self.entries[n] = self._entries(n)
-                if n != self.keep:
+                if n not in self.keep:
                     heapq.heappush(self.heap, (self.entries[n], n))
             return v, entries, tuple(sorted(around))
         return None
@@ -106,11 +110,11 @@ class _Elimination:
             for v in f.variables:
                 self.of[v].add(i)
         self.constant = sum(float(f.table) for f in factors if not f.variables)
-        self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-        self._seen: dict[tuple[tuple[int, tuple[int, ...]], ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
+        self.done: list[tuple[int, list[Factor]]] = []
+        self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray]] = {}
 
-    def run(self, limit: int, keep: int | None = None) -> bool:
-        """Minimise out all variables but one; false when a table would be too large."""
+    def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
+        """Minimise out all variables but some; false when a table would be too large."""
         order = _Order(self.sizes, self.factors, keep)
         while (found := order.pop()) is not None:
             v, entries, others = found
@@ -120,23 +124,29 @@ class _Elimination:
             mine = [self.tables.pop(i) for i in numbers]
             for u in others:
                 self.of[u] -= set(numbers)
-            best, least = self._minimum(mine, (*others, v))
-            self.done.append((v, others, best))
-            self._add(Factor(others, least), numbers)
+            self.done.append((v, mine))
+            self._add(Factor(others, self._minimum(mine, v, others)), numbers)
         return True
 
-    def _minimum(self, mine: list[Factor], variables: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Best choices of the last variable and what they come to.
+    def complete(self, chosen: list[int]) -> None:
+        """Fill in the best choice of every variable that was minimised out, given those of the others."""
+        for v, mine in reversed(self.done):
+            total = np.zeros(self.sizes[v])
+            for f in mine:
+                total += f.table[tuple(slice(None) if u == v else chosen[u] for u in f.variables)]
+            chosen[v] = int(total.argmin())
+
+    def _minimum(self, mine: list[Factor], v: int, others: tuple[int, ...]) -> np.ndarray:
+        """What the best choices of a variable come to.
 
         Where the same tables hang together in the same way, as in layers that repeat, the answer is that of before.
         """
+        variables = tuple(sorted((v, *others)))
         place = {u: k for k, u in enumerate(variables)}
-        alike = tuple((id(f.table), tuple(place[u] for u in f.variables)) for f in mine)
+        alike = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in mine))
         if alike not in self._seen:
-            total = _sum(mine, variables, self.sizes)
-            self._seen[alike] = mine, total.argmin(axis=-1), total.min(axis=-1)
-        _, best, least = self._seen[alike]
-        return best, least
+            self._seen[alike] = mine, _sum(mine, variables, self.sizes).min(axis=place[v])
+        return self._seen[alike][1]
 
     def _add(self, made: Factor, numbers: Sequence[int]) -> None:
         if not made.variables:
@@ -170,50 +180,59 @@ def minimise(
     if not math.isfinite(left.constant):
         raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
     chosen = [0] * len(sizes)
-    for v, others, best in reversed(left.done):
-        chosen[v] = int(best[tuple(chosen[o] for o in others)])
+    left.complete(chosen)
     return left.constant, tuple(chosen)
 
 
-def marginals(
-    sizes: Sequence[int], factors: Sequence[Factor], variable: int, limit: int = DEFAULT_LIMIT
-) -> np.ndarray | None:
-    """For each choice of a variable the least sum of all factors under it; None when a table would be too large."""
-    left = _Elimination(sizes, factors)
-    if not left.run(limit, keep=variable):
-        return None
-    return _sum(list(left.tables.values()), (variable,), sizes) + left.constant
+@dataclass(frozen=True)
+class Minima:
+    """The least sums of all factors for each choice of some variables.
+
+    Attributes:
+        totals: float64, one dimension a variable; inf where nothing is legal.
+    """
+
+    totals: np.ndarray
+    _kept: tuple[int, ...]
+    _left: _Elimination
+
+    def choices(self, at: Sequence[int]) -> tuple[int, ...]:
+        """The choice of every variable that reaches the least sum under one of each kept variable."""
+        chosen = [0] * len(self._left.sizes)
+        for v, c in zip(self._kept, at, strict=True):
+            chosen[v] = c
+        self._left.complete(chosen)
+        return tuple(chosen)
 
 
-def minimise_along(
-    sizes: Sequence[int], factors: Sequence[Factor], variable: int, limit: int = DEFAULT_LIMIT
-) -> list[tuple[float, tuple[int, ...]]] | None:
-    """For each choice of a variable the least sum of all factors under it, and the choice of every variable.
+def minima(
+    sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int], limit: int = DEFAULT_LIMIT
+) -> Minima | None:
+    """For each choice of some variables the least sum of all factors under it.
 
     One elimination serves them all: a variable that stands for a price gives the best choices at every price.
 
     Args:
         sizes: choices of each variable.
         factors: tables.
-        variable: which variable.
+        keep: which variables, ascending.
         limit: most entries of a table.
 
     Returns:
-        A value (inf where nothing is legal) and choices for each choice of the variable; None when a table would be
-        larger than the limit.
+        The least sums, or None when a table would be larger than the limit.
     """
     left = _Elimination(sizes, factors)
-    if not left.run(limit, keep=variable):
+    if not left.run(limit, keep):
         return None
-    totals = _sum(list(left.tables.values()), (variable,), sizes) + left.constant
-    found = []
-    for c, total in enumerate(totals):
-        chosen = [0] * len(sizes)
-        chosen[variable] = c
-        for v, others, best in reversed(left.done):
-            chosen[v] = int(best[tuple(chosen[o] for o in others)])
-        found.append((float(total), tuple(chosen)))
-    return found
+    return Minima(_sum(list(left.tables.values()), tuple(keep), sizes) + left.constant, tuple(keep), left)
+
+
+def marginals(
+    sizes: Sequence[int], factors: Sequence[Factor], variable: int, limit: int = DEFAULT_LIMIT
+) -> np.ndarray | None:
+    """For each choice of a variable the least sum of all factors under it; None when a table would be too large."""
+    found = minima(sizes, factors, (variable,), limit)
+    return None if found is None else found.totals
 
 
 def value(factors: Sequence[Factor], chosen: Sequence[int]) -> float:

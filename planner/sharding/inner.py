@@ -23,9 +23,10 @@ import numpy as np
 from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
 from planner.sharding.block_key import BlockView, PriceMarks, renamed
+from planner.sharding.block_search import points
 from planner.sharding.boundary import Boundaries, Boundary, variants
 from planner.sharding.choices import Options
-from planner.sharding.inner_points import BlockProblem, InnerPoint, points
+from planner.sharding.inner_points import BlockProblem, InnerPoint
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Facts, Setting
 from planner.sharding.resting import StateBytes
@@ -168,7 +169,7 @@ def inner_costs(
     Raises:
         InfeasibleError: a block's operators hang together too closely for exact elimination.
 
-    Complexity: for each distinct block and boundary one elimination, with all prices of memory at once.
+    Complexity: for each distinct block one elimination, with all boundaries and prices of memory at once.
     """
     chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
     setting = inner_setting(chain, graph, prices, mesh, chosen)
@@ -185,7 +186,7 @@ def inner_costs(
         key = (like, marks.of(view.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
-            cache.entries[key] = view.names, {each: points(problem, each) for each in boundaries}
+            cache.entries[key] = view.names, points(problem, boundaries)
         names, sets = cache.entries[key]
         same = names == view.names
         found.append(BlockSharding(b, sets, {} if same else dict(zip(names, view.names, strict=True))))

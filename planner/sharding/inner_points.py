@@ -1,4 +1,4 @@
-"""The points of one block: pin its boundaries, put several prices on memory, keep what nothing else beats."""
+"""One block to be sharded, and what a decision about it costs (a point); points that nothing else beats."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.sharding.boundary import Boundaries, canonical_layout
-from planner.sharding.elimination import Factor, minimise, minimise_along
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
-
-WORTH = (0.03, 0.3, 1000.0)
-"""Prices of memory: holding all that the fastest point holds costs this many times its seconds."""
-LEAN = 1e-9
-"""The price that only decides between points of equal time."""
 
 
 @dataclass(frozen=True)
@@ -114,58 +108,20 @@ class BlockProblem:
         tensor, padded = self.setting.graph.tensors[name], self.setting.options.padded
         return canonical_layout(tensor, boundary, self.setting.mesh.sizes, padded=padded)
 
-    def pinned(self, boundary: Boundaries) -> ShardingProblem:
-        """The problem with the boundary tensors, values and gradients, in their canonical layouts."""
-        keep = {}
+    def ends_under(self, boundaries: Sequence[Boundaries]) -> dict[int, np.ndarray]:
+        """By variable of a boundary tensor, its choice under each treatment: value and gradient lie canonically."""
+        found = {}
         place = {name: v for v, name in enumerate(self.free.names)}
         for name in (*self.ends.inputs, *self.ends.outputs):
             if name in place:
-                layout = self.canonical(name, boundary)
-                gradient = layout if name in self.facts.carrying else None
-                v = place[name]
-                keep[v] = np.asarray([self.free.choices[v].index(TensorChoice(layout, gradient))])
-        return self.free.restricted(keep)
+                layouts = [self.canonical(name, boundary) for boundary in boundaries]
+                wanted = [TensorChoice(at, at if name in self.facts.carrying else None) for at in layouts]
+                offered = self.free.choices[place[name]]
+                found[place[name]] = np.asarray([offered.index(choice) for choice in wanted])
+        return found
 
 
-def points(block: BlockProblem, boundary: Boundaries) -> tuple[InnerPoint, ...]:
-    """The points of a block under one treatment of its boundaries, fastest first; none where nothing is legal.
-
-    Raises:
-        InfeasibleError: exact elimination would need too large a table.
-    """
-    problem = block.pinned(boundary)
-    try:
-        first = minimise(problem.sizes, problem.factors())
-    except InfeasibleError:
-        return ()
-    if first is None:
-        raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
-    prices = _prices(problem, *first)
-    owns = [
-        Factor((v, len(problem.names)), time[:, None] + kept[:, None] * prices[:, _is_weight(problem, v)])
-        for v, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True))
-    ]
-    found = minimise_along((*problem.sizes, len(prices)), [*owns, *problem.links], len(problem.names))
-    chosen = [first[1]] if found is None else [at[:-1] for _, at in found]
-    made = [_point(block, boundary, problem.decision(at)) for at in dict.fromkeys(chosen)]
-    return tuple(sorted(_undominated(made), key=lambda p: (p.forward_s + p.backward_s, p.figures)))
-
-
-def _is_weight(problem: ShardingProblem, v: int) -> int:
-    return int(isinstance(problem.choices[v][0], WeightChoice))
-
-
-def _prices(problem: ShardingProblem, total: float, chosen: Sequence[int]) -> np.ndarray:
-    """[prices, 2] seconds a byte of activations and of weights: every pair of prices, none on either first."""
-    held = [0.0, 0.0]
-    for v, c in enumerate(chosen):
-        held[_is_weight(problem, v)] += float(problem.bytes[v][c])
-    units = [total / max(1.0, each) for each in held]
-    pairs = [(LEAN, LEAN), *((w, LEAN) for w in WORTH), *((LEAN, w) for w in WORTH), *((w, w) for w in WORTH)]
-    return np.asarray([[a * units[0], w * units[1]] for a, w in pairs])
-
-
-def _undominated(found: Sequence[InnerPoint]) -> list[InnerPoint]:
+def undominated(found: Sequence[InnerPoint]) -> list[InnerPoint]:
     """Points that no other is at least as good as in every figure; of equal ones the first."""
     figures = np.asarray([p.figures for p in found])
     slack = 1e-9 * np.abs(figures).max(axis=0)
@@ -178,7 +134,12 @@ def _undominated(found: Sequence[InnerPoint]) -> list[InnerPoint]:
     return kept
 
 
-def _point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> InnerPoint:
+def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> InnerPoint:
+    """What a decision makes of a block.
+
+    Raises:
+        InfeasibleError: the judge finds it illegal, which is a defect.
+    """
     setting, graph = block.setting, block.setting.graph
     sizes = setting.mesh.sizes
     verdict = evaluate(setting, decision, facts=block.facts)
