@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -85,12 +85,14 @@ class BlockProblem:
         facts: of the whole graph.
         ends: its boundary tensors.
         workspace: [nodes of the graph] transient bytes of each node run whole.
+        checked: strategies that the judge found legal so far.
     """
 
     setting: Setting
     facts: Facts
     ends: Ends
     workspace: np.ndarray
+    checked: set[tuple[int, Strategy]] = field(default_factory=set)
 
     @functools.cached_property
     def free(self) -> ShardingProblem:
@@ -142,7 +144,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
     """
     setting, graph = block.setting, block.setting.graph
     sizes = setting.mesh.sizes
-    verdict = evaluate(setting, decision, facts=block.facts)
+    verdict = evaluate(setting, decision, facts=block.facts, checked=block.checked)
     if verdict.violations:
         raise InfeasibleError(f"a sharded block is not legal: {verdict.violations[0]}", hint="report this as a defect")
     weights = tuple(

@@ -101,8 +101,10 @@ class Verdict:
 
 
 class _Judge:
-    def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: Facts) -> None:
-        self.setting, self.decision, self.graph = setting, decision, setting.graph
+    def __init__(
+        self, setting: Setting, decision: Mapping[str, Choice], facts: Facts, checked: set[tuple[int, Strategy]]
+    ) -> None:
+        self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
         self.read = {n for i in setting.members for n in self.graph.nodes[i].inputs}
         self.kept: dict[str, int] = {}
@@ -123,7 +125,7 @@ class _Judge:
 
     def move(self, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout, times: float) -> None:
         sizes = self.setting.mesh.sizes
-        for layout in (before, after):
+        for layout in (before, after)[before == after :]:
             why = refusal(tensor.shape, layout, sizes, padded=self.setting.options.padded)
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
@@ -181,8 +183,9 @@ class _Judge:
         """Whether the strategy is one that the operator's loop nests allow."""
         node, setting = self.graph.nodes[i], self.setting
         chosen = self.decision.get(f"op:{node.key}")
-        if not isinstance(chosen, Strategy):
+        if not isinstance(chosen, Strategy) or (i, chosen) in self.checked:
             return
+        found = len(self.verdict.violations)
         tags = {part.blocks for _, layout in (*chosen.reads, *chosen.writes) for part in layout} - {1}
         options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
         call = OpCall.of(self.graph, node)
@@ -190,6 +193,8 @@ class _Judge:
             self.verdict.violations.append(f"{node.key} cannot be split as {chosen}")
         if is_forbidden(chosen, result_ranks(call), self.forbids(i)):
             self.verdict.violations.append(f"{node.key} is split as {chosen}, which is forbidden")
+        if len(self.verdict.violations) == found:
+            self.checked.add((i, chosen))
 
     def _results(self, i: int, chosen: Strategy) -> None:
         writes, gradients = dict(chosen.writes), dict(chosen.write_gradients)
@@ -247,6 +252,7 @@ def evaluate(
     *,
     memory_bytes: float | None = None,
     facts: Facts | None = None,
+    checked: set[tuple[int, Strategy]] | None = None,
 ) -> Verdict:
     """What a decision costs, and whether it is legal.
 
@@ -255,8 +261,9 @@ def evaluate(
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
         memory_bytes: what a rank may hold, None for no limit.
         facts: `Facts.of` a setting of the same graph, to spare finding them again.
+        checked: strategies of nodes that were found legal in earlier calls with the same setting; added to.
     """
-    judge = _Judge(setting, decision, facts or Facts.of(setting))
+    judge = _Judge(setting, decision, facts or Facts.of(setting), set() if checked is None else checked)
     for i in setting.members:
         judge.node(i)
         judge.legal(i)

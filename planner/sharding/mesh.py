@@ -6,6 +6,7 @@ counts at one second a byte), which is what the published byte counts of tensor-
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Mesh:
     s_per_byte: float = 1.0
     _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
 
-    @property
+    @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Ranks along each axis."""
         return tuple(axis.size for axis in self.axes)

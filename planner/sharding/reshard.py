@@ -280,5 +280,12 @@ def reshard(
     Raises:
         UsageError: the tensor cannot lie so.
     """
+    return _reshard(mesh, tuple(shape), item_bytes, before, after, padded)
+
+
+@functools.lru_cache(maxsize=65536)
+def _reshard(
+    mesh: Mesh, shape: tuple[int, ...], item_bytes: float, before: TensorLayout, after: TensorLayout, padded: bool
+) -> tuple[Step, ...]:
     tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
-    return reshard_table(mesh, tuple(shape), item_bytes, padded=padded, interleaved=tags).steps(before, after)
+    return reshard_table(mesh, shape, item_bytes, padded=padded, interleaved=tags).steps(before, after)

@@ -94,10 +94,12 @@ def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = Non
     Complexity: blocks times points times prices.
     """
     found: list[ShardedCosts] = []
+    places = _Places(costs)
     for boundary in costs.boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
-            found += [_arrays(costs, boundary, picked, differentiable) for picked in _picked(costs, sets)]
+            crossing = _crossing(costs, boundary, differentiable)
+            found += [_arrays(boundary, picked, places, crossing) for picked in _picked(costs, sets)]
     found.sort(key=lambda c: c.totals)
     return tuple(_worth_trying(found))
 
@@ -129,22 +131,52 @@ def _picked(costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]]) -> list[t
     return [tuple(each[k] for each, k in zip(sets, picked, strict=True)) for picked in sorted(chosen)]
 
 
-def _arrays(
-    costs: InnerCosts, boundary: Boundaries, picked: tuple[InnerPoint, ...], differentiable: frozenset[str] | None
-) -> ShardedCosts:
-    graph = costs.graph
-    places = [dict(block.names) for block in costs.blocks]
-    named = list(zip(picked, places, strict=True))
-    saved = tuple(tuple((at.get(s, s), size) for s, size in p.saved) for p, at in named)
-    checkpoints = tuple(tuple((at.get(t, t), size) for t, size in p.checkpoints) for p, at in named)
-    parameters = tuple(_parameters(graph, tuple((at.get(w, w), part) for w, part in p.weights)) for p, at in named)
-    sizes = {name: _crossing_bytes(costs, name, boundary) for names in costs.chain.crossing for name in names}
-    backward = {
-        name: size
-        if (graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable)
-        else 0.0
-        for name, size in sizes.items()
+@dataclass(frozen=True)
+class _Named:
+    """A point's storages, inputs and parameters in a block's own names."""
+
+    saved: tuple[tuple[str, float], ...]
+    checkpoints: tuple[tuple[str, float], ...]
+    parameters: tuple[tuple[str, float], ...]
+
+
+class _Places:
+    """Points in the names of the blocks, each translated once."""
+
+    def __init__(self, costs: InnerCosts) -> None:
+        self._graph, self._names = costs.graph, [block.names for block in costs.blocks]
+        self._known: dict[tuple[int, int], _Named] = {}
+
+    def of(self, b: int, point: InnerPoint) -> _Named:
+        """A point in the names of block b."""
+        if (b, id(point)) not in self._known:
+            at = self._names[b]
+            weights = tuple((at.get(w, w), part) for w, part in point.weights)
+            self._known[b, id(point)] = _Named(
+                tuple((at.get(s, s), size) for s, size in point.saved),
+                tuple((at.get(t, t), size) for t, size in point.checkpoints),
+                _parameters(self._graph, weights),
+            )
+        return self._known[b, id(point)]
+
+
+def _crossing(
+    costs: InnerCosts, boundary: Boundaries, differentiable: frozenset[str] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n + 1] bytes of the tensors that cross each boundary, and of their gradients."""
+    graph, crossing = costs.graph, costs.chain.crossing
+    sizes = {name: _crossing_bytes(costs, name, boundary) for names in crossing for name in names}
+    flows = {
+        name: graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable for name in sizes
     }
+    forward = np.array([sum(sizes[t] for t in names) for names in crossing], dtype=float)
+    return forward, np.array([sum(sizes[t] for t in names if flows[t]) for names in crossing], dtype=float)
+
+
+def _arrays(
+    boundary: Boundaries, picked: tuple[InnerPoint, ...], places: _Places, crossing: tuple[np.ndarray, np.ndarray]
+) -> ShardedCosts:
+    named = [places.of(b, p) for b, p in enumerate(picked)]
     return ShardedCosts(
         boundaries=boundary,
         points=picked,
@@ -153,16 +185,14 @@ def _arrays(
         step_s=np.array([p.step_s for p in picked]),
         communication_s=np.array([p.communication_s for p in picked]),
         sent_bytes=np.array([p.sent_bytes for p in picked]),
-        parameter_elements=np.array([sum(size for _, size in each) for each in parameters]),
-        parameters=parameters,
-        saved=saved,
+        parameter_elements=np.array([sum(size for _, size in each.parameters) for each in named]),
+        parameters=tuple(each.parameters for each in named),
+        saved=tuple(each.saved for each in named),
         saved_bytes=np.array([p.saved_bytes for p in picked]),
-        checkpoints=checkpoints,
+        checkpoints=tuple(each.checkpoints for each in named),
         checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
-        boundary_bytes=np.array([sum(sizes[t] for t in names) for names in costs.chain.crossing], dtype=float),
-        gradient_boundary_bytes=np.array(
-            [sum(backward[t] for t in names) for names in costs.chain.crossing], dtype=float
-        ),
+        boundary_bytes=crossing[0],
+        gradient_boundary_bytes=crossing[1],
         workspace_bytes=np.array([p.workspace_bytes for p in picked]),
     )
 
