@@ -1,0 +1,77 @@
+"""The orders of a plan's ranks as a schedule's workers have them, ready to be compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from planner.plan.types import Plan
+from planner.schedules.types import Work
+
+
+def work_of(plan: Plan, ranks: Sequence[int], times: int = 1) -> Work:
+    """The orders of some ranks, each of which becomes a worker; O(actions).
+
+    Args:
+        plan: the plan.
+        ranks: one of each replica of the stages that are looked at.
+        times: how often what goes on for ever is repeated.
+
+    Raises:
+        PlanError: a line of actions cannot be read.
+    """
+    section = plan.schedule
+    group_of = {rank: group[0] for stage in plan.stages for group in stage.replicas for rank in group}
+    number = {group_of[rank]: worker for worker, rank in enumerate(ranks)}
+    lanes, workers = [], []
+    for worker, rank in enumerate(ranks):
+        for lane in plan.lanes(rank, times):
+            lanes.append(
+                tuple(
+                    a if a.peer < 0 else dataclasses.replace(a, peer=number.get(group_of.get(a.peer, -1), -1))
+                    for a in lane
+                )
+            )
+            workers.append(worker)
+    return Work(
+        tuple(lanes),
+        workers=tuple(workers),
+        parts=section.parts,
+        causal=section.causal,
+        shared=section.side_by_side,
+        streaming=section.streaming,
+        versions=section.versions,
+        limits=section.limits,
+    )
+
+
+def leaders(plan: Plan) -> tuple[list[int], int]:
+    """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
+    found = sorted({group[0] for stage in plan.stages for group in stage.replicas})
+    if plan.copies > 1 and plan.world_size % plan.copies == 0 and _alike(plan, found):
+        return [rank for rank in found if rank < plan.world_size // plan.copies], plan.copies
+    return found, 1
+
+
+def _alike(plan: Plan, found: Sequence[int]) -> bool:
+    """Whether each copy does what copy 0 does, on micro-batches that lie a constant further on."""
+    width = plan.world_size // plan.copies
+    lines: dict[int, dict[int, tuple[str, int, int]]] = {}
+    for order in plan.schedule.orders:
+        for rank, first in zip(order.ranks, order.first, strict=True):
+            lines.setdefault(rank, {})[order.lane] = order.actions, order.step, first
+    first_copy = [rank for rank in found if rank < width]
+    if len(found) != len(first_copy) * plan.copies or any(rank not in lines for rank in found):
+        return False
+    for copy in range(1, plan.copies):
+        shifts = set()
+        for rank in first_copy:
+            mine, other = lines[rank], lines.get(rank + copy * width, {})
+            if mine.keys() != other.keys() or plan.stages_of(rank) != plan.stages_of(rank + copy * width):
+                return False
+            if any(mine[lane][:2] != other[lane][:2] for lane in mine):
+                return False
+            shifts |= {other[lane][2] - mine[lane][2] for lane in mine}
+        if len(shifts) > 1:
+            return False
+    return True
