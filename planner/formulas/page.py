@@ -1,0 +1,159 @@
+"""The page of all formulas, docs/formulas.md, made from their signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from planner import formulas
+
+_HEAD = """\
+# Formulas
+
+What the published systems cost, keep and decide, as functions with plain numbers in and out. Everything here can be had
+after
+
+```pycon
+>>> import planner
+>>> from planner import formulas
+
+```
+
+A name begins with its system and ends with its unit where it has one (`_s` seconds, `_bytes`); times may be in any unit
+if all are. `formulas.names("chimera")` lists the names of a system, `help(formulas.chimera_bubble)` explains one, a
+misspelt name is answered with the nearest. Wrong arguments raise `planner.UsageError` (a schedule that cannot serve a
+pipeline `planner.PlanError`) and say what to do.
+
+Formulas hold for equal stages. `planner.measure_schedule` plays any schedule with times by stage, transfers and
+exchanges ([all schedules](schedules.md)); where formula and simulation differ, the simulation counts. Prices on real
+clusters are in [exchange](sync.md) and [systems](systems.md). This page is made from the code, and all its examples are
+run as tests.
+"""
+
+SIMULATED = {
+    "GPipe": """
+        >>> found = planner.measure_schedule("gpipe", 4, 8, forward_s=1, backward_s=2)
+        >>> found.makespan_s, round(found.bubble, 4), found.held
+        (33.0, 0.2727, (8, 8, 8, 8))
+        >>> planner.measure_schedule("gpipe:recompute=true", 4, 8, forward_s=1, backward_s=2, recompute_s=1).makespan_s
+        44.0
+    """,
+    "1F1B with a flush": """
+        >>> planner.measure_schedule("1f1b", 4, 8, forward_s=1, backward_s=2).held
+        (4, 3, 2, 1)
+    """,
+    "Interleaved 1F1B": """
+        >>> found = planner.measure_schedule("interleaved:chunks=2", 4 * 2, 8, forward_s=0.5, backward_s=1.0)
+        >>> found.makespan_s, found.bubble_over_ideal, found.held_micro_batches
+        (28.5, 0.1875, (5.5, 4.5, 3.5, 2.5))
+    """,
+    "Chimera": """
+        >>> found = planner.measure_schedule("chimera:pairs=2", 8, 8, forward_s=1, backward_s=2)
+        >>> found.makespan_s, found.held
+        (28.0, (7, 8, 8, 7, 7, 8, 8, 7))
+        >>> planner.measure_schedule("chimera:over=double", 4, 8, forward_s=1, backward_s=2).makespan_s
+        28.0
+        >>> planner.bundled_info("bert-48").parameters
+        669790012
+    """,
+    "GEMS": """
+        >>> planner.measure_schedule("gems", 4, 8, forward_s=1, backward_s=1).makespan_s
+        43.0
+    """,
+    "BaPipe": """
+        >>> planner.measure_schedule("bapipe-so", 4, 8, forward_s=1, backward_s=2, receive_s=0.25).makespan_s
+        34.5
+        >>> planner.measure_schedule("bapipe-fbp", 3, 6, forward_s=1, backward_s=2).held
+        (6, 4, 2)
+    """,
+    "PipeDream": """
+        >>> found = planner.measure_schedule("pipedream", 4, 4, forward_s=1, backward_s=2)
+        >>> found.staleness, found.weight_versions
+        ((3, 2, 1, 0), (4, 3, 2, 1))
+    """,
+    "PipeDream-2BW": """
+        >>> found = planner.measure_schedule("pipedream-2bw:uniform=false", 4, 8, forward_s=1, backward_s=2)
+        >>> found.staleness, max(found.weight_versions)
+        ((1, 1, 1, 0), 2)
+    """,
+    "PipeMare": """
+        >>> planner.measure_schedule("pipemare", 4, 4, forward_s=1, backward_s=1).mean_staleness
+        (1.75, 1.25, 0.75, 0.25)
+    """,
+    "Pipelined Backpropagation": """
+        >>> planner.measure_schedule("pipelined-backprop", 4, 4, forward_s=1, backward_s=1).staleness
+        (6, 4, 2, 0)
+    """,
+    "HetPipe": """
+        >>> found = planner.measure_schedule("hetpipe:concurrent=4", 2, 8, forward_s=1, backward_s=2, replicas=2)
+        >>> found.staleness, found.weight_versions
+        ((3, 3), (4, 4))
+    """,
+    "DAPPLE": """
+        >>> planner.measure_schedule("dapple", 4, 8, forward_s=[2, 1, 1, 1], backward_s=[4, 2, 2, 2]).makespan_s
+        51.0
+        >>> planner.measure_schedule("dapple", 4, 8, forward_s=1, backward_s=2, sync_s=5).makespan_s
+        38.0
+    """,
+    "Zero bubble": """
+        >>> whole = dict(forward_s=1, backward_s=2, weight_grad_s=1)
+        >>> [planner.measure_schedule(s, 4, 8, **whole).iteration_s for s in ("zb-h1", "zb-h1:limit=6", "zb-h2")]
+        [27.0, 25.0, 24.0]
+        >>> [planner.measure_schedule(s, 2 * 4, 8, **whole).iteration_s for s in ("zb-v", "v-half", "v-min")]
+        [48.0, 53.0, 59.0]
+    """,
+    "Hanayo": """
+        >>> planner.measure_schedule("hanayo:waves=2", 4 * 4, 4, forward_s=1, backward_s=2).makespan_s
+        60.0
+    """,
+    "BPipe": """
+        >>> planner.measure_schedule("bpipe", 8, 32, forward_s=1, backward_s=2).held
+        (5, 5, 5, 5, 4, 4, 4, 4)
+    """,
+    "DualPipe": """
+        >>> half = planner.Conditions(pair_overlap=1.0)
+        >>> found = planner.measure_schedule(
+        ...     "dualpipe", 8, 20, forward_s=1, backward_s=2, weight_grad_s=1, conditions=half
+        ... )
+        >>> found.makespan_s, found.worker_idle_s
+        (52.0, (1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0))
+    """,
+    "Seq1F1B": """
+        >>> found = planner.measure_schedule("seq1f1b:splits=4", 4, 8, forward_s=1, backward_s=2)
+        >>> round(found.bubble, 6), found.held_micro_batches
+        (0.085714, (1.75, 1.5, 1.25, 1.0))
+    """,
+}
+"""By system, what a simulation or another function of the front door shows."""
+
+
+def formulas_page() -> str:
+    """Markdown of docs/formulas.md."""
+    return "\n".join([_HEAD, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    for system, modules in formulas.GROUPS.items():
+        yield f"## {system}\n"
+        for name in (name for own in modules.values() for name in own):
+            yield _entry(name, getattr(formulas, name))
+        if system in SIMULATED:
+            yield "Played, or counted on a graph:\n"
+            yield f"```pycon\n{textwrap.dedent(SIMULATED[system]).strip()}\n\n```\n"
+
+
+def _entry(name: str, function: Callable[..., Any]) -> str:
+    """The call, what it gives in the first paragraph of its docstring, and its examples."""
+    text = inspect.getdoc(function) or ""
+    paragraphs = text.split("\n\n")
+    examples = "\n".join(p for p in paragraphs if p.startswith(">>>"))
+    return f"**`{name}{_arguments(function)}`** {' '.join(paragraphs[0].split())}\n\n```pycon\n{examples}\n\n```\n"
+
+
+def _arguments(function: Callable[..., Any]) -> str:
+    """Names of the arguments, with their defaults."""
+    signature = inspect.signature(function)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
