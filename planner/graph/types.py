@@ -198,6 +198,7 @@ class Graph:
         batch: size of the batch dimension the shapes are for; 0 when unknown.
         opset: version of the default ONNX operator set; 0 for other formats.
         report: what the importer kept, dropped and assumed.
+        permuted: for tensors of kind PARAMETER that are one parameter transposed: for each dimension, the parameter's.
     """
 
     name: str
@@ -212,6 +213,7 @@ class Graph:
     batch: int = 0
     opset: int = 0
     report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0, 0))
+    permuted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @functools.cached_property
     def producer(self) -> Mapping[str, int]:

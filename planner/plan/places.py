@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from planner.plan.blocks import Block
 from planner.plan.shardings import Holding, OperatorSplit, ShardedBlock, Sharding, TensorPlace, correspondence
 
 T = TypeVar("T")
+_CUT = re.compile(r"S([0-9]+)")
 
 
 class Places:
@@ -58,15 +60,19 @@ class Places:
 
     @functools.cached_property
     def _tensors(self) -> tuple[Mapping[str, TensorPlace], ...]:
-        return self._resolved(lambda e, name: ((p.tensor, _renamed(p, "tensor", name)) for p in e.tensors))
+        return self._resolved(lambda e, name: (entry for p in e.tensors for entry in _with_parameters(_place(p, name))))
 
     @functools.cached_property
     def _operators(self) -> tuple[Mapping[str, OperatorSplit], ...]:
-        return self._resolved(lambda e, name: ((o.operator, _renamed(o, "operator", name)) for o in e.operators))
+        return self._resolved(
+            lambda e, name: ((name[o.operator], dataclasses.replace(o, operator=name[o.operator])) for o in e.operators)
+        )
 
     @functools.cached_property
     def _holdings(self) -> tuple[Mapping[str, Holding], ...]:
-        return self._resolved(lambda e, name: ((h.weight, _renamed(h, "weight", name)) for h in e.holdings))
+        return self._resolved(
+            lambda e, name: ((name[h.weight], dataclasses.replace(h, weight=name[h.weight])) for h in e.holdings)
+        )
 
     def _resolved(
         self, items: Callable[[ShardedBlock, Mapping[str, str]], Iterable[tuple[str, T]]]
@@ -79,7 +85,7 @@ class Places:
                 known = self.entry(stage, block)
                 if known is not None:
                     for name, item in items(*known):
-                        own.setdefault(known[1][name], item)
+                        own.setdefault(name, item)
             found.append(own)
         return tuple(found)
 
@@ -89,7 +95,31 @@ def _first(found: Sequence[Mapping[str, T]], name: str, stage: int | None) -> T 
     return next((own[name] for own in searched if name in own), None)
 
 
-def _renamed(item: T, field: str, names: Mapping[str, str]) -> T:
-    """The item under the model's name for its subject."""
-    changed: T = dataclasses.replace(item, **{field: names[getattr(item, field)]})  # type: ignore[type-var]
-    return changed
+def _place(place: TensorPlace, names: Mapping[str, str]) -> TensorPlace:
+    """A place under the model's names."""
+    parameters = tuple(names[p] for p in place.parameters)
+    return dataclasses.replace(place, tensor=names[place.tensor], parameters=parameters)
+
+
+def _with_parameters(place: TensorPlace) -> list[tuple[str, TensorPlace]]:
+    """A weight's place by its own name and by those of its parameters, transposed as far as the plan says how."""
+    found = [(place.tensor, place)]
+    for parameter in place.parameters:
+        if place.dims:
+            value, gradient, optimizer = (
+                transposed(text, place.dims) for text in (place.value, place.gradient, place.optimizer)
+            )
+            found.append((parameter, TensorPlace(parameter, value, gradient, optimizer)))
+        else:
+            found.append((parameter, place))
+    return found
+
+
+def transposed(text: str, dims: Sequence[int]) -> str:
+    """A layout in another order of dimensions: `S1` of a matrix is `S0` of its transpose.
+
+    Args:
+        text: the layout.
+        dims: for each dimension that it is about, the one in the other order.
+    """
+    return _CUT.sub(lambda match: f"S{dims[int(match[1])]}", text)

@@ -6,17 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.plan.blocks import Block
 from planner.plan.figures import Predictions
 from planner.plan.holdings import holdings
+from planner.plan.shard_text import by_position, group_collective, weight_origin
 from planner.plan.shardings import (
     BlockFigures,
     BlockSeries,
-    GroupCollective,
     MeshAxis,
     OperatorSplit,
     ShardedBlock,
@@ -27,9 +25,8 @@ from planner.plan.templates import longest_run, template
 from planner.plan.types import Boundary
 from planner.plan.words import significant
 from planner.sharding import (
-    CollectiveUse,
     InnerPoint,
-    Mesh,
+    RestingLayout,
     Setting,
     StageSharding,
     Strategy,
@@ -114,7 +111,7 @@ class _Writer:
         point = entry.inner.blocks[first].named(entry.costs.points[first])
         text = describe(self._setting, point.decision, point.communication, self._facts.carrying)
         splits = (choice for choice in point.decision.values() if isinstance(choice, Strategy))
-        places = tuple(TensorPlace(t.tensor, t.value, t.gradient, t.optimizer) for t in text.tensors)
+        places = tuple(tensor_place(self._graph, t) for t in text.tensors)
         made = ShardedBlock(
             of=(),
             figures=_figures(point),
@@ -123,16 +120,15 @@ class _Writer:
                 for o, s in zip(text.operators, splits, strict=True)
             ),
             tensors=places,
-            collectives=tuple(_collective(use, mesh, self._setting.micro_batches) for use in text.collectives),
+            collectives=tuple(group_collective(use, mesh, self._setting.micro_batches) for use in text.collectives),
             holdings=holdings(self._graph, mesh, [o.operator for o in text.operators], places),
         )
         return dataclasses.replace(made, of=_series(entry, members, table, made.names))
 
 
-def by_position(layouts: Sequence[tuple[int, str]]) -> tuple[str, ...]:
-    """Layouts by position, "" where there is none."""
-    found = dict(layouts)
-    return tuple(found.get(p, "") for p in range(max(found, default=-1) + 1))
+def tensor_place(graph: Graph, rest: RestingLayout) -> TensorPlace:
+    """Where a tensor rests, with the parameters behind it where it is not one itself."""
+    return TensorPlace(rest.tensor, rest.value, rest.gradient, rest.optimizer, *weight_origin(graph, rest.tensor))
 
 
 def _figures(point: InnerPoint) -> BlockFigures:
@@ -147,37 +143,6 @@ def _figures(point: InnerPoint) -> BlockFigures:
         checkpoint_bytes=significant(point.checkpoint_bytes, 15),
         workspace_bytes=significant(point.workspace_bytes, 15),
     )
-
-
-def _collective(use: CollectiveUse, mesh: Mesh, micro_batches: int) -> GroupCollective:
-    """A collective as the plan has it: what an update runs is told whole, not by a micro-batch's share of it."""
-    whole = micro_batches if use.phase == "step" else 1
-    return GroupCollective(
-        of=use.subject,
-        reason=use.reason,  # type: ignore[arg-type]
-        phase=use.phase,  # type: ignore[arg-type]
-        kind=use.kind.value,
-        axes=use.axes,
-        level=level_crossed(mesh, use.axes),
-        payload_bytes=significant(use.payload_bytes),
-        sent_bytes=significant(use.sent_bytes * whole),
-        times=significant(use.times * whole),
-        seconds=significant(use.seconds * whole),
-    )
-
-
-def level_crossed(mesh: Mesh, axes: Sequence[str]) -> str:
-    """Name of the outermost level of links between ranks along the axes; "" where there is none."""
-    if mesh.cluster is None:
-        return ""
-    groups = mesh.groups([mesh.names.index(name) for name in axes])
-    crossed = ""
-    below = 1
-    for level, size in zip(mesh.cluster.levels, mesh.cluster.group_sizes(), strict=True):
-        if np.any(groups // below != groups[:, :1] // below):
-            crossed = level.name
-        below = size
-    return crossed
 
 
 def _series(
@@ -278,9 +243,13 @@ def with_inside(
 
 
 def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
-    """Trained weight elements that a rank holds of some blocks, a shared parameter once."""
-    held: dict[str, float] = {}
-    for each in entry.costs.parameters[start:stop]:
+    """Trained weight elements that a rank holds of some blocks, a shared parameter once.
+
+    A parameter that several blocks of the chain read counts as where a rank holds most of it.
+    """
+    most: dict[str, float] = {}
+    for each in entry.costs.parameters:
         for name, elements in each:
-            held[name] = max(held.get(name, 0.0), elements)
-    return round(sum(held.values()))
+            most[name] = max(most.get(name, 0.0), elements)
+    own = {name for each in entry.costs.parameters[start:stop] for name, _ in each}
+    return round(sum(most[name] for name in own))

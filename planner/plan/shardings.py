@@ -54,12 +54,16 @@ class TensorPlace:
         value: layout of its value; of a weight, of its working copy.
         gradient: layout in which its gradient is added up; left out where it has none.
         optimizer: layout of a weight's optimizer state; left out for all else.
+        parameters: the parameters that a weight is computed from (a transposed copy); left out where it is one itself.
+        dims: of a transposed parameter, for each dimension of the weight that of the parameter; left out otherwise.
     """
 
     tensor: str
     value: str
     gradient: str = ""
     optimizer: str = ""
+    parameters: tuple[str, ...] = ()
+    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,8 @@ class Stage:
         zero: 0, or 1 when the optimizer state is sharded over the replicas.
         parameters: trained weight elements of one replica, a tied copy counted once.
         sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
-        rank_parameters: trained weight elements that one rank of a group holds; left out with `sharding`.
+        rank_parameters: trained weight elements that one rank of a group holds, a tied copy counted once, and as where
+            a rank holds most of it; left out with `sharding`.
     """
 
     index: int
@@ -452,7 +453,10 @@ class Plan:
         return self._places.entry(stage, block)
 
     def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
-        """Where a tensor or weight of the model lies on the ranks of a group.
+        """Where a tensor, weight or parameter of the model lies on the ranks of a group.
+
+        Layouts of a parameter that the model reads transposed are those of the parameter as it is stored. One that the
+        model reads in another form (joined with others, reshaped) is answered by the place of that weight.
 
         Args:
             tensor: its name in the model.

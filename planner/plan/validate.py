@@ -7,12 +7,20 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan.check_graph import check_graph
 from planner.plan.check_schedule import check_schedule
+from planner.plan.check_sharded_model import check_sharded_cluster, check_sharded_model
+from planner.plan.check_shardings import check_shardings
 from planner.plan.check_structure import check_structure
 from planner.plan.findings import Fault, Finding, limited
 from planner.plan.types import Plan
 
 _STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
 """Faults that leave nothing to hold the other checks against."""
+
+_OTHER_MODEL = frozenset((
+    Fault.MODEL_FINGERPRINT, Fault.OPTIONS, Fault.MICRO_BATCH, Fault.OPERATOR_UNKNOWN, Fault.OPERATOR_MISSING,
+    Fault.DUPLICATED_INCOMPLETE,
+))  # fmt: skip
+"""Faults that leave no model to hold shardings against."""
 
 
 def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> list[Finding]:
@@ -33,7 +41,21 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
         found += check_graph(plan, graph)
     if cluster is not None:
         found += check_cluster(plan, cluster)
+    if not any(finding.fault in _STRUCTURAL for finding in found):
+        found += _sharded(plan, graph, cluster, {finding.fault for finding in found})
     return limited(found)
+
+
+def _sharded(plan: Plan, graph: Graph | None, cluster: Cluster | None, known: set[Fault]) -> list[Finding]:
+    """Findings about how groups of ranks share the work, against a model and a cluster that the plan is for."""
+    found = check_shardings(plan)
+    if known & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
+        cluster = None
+    if cluster is not None:
+        found += check_sharded_cluster(plan, cluster)
+    if graph is not None and plan.shardings and not found and not known & _OTHER_MODEL:
+        found += check_sharded_model(plan, graph, cluster)
+    return found
 
 
 def require_sound(plan: Plan) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
+from planner.importers.onnx_graph.permuted import permuted_weights
 from planner.importers.onnx_graph.work import Array, WorkGraph
 
 
@@ -37,6 +38,7 @@ def freeze(work: WorkGraph) -> Graph:
         outputs=tuple(work.outputs),
         parameters=parameters,
         sources=MappingProxyType(sources),
+        permuted=permuted_weights(work, tensors),
         constants=MappingProxyType(constants),
         batch=batch_size(work.axis_names, work.types),
         opset=work.opset,
