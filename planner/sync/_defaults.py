@@ -16,8 +16,11 @@ from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Placement,
 MEGABYTE = 1e6
 
 
-class Defaults:
-    """Answers that hold for a synchronous scheme over whole copies; a scheme is a frozen dataclass of its options."""
+class Defaults(Scheme):
+    """Answers that hold for a synchronous scheme over whole copies; a scheme is a frozen dataclass of its options.
+
+    A scheme says what it sends (`draft`), the rest where it differs.
+    """
 
     __slots__ = ()
 
@@ -29,10 +32,7 @@ class Defaults:
     @property
     def name(self) -> str:
         """The name users choose it by, with the options that differ from the usual (`byteps:inside=pcie`)."""
-        chosen = [
-            f"{f.name}={_written(getattr(self, f.name))}" for f in _options(self) if getattr(self, f.name) != f.default
-        ]
-        return ":".join([self.key, ",".join(chosen)]) if chosen else self.key
+        return name_of(self, self.key)
 
     def staleness(self, step: Step) -> Staleness:
         """None: every gradient is of the weights that it is applied to."""
@@ -46,19 +46,24 @@ class Defaults:
         """Any fabric."""
         return ""
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """The messages of one step."""
-        raise NotImplementedError
-
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """What one step's exchange costs; the gradients of the last micro-batch overlap with its backward.
 
         Raises:
             UsageError: the fabric cannot run the scheme, or an option makes no sense.
         """
-        scheme = cast(Scheme, self)
-        require(scheme, fabric)
-        return settle(scheme, fabric, step, self.draft(fabric, step))
+        require(self, fabric)
+        return settle(self, fabric, step, self.draft(fabric, step))
+
+
+def name_of(scheme: Scheme, key: str) -> str:
+    """The key, and the options that differ from the usual."""
+    chosen = [
+        f"{f.name}={_written(getattr(scheme, f.name))}"
+        for f in _options(scheme)
+        if getattr(scheme, f.name) != f.default
+    ]
+    return ":".join([key, ",".join(chosen)]) if chosen else key
 
 
 def require(scheme: Scheme, fabric: Fabric) -> None:
@@ -112,7 +117,7 @@ def dense_note(step: Step) -> tuple[str, ...]:
     return (f"{count} sparse gradients travel whole, zeros included",) if count else ()
 
 
-def positive(scheme: Defaults, **values: float) -> None:
+def positive(scheme: Scheme, **values: float) -> None:
     """Refuse options that must be above 0.
 
     Raises:
@@ -129,18 +134,18 @@ def with_options(scheme: Scheme, text: str) -> Scheme:
     Raises:
         UsageError: an option is not known or its value cannot be read.
     """
-    own = cast(Defaults, scheme)
-    known = {f.name: getattr(own, f.name) for f in _options(own)}
+    key = scheme.name.partition(":")[0]
+    known = {f.name: getattr(scheme, f.name) for f in _options(scheme)}
     chosen: dict[str, Any] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
         if name not in known:
-            raise UsageError(f"scheme {own.key!r} has no option {name!r}", hint=did_you_mean(name, known))
-        chosen[name] = _read(known[name], value, f"option {name} of scheme {own.key}")
+            raise UsageError(f"scheme {key!r} has no option {name!r}", hint=did_you_mean(name, known))
+        chosen[name] = _read(known[name], value, f"option {name} of scheme {key}")
     return cast(Scheme, dataclasses.replace(cast(Any, scheme), **chosen))
 
 
-def _options(scheme: Defaults) -> tuple[dataclasses.Field[Any], ...]:
+def _options(scheme: Scheme) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(scheme)  # type: ignore[arg-type]
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from planner.hardware import Collective, collective_s
 from planner.sync._collectives import FLOWS, cheapest
-from planner.sync._defaults import Defaults, dense_note, require
+from planner.sync._defaults import dense_note
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
 from planner.sync.formulas import zero_parts
 from planner.sync.timeline import Message, Phase
 from planner.sync.traffic import nothing
-from planner.sync.types import Draft, Exchange, MemoryFactors, Step
+from planner.sync.types import Draft, Exchange, MemoryFactors, Scheme, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,69 +110,45 @@ def units_of(fabric: Fabric, step: Step, bucket_bytes: float) -> tuple[tuple[Uni
     return tuple(found), step.forward_s - sum(u.forward_s for u in found), tail_s
 
 
-class Sharded(Defaults):
-    """What the ZeRO stages share; a stage says when it gathers and scatters, and what it keeps."""
+def sharded_memory(fabric: Fabric, stage: int, transient_bytes: float = 0.0) -> MemoryFactors:
+    """Weights, gradients and optimizer state in 1/N parts from stages 3, 2 and 1 on."""
+    return MemoryFactors(*zero_parts(len(fabric.ranks), stage), transient_bytes=transient_bytes)
 
-    __slots__ = ()
 
-    stage: int
-    bucket_bytes: float
-    per_tensor = False
+def draft_sharded(fabric: Fabric, step: Step, key: str, bucket_bytes: float, gathers: int, scatters: int) -> Draft:
+    """Buckets that are scattered and gathered once, with the bytes of all gathers and scatters of a step."""
+    units, _, _ = units_of(fabric, step, bucket_bytes)
+    moved: dict[str, float] = {}
+    for u in units:
+        for kind, size, times in (
+            (Collective.ALL_GATHER, u.bucket.pulled_bytes, gathers),
+            (Collective.REDUCE_SCATTER, u.bucket.payload_bytes, scatters),
+        ):
+            algorithm, _ = cheapest(fabric, kind, size)
+            moved[algorithm] = moved.get(algorithm, 0.0) + size * times
+    traffic = nothing(fabric)
+    for algorithm, size in moved.items():
+        traffic = traffic + FLOWS[algorithm](fabric) * (size / 2)  # half of what an all-reduce moves
+    messages = tuple(
+        Message(u.bucket.variables, key, u.bucket.payload_bytes, u.bucket.ready_s, _legs(fabric, u)) for u in units
+    )
+    methods = {v: key for u in units for v in u.bucket.variables}
+    return Draft(messages, traffic, methods, notes=dense_note(step))
 
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """Weights, gradients and optimizer state in 1/N parts from stages 3, 2 and 1 on."""
-        parts = zero_parts(len(fabric.ranks), self.stage)
-        return MemoryFactors(*parts, transient_bytes=self.transient_bytes(step))
 
-    def transient_bytes(self, step: Step) -> float:
-        """Bytes of gathered weights and whole gradients under way."""
-        return 0.0
-
-    def rounds(self, step: Step) -> tuple[int, int]:
-        """How often a step gathers all weights and scatters all gradients."""
-        raise NotImplementedError
-
-    def play(self, fabric: Fabric, step: Step) -> Played:
-        """The step in time."""
-        raise NotImplementedError
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets that are scattered and gathered once, with the bytes of the whole step."""
-        units, _, _ = units_of(fabric, step, self.bucket_bytes)
-        gathers, scatters = self.rounds(step)
-        moved: dict[str, float] = {}
-        for u in units:
-            for kind, size, times in (
-                (Collective.ALL_GATHER, u.bucket.pulled_bytes, gathers),
-                (Collective.REDUCE_SCATTER, u.bucket.payload_bytes, scatters),
-            ):
-                algorithm, _ = cheapest(fabric, kind, size)
-                moved[algorithm] = moved.get(algorithm, 0.0) + size * times
-        traffic = nothing(fabric)
-        for algorithm, size in moved.items():
-            traffic = traffic + FLOWS[algorithm](fabric) * (size / 2)  # half of what an all-reduce moves
-        messages = tuple(
-            Message(u.bucket.variables, self.key, u.bucket.payload_bytes, u.bucket.ready_s, _legs(fabric, u))
-            for u in units
-        )
-        methods = {v: self.key for u in units for v in u.bucket.variables}
-        return Draft(messages, traffic, methods, notes=dense_note(step))
-
-    def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """What one step costs, all its gathers and scatters played beside its computation."""
-        require(self, fabric)
-        draft, played = self.draft(fabric, step), self.play(fabric, step)
-        return Exchange(
-            scheme=self.name,
-            seconds=played.link_s,
-            exposed_s=played.exposed_s,
-            traffic=draft.traffic,
-            memory=self.memory(fabric, step),
-            staleness=self.staleness(step),
-            transfers=(),
-            methods=draft.methods,
-            notes=draft.notes,
-        )
+def settle_sharded(scheme: Scheme, fabric: Fabric, step: Step, draft: Draft, played: Played) -> Exchange:
+    """What one step costs, all its gathers and scatters played beside its computation."""
+    return Exchange(
+        scheme=scheme.name,
+        seconds=played.link_s,
+        exposed_s=played.exposed_s,
+        traffic=draft.traffic,
+        memory=scheme.memory(fabric, step),
+        staleness=scheme.staleness(step),
+        transfers=(),
+        methods=draft.methods,
+        notes=draft.notes,
+    )
 
 
 def _legs(fabric: Fabric, unit: Unit) -> tuple[Phase, ...]:

@@ -228,6 +228,8 @@ class Facts:
 class Scheme(Protocol):
     """One way to exchange gradients and weights: a frozen object registered in `planner.sync.SCHEMES`."""
 
+    __slots__ = ()
+
     @property
     def name(self) -> str:
         """The name users choose it by, with the options that differ from the usual."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._defaults import MEGABYTE
-from planner.sync._sharded import Played, Sharded, play_gathered_once
+from planner.sync._defaults import MEGABYTE, Defaults, require
+from planner.sync._sharded import draft_sharded, play_gathered_once, settle_sharded, sharded_memory
 from planner.sync.fabric import Fabric
-from planner.sync.types import Facts, Step
+from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedOptimizer(Sharded):
+class ShardedOptimizer(Defaults):
     """ZeRO-1.
 
     Attributes:
@@ -28,7 +28,7 @@ class ShardedOptimizer(Sharded):
     overlap_gather: bool = False
 
     key = "zero1"
-    stage = 1
+    per_tensor = False
     facts = Facts(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter, as much to gather",
@@ -37,13 +37,20 @@ class ShardedOptimizer(Sharded):
         source="Rajbhandari et al., ZeRO, SC 2020",
     )
 
-    def rounds(self, step: Step) -> tuple[int, int]:
-        """One gather, one scatter."""
-        return 1, 1
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Optimizer state in 1/N parts."""
+        return sharded_memory(fabric, 1)
 
-    def play(self, fabric: Fabric, step: Step) -> Played:
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """One gather, one scatter."""
+        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers=1, scatters=1)
+
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Scatters after the last micro-batch's backward, gathers before the first forward."""
-        return play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=False)
+        require(self, fabric)
+        draft = self.draft(fabric, step)
+        played = play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=False)
+        return settle_sharded(self, fabric, step, draft, played)
 
 
 SCHEMES.register("zero1", ShardedOptimizer())

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._defaults import MEGABYTE
-from planner.sync._sharded import Played, Sharded, play_gathered_once
+from planner.sync._defaults import MEGABYTE, Defaults, require
+from planner.sync._sharded import draft_sharded, play_gathered_once, settle_sharded, sharded_memory
 from planner.sync.buckets import pack
 from planner.sync.fabric import Fabric
-from planner.sync.types import Facts, Step
+from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedGradients(Sharded):
+class ShardedGradients(Defaults):
     """ZeRO-2.
 
     Attributes:
@@ -29,7 +29,7 @@ class ShardedGradients(Sharded):
     overlap_gather: bool = False
 
     key = "zero2"
-    stage = 2
+    per_tensor = False
     facts = Facts(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
@@ -38,17 +38,21 @@ class ShardedGradients(Sharded):
         source="Rajbhandari et al., ZeRO, SC 2020",
     )
 
-    def transient_bytes(self, step: Step) -> float:
-        """The largest bucket of gradients, whole while it is scattered."""
-        return max((b.payload_bytes for b in pack(step, self.bucket_bytes)), default=0.0)
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Gradients and optimizer state in 1/N parts; the largest bucket of gradients whole while it is scattered."""
+        whole = max((b.payload_bytes for b in pack(step, self.bucket_bytes)), default=0.0)
+        return sharded_memory(fabric, 2, whole)
 
-    def rounds(self, step: Step) -> tuple[int, int]:
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One gather, a scatter for each micro-batch."""
-        return 1, step.micro_batches
+        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers=1, scatters=step.micro_batches)
 
-    def play(self, fabric: Fabric, step: Step) -> Played:
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Scatters in every backward, gathers before the first forward."""
-        return play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=True)
+        require(self, fabric)
+        draft = self.draft(fabric, step)
+        played = play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=True)
+        return settle_sharded(self, fabric, step, draft, played)
 
 
 SCHEMES.register("zero2", ShardedGradients())

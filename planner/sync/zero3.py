@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.sync import SCHEMES
-from planner.sync._defaults import MEGABYTE
-from planner.sync._sharded import Played, Sharded, play_sharded, works_of
+from planner.sync._defaults import MEGABYTE, Defaults, require
+from planner.sync._sharded import draft_sharded, play_sharded, settle_sharded, sharded_memory, works_of
 from planner.sync.buckets import pack
 from planner.sync.fabric import Fabric
-from planner.sync.types import Facts, Step
+from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedWeights(Sharded):
+class ShardedWeights(Defaults):
     """ZeRO-3.
 
     Attributes:
@@ -33,7 +33,7 @@ class ShardedWeights(Sharded):
     keep_gathered: bool = False
 
     key = "zero3"
-    stage = 3
+    per_tensor = False
     facts = Facts(
         decides="units, prefetch, whether weights stay gathered until the backward",
         time="(n-1)/n M/B for each of two gathers and a scatter",
@@ -42,24 +42,31 @@ class ShardedWeights(Sharded):
         source="Rajbhandari et al., SC 2020; Zhao et al., FSDP, VLDB 2023",
     )
 
-    def transient_bytes(self, step: Step) -> float:
-        """The gathered units and the gradients of one, or all weights when they stay."""
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """All in 1/N parts; gathered units and the gradients of one beside them, or all weights when they stay."""
         units = pack(step, self.bucket_bytes)
         weights = sorted((u.pulled_bytes for u in units), reverse=True)
         held = sum(weights) if self.keep_gathered else sum(weights[: 1 + self.prefetch])
-        return held + max((u.payload_bytes for u in units), default=0.0)
+        return sharded_memory(fabric, 3, held + max((u.payload_bytes for u in units), default=0.0))
 
-    def rounds(self, step: Step) -> tuple[int, int]:
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One or two gathers and one scatter for each micro-batch."""
-        return step.micro_batches * (1 if self.keep_gathered else 2), step.micro_batches
+        gathers = step.micro_batches * (1 if self.keep_gathered else 2)
+        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers, scatters=step.micro_batches)
 
-    def play(self, fabric: Fabric, step: Step) -> Played:
-        """Gathers ahead of each unit's computation, scatters behind its backward."""
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """Gathers ahead of each unit's computation, scatters behind its backward.
+
+        Raises:
+            UsageError: the fabric cannot run the scheme, or a negative prefetch.
+        """
+        require(self, fabric)
         if self.prefetch < 0:
             raise UsageError(f"prefetch is {self.prefetch}", where=self.name, hint="use 0 or more")
         gathers = (True, True, not self.keep_gathered)
         works = works_of(fabric, step, self.bucket_bytes, gathers=gathers, every_scatter=True)
-        return play_sharded(list(works), self.prefetch)
+        played = play_sharded(list(works), self.prefetch)
+        return settle_sharded(self, fabric, step, self.draft(fabric, step), played)
 
 
 SCHEMES.register("zero3", ShardedWeights())
