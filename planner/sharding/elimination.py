@@ -55,6 +55,13 @@ def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[
     return total
 
 
+def _narrowed(f: Factor) -> Factor:
+    """A factor without the variables that have one choice: they would only add dimensions to tables."""
+    if 1 not in f.table.shape:
+        return f
+    return Factor(tuple(v for v, n in zip(f.variables, f.table.shape, strict=True) if n > 1), np.squeeze(f.table))
+
+
 class _Order:
     """Which variable to eliminate next: the one whose elimination makes the smallest table; ties to the lower index.
 
@@ -103,19 +110,19 @@ class _Elimination:
     """Tables left while variables are minimised out."""
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
-        self.sizes, self.factors = sizes, factors
-        self.tables: dict[int, Factor] = dict(enumerate(f for f in factors if f.variables))
+        self.sizes, self.factors = sizes, [_narrowed(f) for f in factors]
+        self.tables: dict[int, Factor] = dict(enumerate(f for f in self.factors if f.variables))
         self.of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for i, f in self.tables.items():
             for v in f.variables:
                 self.of[v].add(i)
-        self.constant = sum(float(f.table) for f in factors if not f.variables)
+        self.constant = sum(float(f.table) for f in self.factors if not f.variables)
         self.done: list[tuple[int, list[Factor]]] = []
         self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray]] = {}
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
         """Minimise out all variables but some; false when a table would be too large."""
-        order = _Order(self.sizes, self.factors, keep)
+        order = _Order(self.sizes, list(self.tables.values()), keep)
         while (found := order.pop()) is not None:
             v, entries, others = found
             if entries > limit:
