@@ -211,7 +211,8 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
             message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
             yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN, stage.index)
     for b in plan.boundaries:
-        if plan.stages[b.from_stage].sharding != rebuilt.sharding.name:
+        place = plan.layout_of(b.tensor, b.from_stage)
+        if plan.stages[b.from_stage].sharding != rebuilt.sharding.name or place is None or b.layout != place.value:
             continue
         tensor = rebuilt.graph.tensors[b.tensor]
         elements = shard_elements(tensor.shape, rebuilt.layout(b.layout), rebuilt.mesh.sizes)

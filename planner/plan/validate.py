@@ -22,6 +22,11 @@ _OTHER_MODEL = frozenset((
 ))  # fmt: skip
 """Faults that leave no model to hold shardings against."""
 
+_UNREADABLE = frozenset((
+    Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS, Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.SPLIT,
+))  # fmt: skip
+"""Faults that leave no shardings to judge."""
+
 
 def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> list[Finding]:
     """Everything that is wrong with a plan; an empty list for a good one.
@@ -53,7 +58,8 @@ def _sharded(plan: Plan, graph: Graph | None, cluster: Cluster | None, known: se
         cluster = None
     if cluster is not None:
         found += check_sharded_cluster(plan, cluster)
-    if graph is not None and plan.shardings and not found and not known & _OTHER_MODEL:
+    readable = not {finding.fault for finding in found} & _UNREADABLE
+    if graph is not None and plan.shardings and readable and not known & _OTHER_MODEL:
         found += check_sharded_model(plan, graph, cluster)
     return found
 

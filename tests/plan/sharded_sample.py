@@ -1,0 +1,94 @@
+"""Plans with groups of several ranks, decided by hand."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner import Job, load_cluster, load_graph
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, Provenance, assemble
+from planner.sharding import InnerPoint, StageSharding
+from planner.space.evaluate import evaluate
+from planner.space.pricer import Pricer
+from planner.space.types import BlockCosts, Certificate, Decision, StageChoice
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A plan, what it is for, and the shardings that it was written from."""
+
+    plan: Plan
+    graph: Graph
+    cluster: Cluster
+    entry: StageSharding
+
+    def point(self, block: int) -> InnerPoint:
+        """How a block is sharded, in its own names."""
+        return self.entry.inner.blocks[block].named(self.entry.costs.points[block])
+
+
+def leanest(found: tuple[BlockCosts, ...]) -> BlockCosts:
+    """The sharding under which a rank holds fewest parameters."""
+    return min(found, key=lambda costs: float(costs.parameter_elements.sum()))
+
+
+def leanest_by_sequence(found: tuple[BlockCosts, ...]) -> BlockCosts:
+    """The same of those that cut the sequence between blocks on every axis."""
+    return leanest(tuple(costs for costs in found if set(costs.label.split(", ")[-1].split("/")) == {"sequence"}))
+
+
+def sharded_plan(
+    model: str,
+    mesh: tuple[int, ...],
+    *,
+    hardware: str = "dgx-a100",
+    nodes: int = 2,
+    stages: int = 2,
+    copies: int = 1,
+    micro_batch: int = 1,
+    pick: Callable[[tuple[BlockCosts, ...]], BlockCosts] = leanest,
+    recompute: bool = False,
+    dims: dict[str, int] | None = None,
+) -> Sample:
+    """Equal stages of groups on one mesh."""
+    graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes)
+    job = Job(global_batch=4 * micro_batch * copies)
+    pricer = Pricer(graph, cluster, job)
+    costs = pick(pricer.sharded(micro_batch, mesh))
+    count = len(pricer.chain.blocks)
+    cuts = [i * count // stages for i in range(stages + 1)]
+    choices = tuple(StageChoice(a, b, 1, recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(cuts))
+    decision = Decision(choices, copies, micro_batch, 4, "1f1b")
+    verdict = evaluate({costs.sharding: costs}, cluster, job, decision)
+    chosen = pricer.entry(micro_batch, costs.sharding)
+    entry = StageSharding(chosen.inner, chosen.sharded)
+    sized = pricer.graph_at(micro_batch)
+    plan = assemble(
+        sized,
+        pricer.chain,
+        cluster,
+        job,
+        decision,
+        verdict,
+        Certificate(verdict.iteration_s, 0.0, "one decision", False),
+        origins=pricer.profiles(micro_batch)[0].origin,
+        provenance=Provenance("shardplan", "0.0", (), model, hardware),
+        shardings={costs.sharding: entry},
+    )
+    return Sample(plan, sized, cluster, entry)
+
+
+@functools.cache
+def language() -> Sample:
+    """GPT-2 in two stages of eight ranks."""
+    return sharded_plan("gpt2", (8,), pick=leanest_by_sequence)
+
+
+@functools.cache
+def mixture() -> Sample:
+    """Mixtral in one stage of sixteen ranks, eight of a node by two nodes."""
+    return sharded_plan("mixtral-8x7b", (2, 8), stages=1, hardware="dgx-h100", pick=leanest_by_sequence)
