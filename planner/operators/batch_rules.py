@@ -336,11 +336,15 @@ def scatter_elements(flow: Flow, i: int, node: Node) -> None:
 
 
 def rotary(flow: Flow, i: int, node: Node) -> None:
-    """Position ids [b, s], or without them tables [b, s, d], run with the batch of what is turned."""
+    """Position ids [b, s], or without them tables [b, s, d], run with the batch of what is turned.
+
+    The standard has the ids last, com.microsoft in second place.
+    """
     same(flow, i, node)
     x = node.inputs[0]
-    ids = [name for name in node.inputs[3:4] if name]
-    for name in ids or node.inputs[1:3]:
+    places = node.inputs[1:2] if node.op.startswith("com.") else node.inputs[3:4]
+    ids = [name for name in places if name and len(_tensor(flow, name).shape) == 2]
+    for name in ids or (node.inputs[1:3] if not node.op.startswith("com.") else ()):
         producer = flow.graph.producer.get(name)
         repeated = producer is None or flow.graph.nodes[producer].op in ("Expand", "Tile")
         if repeated and _tensor(flow, name).shape[0] == _tensor(flow, x).shape[0]:
@@ -485,7 +489,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     ),
     (topk, "TopK"),
     (one_hot, "OneHot"),
-    (rotary, "RotaryEmbedding"),
+    (rotary, "RotaryEmbedding com.microsoft.RotaryEmbedding"),
     (recurrent, "GRU LSTM RNN"),
     (loss, "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss"),
     (resize, "Resize"),

@@ -7,7 +7,8 @@ Reads stand left of the arrow, separated by commas, writes right of it. A token 
 - `(h d)`: the product of h and d, h outermost;
 - `(y+r)`: a window, `y * stride + r * dilation`; r is then never split, and y carries a halo.
 
-A tensor without dimensions is written as nothing at all.
+A tensor without dimensions is written as nothing at all. A part of an operator whose result another part reads has
+no writes.
 """
 
 from __future__ import annotations
@@ -156,6 +157,8 @@ def loop_nest(
         ModelError: shapes that contradict the line.
     """
     expression = parse(text)
+    if not writes:
+        expression = replace(expression, writes=())
     bound = dict(sizes or {})
     operands = [*zip(expression.reads, reads, strict=True), *zip(expression.writes, writes, strict=True)]
     _bind((pair for terms, (_, shape) in operands for pair in zip(terms, shape, strict=False)), bound)

@@ -1,7 +1,8 @@
 """Which tensors may be cut in an interleaved way: those that a fused projection's parts flow through.
 
-Operators that part or join a dimension (`Split`, `Concat`, `Reshape`, ...) ask for interleaved cuts of their fused
-tensor. The wish travels along dimensions that operators carry from operand to result unchanged, up to the weights.
+Operators that part or join a dimension (`Split`, `Concat`, an attention with its projection) ask for interleaved cuts
+of their fused tensor. The wish travels along dimensions that operators carry from operand to result unchanged, up to
+the weights.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ MOST_TAGS = 2
 Tags = dict[str, set[Part]]
 
 
-def _wishes(nest: LoopNest, tensors: Mapping[tuple[bool, int], str]) -> Tags:
+def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
+    """Dimensions that are the outermost factor of some operand's or result's dimension."""
+    sides = [a for nest in nests for a in (*nest.reads, *nest.writes)]
+    return frozenset(names[0] for a in sides for names in a.dims if names)
+
+
+def _wishes(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], leading: frozenset[str]) -> Tags:
     """Interleaved cuts that a nest with a plain result (or operand) on the other side asks for."""
     found: Tags = {}
     sizes = {d.name: d.size for d in nest.dims}
     sides = [(False, a) for a in nest.reads] + [(True, a) for a in nest.writes]
-    leading = {names[0] for _, a in sides for names in a.dims if names}
     for side, access in sides:
         for k, names in enumerate(access.dims):
             blocks = 1
             for name in names:
-                free = nest.dim(name).kind is DimKind.PARALLEL and sizes[name] > 1
+                free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
                 if 1 < blocks <= MOST_BLOCKS and name in leading and free and (side, access.position) in tensors:
                     found.setdefault(tensors[side, access.position], set()).add(Part(k, blocks))
                 blocks *= sizes[name]
@@ -69,10 +75,11 @@ def block_tags(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> T
             continue
         tensors = {(False, p): name for p, name in enumerate(node.inputs) if name}
         tensors |= {(True, p): name for p, name in enumerate(node.outputs) if name}
-        for nest in named_nests(OpCall.of(graph, node), specs[i]):
+        nests = named_nests(OpCall.of(graph, node), specs[i])
+        for nest in nests:
             work.append((nest, tensors))
-            if node.op in ("Split", "Concat"):
-                for name, parts in _wishes(nest, tensors).items():
+            if node.op in _ASKING:
+                for name, parts in _wishes(nest, tensors, _leading(nests)).items():
                     found.setdefault(name, set()).update(sorted(parts)[:MOST_TAGS])
     changed = True
     while changed:
@@ -82,5 +89,10 @@ def block_tags(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> T
     return found
 
 
+_ASKING = (
+    "Split", "Concat", "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MoE",
+    "com.microsoft.MultiHeadAttention", "com.microsoft.QAttention",
+)  # fmt: skip
+"""Operators with a fused operand or result whose parts they use side by side."""
 _CARRIERS = ("Add", "Mul", "Cast", "Identity", "Dropout", "Gelu", "Transpose", "Slice")
 """Operators through which wishes travel, besides products."""

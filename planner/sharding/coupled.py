@@ -40,6 +40,7 @@ STATISTICS: Mapping[str, Statistics] = {
     "SoftmaxCrossEntropyLoss": Statistics((1, 2), ()),
     "LayerNormalization": _MOMENTS,
     "com.microsoft.SkipLayerNormalization": _MOMENTS,
+    "com.microsoft.EmbedLayerNormalization": _MOMENTS,
     "BatchNormalization": _MOMENTS,
     "GroupNormalization": _MOMENTS,
     "InstanceNormalization": _MOMENTS,

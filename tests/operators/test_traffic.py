@@ -27,6 +27,16 @@ CASES = {
     "transpose of size 1": (call("Transpose", ["x 2 1 4"], ["x 1 2 4"], perm=(1, 0, 2)), 0, 0, 0, 0, 0),
     # 6 indices of 8 bytes; rows of 4 numbers read and written; backward: gradient in, indices, rows read and written
     "embedding": (call("Gather", ["w 900 4", "i:int64 2 3"], ["x 2 3 4"]), 48 + 4 * 48, 48 + 4 * 72, 1, 1, 0),
+    # ids, scale, shift, rows of two tables, result; backward: gradient and kept sum in, the sum's gradient out, and each
+    # table's rows read and written
+    "embeddings, normalised": (
+        call(
+            "com.microsoft.EmbedLayerNormalization",
+            ["i:int32 2 3", None, "w 900 4", "w 16 4", None, "w 4", "w 4"],
+            ["x 2 3 4"],
+        ),
+        24 + 4 * (8 + 48 + 24), 4 * (72 + 96), 1, 3, 10 * 24,
+    ),
     "softmax": (call("Softmax", ["x 2 3 4"], ["x 2 3 4"]), 4 * 48, 4 * 72, 1, 1, 5 * 24),
     "shape": (call("Shape", ["x 2 3 4"], ["x:int64 3"]), 0, 0, 0, 0, 0),
     "packed integers": (call("Transpose", ["c:int4 3 5"], ["c:int4 5 3"]), 15, 0, 1, 0, 0),

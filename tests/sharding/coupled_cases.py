@@ -185,6 +185,36 @@ def skip_layer_norm() -> Case:
     return Case(what, arrays, _alone(forward), (0, 1, 2, 3), forward=forward, backward=backward, outputs=(0, 3))
 
 
+def embed_layer_norm() -> Case:
+    """Sum of rows of three tables, normalised; ranks pick rows by the positions of the steps they hold."""
+    inner = _moments("LayerNormalization", (2, 2, 4), (2,), 2, 2)
+    ids, segments = np.array([[0, 3], [1, 3]]), np.array([[0, 1], [1, 1]])
+
+    def total(
+        context: Context | None, ids: np.ndarray, segments: np.ndarray, *tables: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        steps = np.arange(2) if context is None else context.held_result(0, 1, 2)
+        return tables[0][ids] + tables[1][steps] + tables[2][segments], steps
+
+    def forward(context: Context | None, *given: np.ndarray) -> Program:
+        return (yield from inner.forward(context, total(context, *given[:5])[0], *given[5:]))
+
+    def backward(context: Context, *rest: Any) -> Program:
+        *given, kept, g = rest
+        summed, steps = total(context, *given[:5])
+        found = yield from inner.backward(context, summed, *given[5:], kept, g)
+        word, position, segment = (np.zeros(table.shape) for table in given[2:5])
+        np.add.at(word, given[0], found[0])
+        np.add.at(position, steps, found[0].sum(0))
+        np.add.at(segment, given[1], found[0])
+        return {2: word, 3: position, 4: segment, 5: found[1], 6: found[2]}
+
+    texts = ["i:int32 2 2", "i:int32 2 2", "w 4 4", "w 2 4", "w 2 4", "w 4", "w 4"]
+    what = call("com.microsoft.EmbedLayerNormalization", texts, ["x 2 2 4"])
+    arrays = [ids, segments, *(numbers(*map(int, text.split()[1:])) for text in texts[2:])]
+    return Case(what, arrays, _alone(forward), (2, 3, 4, 5, 6), forward=forward, backward=backward)
+
+
 def cross_entropy() -> Case:
     labels = np.array([0, 3, 1, 2])
 

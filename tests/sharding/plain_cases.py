@@ -171,8 +171,13 @@ def _top_k() -> Case:
     return Case(what, [numbers(4, 4), None], function, (), outputs=(0, 1))
 
 
-def _experts() -> Case:
-    def run(x: np.ndarray, router: np.ndarray, first: np.ndarray, second: np.ndarray, mine: np.ndarray) -> np.ndarray:
+def _experts(*, biases: bool = False, fusion: int = -1, turned: bool = False) -> Case:
+    """Two of four experts a row: plain with ReLU, or gated with both halves in the first matrix."""
+
+    def run(mine: np.ndarray, x: np.ndarray, router: np.ndarray, *given: Any) -> tuple[np.ndarray, ...]:
+        first, low, second, high = (*given, None)[:4]
+        if turned:
+            first, second = first.swapaxes(1, 2), second.swapaxes(1, 2)
         scores = np.exp(router) / np.exp(router).sum(-1, keepdims=True)
         chosen = np.argsort(-scores, axis=1)[:, :2]
         y, flat = np.zeros(x.shape), x.reshape(-1, x.shape[-1])
@@ -181,20 +186,24 @@ def _experts() -> Case:
             for e in experts:
                 if e in mine:
                     at = list(mine).index(e)
-                    rows[row] += scores[row, e] * (second[at] @ np.maximum(first[at] @ flat[row], 0))
-        return y
+                    inner = first[at] @ flat[row] + (low[at] if biases else 0)
+                    half = len(inner) // 2
+                    gate, up = (inner[::2], inner[1::2]) if fusion == 1 else (inner[:half], inner[half:])
+                    made = np.maximum(inner, 0) if fusion < 0 else gate / (1 + np.exp(-gate)) * up
+                    rows[row] += scores[row, e] * (second[at] @ made + (high[at] if biases else 0))
+        return (y,)
 
-    def whole(x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray) -> tuple:
-        return (run(x, router, first, second, np.arange(4)),)
-
-    def local(
-        context: Context, x: np.ndarray, router: np.ndarray, first: np.ndarray, gap: Any, second: np.ndarray
-    ) -> tuple:
-        return (run(x, router, first, second, context.held(2, 0)),)
-
-    what = call("com.microsoft.MoE", ["x 2 2 2", "x 4 4", "w 4 3 2", None, "w 4 2 3"], ["x 2 2 2"], k=2)
-    arrays = [numbers(2, 2, 2), numbers(4, 4), numbers(4, 3, 2), None, numbers(4, 2, 3)]
-    return Case(what, arrays, whole, (0, 1, 2, 4), local=local)
+    wide = 4 if fusion < 0 else 8
+    matrices = ("w 4 2 8" if fusion >= 0 else "w 4 2 4", "w 4 4 2") if turned else (f"w 4 {wide} 2", "w 4 2 4")
+    inputs: list[str | None] = ["x 2 2 2", "x 4 4", matrices[0], None, matrices[1]]
+    if biases:
+        inputs = [*inputs[:3], f"w 4 {wide}", matrices[1], "w 4 2"]
+    what = call("com.microsoft.MoE", inputs, ["x 2 2 2"], k=2, **({"swiglu_fusion": fusion} if fusion >= 0 else {}))
+    arrays = [None if text is None else numbers(*map(int, text.split()[1:])) for text in inputs]
+    wanted = tuple(p for p, text in enumerate(inputs) if text is not None)
+    return Case(
+        what, arrays, lambda *a: run(np.arange(4), *a), wanted, local=lambda c, *a: run(c.held(2, 0), *a)
+    )  # fmt: skip
 
 
 def _lstm() -> Case:
@@ -265,6 +274,58 @@ def _multi_head(op: str) -> Case:
     return Case(what, arrays, lambda *a: run(None, *a), (0, 1, 2), local=run)
 
 
+def _heads(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Attention over [batch, steps, heads, width]."""
+    scores = np.einsum("bsgd,btgd->bgst", q, k)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    y = np.einsum("bgst,btgd->bsgd", p / p.sum(-1, keepdims=True), v)
+    return y.reshape(*y.shape[:2], -1)
+
+
+def _side_by_side(op: str, inputs: list[str | None], **attributes: Any) -> Case:
+    """Query, key and value of two heads of width two side by side; queries may be fewer than keys."""
+
+    def run(context: Context | None, x: np.ndarray, *rest: Any) -> tuple[np.ndarray, ...]:
+        given = x
+        if op.endswith("Attention") and rest:
+            given = x @ rest[0] + rest[1]
+        q, k, v = np.moveaxis(given.reshape(*x.shape[:2], 3, -1, 2), 2, 0)
+        rows = np.arange(x.shape[1]) if context is None else context.held_result(0, 1, x.shape[1])
+        return (_heads(q[:, rows], k, v),)
+
+    arrays = [numbers(*map(int, text.split()[1:])) for text in inputs if text]
+    what = call(op, inputs, ["x 2 4 4"], **attributes)
+    return Case(what, arrays, lambda *a: run(None, *a), tuple(range(len(arrays))), local=run)
+
+
+def _biased_heads() -> Case:
+    """Biases of query, key and value lie side by side, the operands do not."""
+
+    def run(context: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, ...]:
+        parts = bias.reshape(3, 1, 1, -1)
+        q, k, v = (x + b for x, b in zip((q, k, v), parts, strict=True))
+        return (_heads(*(x.reshape(*x.shape[:2], -1, 2) for x in (q, k, v))),)
+
+    texts = ["x 2 2 4", "x 2 4 4", "x 2 4 4", "w 12"]
+    what = call("com.microsoft.MultiHeadAttention", texts, ["x 2 2 4"], num_heads=2)
+    arrays = [numbers(*map(int, text.split()[1:])) for text in texts]
+    return Case(what, arrays, lambda *a: run(None, *a), (0, 1, 2, 3), local=run)
+
+
+def _rotary_heads() -> Case:
+    """Heads side by side in the last dimension, tables by position."""
+    ids = np.array([[0, 1, 2, 3], [4, 5, 6, 7]])
+
+    def function(x: np.ndarray, ids: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, ...]:
+        parts = x.reshape(*x.shape[:2], -1, 2, 2)
+        a, b, c, s = parts[..., 0, :], parts[..., 1, :], cos[ids][:, :, None], sin[ids][:, :, None]
+        return (np.stack([a * c - b * s, b * c + a * s], axis=-2).reshape(x.shape),)
+
+    texts = ["x 2 4 8", "i:int64 2 4", "c 8 2", "c 8 2"]
+    what = call("com.microsoft.RotaryEmbedding", texts, ["x 2 4 8"])
+    return Case(what, [numbers(2, 4, 8), ids, numbers(8, 2), numbers(8, 2)], function)
+
+
 def _conv_transpose() -> Case:
     def function(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
         y = np.zeros((x.shape[0], w.shape[1], x.shape[2] + w.shape[2] - 1))
@@ -293,18 +354,6 @@ def _causal_conv() -> Case:
 
     what = call("CausalConvWithState", ["x 2 2 3", "w 2 1 2"], ["x 2 2 3"])
     return Case(what, [numbers(2, 2, 3), numbers(2, 1, 2)], function, (0, 1))
-
-
-def _embed_norm() -> Case:
-    """Tables by position are no operands of the nest: they are whole everywhere."""
-    table = numbers(4, 2)
-
-    def function(ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (table[ids],)
-
-    ids = np.array([[0, 3], [1, 2]])
-    call_ = call("com.microsoft.EmbedLayerNormalization", ["i:int32 2 2"], ["x 2 2 2"])
-    return Case(call_, [ids], function, ())
 
 
 def _binary(op: str, function: Callable[..., np.ndarray], inputs: tuple[str, str] = ("x 2 4", "w 4")) -> Case:
@@ -402,7 +451,6 @@ CASES: dict[str, Maker] = {
         (),
     ),
     "LRN": lambda: _window_free("LRN", "2 3 4", "2 3 4", lambda x: x / (1 + (x**2).sum(1, keepdims=True)), size=5),
-    "EmbedLayerNormalization": _embed_norm,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
@@ -431,8 +479,18 @@ CASES: dict[str, Maker] = {
     "Resize": lambda: _window_free("Resize", "2 2 3", "2 2 6", lambda x: np.repeat(x, 2, axis=2), mode="nearest"),
     "Cast": lambda: Case(call("Cast", ["x 2 4"], ["x:float16 2 4"]), [numbers(2, 4)], lambda x: (x,)),
     "MoE": _experts,
+    "MoE with biases": lambda: _experts(biases=True),
+    "MoE, matrices turned": lambda: _experts(turned=True, biases=True),
+    "MoE, gate alternating": lambda: _experts(fusion=1, biases=True),
+    "MoE, gate beside": lambda: _experts(fusion=2),
     "LSTM": _lstm,
     "RotaryEmbedding": _rotary,
+    "RotaryEmbedding, heads side by side": _rotary_heads,
+    "projected Attention": lambda: _side_by_side("com.microsoft.Attention", ["x 2 4 4", "w 4 12", "w 12"], num_heads=2),
+    "GroupQueryAttention, packed": lambda: _side_by_side(
+        "com.microsoft.GroupQueryAttention", ["x 2 4 12"], num_heads=2, kv_num_heads=2
+    ),
+    "MultiHeadAttention with bias": _biased_heads,
     "Attention of rank 3": lambda: _multi_head("Attention"),
     "MultiHeadAttention": lambda: _multi_head("com.microsoft.MultiHeadAttention"),
     "GroupQueryAttention": lambda: _multi_head("com.microsoft.GroupQueryAttention"),

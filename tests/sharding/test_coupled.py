@@ -45,6 +45,10 @@ def test_skip_layer_norm() -> None:
     assert check(cases.skip_layer_norm()) >= {("h",), ("b0",)}
 
 
+def test_embed_layer_norm() -> None:
+    assert check(cases.embed_layer_norm(), (2, 2)) >= {("h", ""), ("b", "h"), ("s", "b"), ("h", "h")}
+
+
 def test_cross_entropy_over_a_split_vocabulary() -> None:
     assert check(cases.cross_entropy(), (2, 2)) >= {("c", ""), ("n", "c"), ("c", "n"), ("n", "n")}
 

@@ -90,8 +90,7 @@ def test_axes_of_one_rank_do_nothing() -> None:
 
 NOT_EXECUTED = {
     "affine_grid", "col2im", "compress", "concat_sequence", "container", "data_dependent", "deform_conv",
-    "dynamic_quantize", "fourier", "grid_sample", "max_unpool", "projected_attention", "roi_align", "roi_pool",
-    "shape_arithmetic",
+    "dynamic_quantize", "fourier", "grid_sample", "max_unpool", "roi_align", "roi_pool", "shape_arithmetic",
 }  # fmt: skip
 """Rules whose only cuts are of the batch, or that have none, and that are too long to write out here."""
 SAME_NEST = {
@@ -107,7 +106,12 @@ def test_every_rule_is_executed_or_listed() -> None:
     cases += [coupled_cases.softmax(), coupled_cases.layer_norm(), coupled_cases.batch_norm()]
     cases += [coupled_cases.mean_variance_norm(), coupled_cases.group_norm(), coupled_cases.rms_norm()]
     cases += [coupled_cases.group_norm(4, 4, "InstanceNormalization"), coupled_cases.lp_norm()]
-    cases += [coupled_cases.skip_layer_norm(), coupled_cases.cross_entropy(), coupled_cases.reduction("ReduceMax")]
+    cases += [
+        coupled_cases.skip_layer_norm(),
+        coupled_cases.embed_layer_norm(),
+        coupled_cases.cross_entropy(),
+        coupled_cases.reduction("ReduceMax"),
+    ]
     cases += [coupled_cases.convolution(), coupled_cases.attention()]
     cases += [coupled_cases.pooling(op) for op in ("MaxPool", "AveragePool", "LpPool")]
     executed = {RULES.get(case.call.op).build.__name__ for case in cases}

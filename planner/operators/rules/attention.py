@@ -32,10 +32,11 @@ from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _KINDS = {
     **dict.fromkeys("tup", DimKind.COUPLED),
-    **dict.fromkeys(("d", "three", "two", "packed", "mask", "i"), DimKind.WHOLE),
+    **dict.fromkeys(("d", "three", "two", "packed", "mask", "rows", "i"), DimKind.WHOLE),
     **dict.fromkeys("bgrse", DimKind.PARALLEL),
 }
-"""t: all keys, u: new keys, p: past keys. Where key or value have no name of their own for a head, it is not split."""
+"""t: all keys, u: new keys, p: past keys. Where query, key and value lie side by side in one tensor with as many heads
+each, it is `three g d`: heads are cut in an interleaved way. Otherwise it is `packed` and not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,23 @@ def _mask_terms(site: Site, position: int, heads: Heads) -> str:
     return " ".join(names[len(names) - len(shape) :])
 
 
+def _padding_terms(site: Site, position: int, heads: Heads) -> str:
+    """Which keys of a sample count: a length each, or a mask over keys; packed lengths belong to all samples."""
+    if not site.has(position):
+        return ""
+    shape = site.input(position).shape
+    if len(shape) == 1:
+        return "b" if shape[0] == heads.batch else "mask"
+    keys = "t" if shape[-1] == heads.keys else "mask"
+    return {2: f"b {keys}", 3: f"b s {keys}"}.get(len(shape), "b 1 rows mask")
+
+
+def _thirds(heads: Heads, width: int) -> str:
+    """The dimension in which query, key and value lie side by side."""
+    same = heads.head == heads.value_head and heads.query_heads == heads.key_heads
+    return "(three g d)" if same and width == 3 * heads.query_heads * heads.head else "packed"
+
+
 def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
     """The nest over those inputs and outputs that the call has."""
     reads = [p for p in given if site.has(p)]
@@ -185,7 +203,8 @@ def multi_head_attention(site: Site) -> OpSpec:
         packed = len(k) == 5
         keys = {5: ["b u g two d"], 4: ["b g u d", "b g u e"]}.get(len(k), ["b u (g d)", "b u (g e)"])
         terms, roles = ["b s (g d)", *keys], (site.need(0), site.need(1), site.need(1 if packed else 2))
-    given = dict(enumerate(terms)) | {5: _mask_terms(site, 5, heads), 6: "b g p d", 7: "b g p e"}
+    given = dict(enumerate(terms)) | {4: _padding_terms(site, 4, heads), 5: _mask_terms(site, 5, heads)}
+    given |= {3: _thirds(heads, site.input(3).shape[0]) if site.has(3) else "", 6: "b g p d", 7: "b g p e"}
     nest = _present(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
     return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2, 5), *keep_outputs(0)), roles)
 
@@ -201,7 +220,7 @@ def group_query_attention(site: Site) -> OpSpec:
     keys = site.output(1).shape[2] if site.has_output(1) else q[1] + past
     heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head)
     rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if site.int_attribute("do_rotary", 0) else 0.0
-    given = {0: "b u packed"} if packed else {0: "b s (g r d)", 1: "b u (g d)", 2: "b u (g e)"}
+    given = {0: f"b u {_thirds(heads, q[2])}"} if packed else {0: "b s (g r d)", 1: "b u (g d)", 2: "b u (g e)"}
     given |= {3: "b g p d", 4: "b g p e", 5: "b"}
     if site.has(5) and len(site.input(5).shape) != 1:
         given[5] = "b 1"
@@ -222,8 +241,7 @@ def projected_attention(site: Site) -> OpSpec:
     batch, steps, inner = x.shape
     heads = Heads(batch, count, count, steps, steps + past, width // count, value_width // count)
     projection = 2.0 * batch * steps * inner * weight.shape[1]
-    inside = LoopNest((), (), (), matrix_flops=projection)
-    nest = _nest("b u i, i packed -> b s (g e)", site.reads(0, 1), site.writes(0), heads, 0.0)
+    inside, nest = _projected_nests(site, heads, past_position, projection)
     weighted = projection if site.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
     towards = (projection if site.need(0) else 0.0) + (projection if site.need(1) and not weighted else 0.0)
     made = keep_extra(1, batch * steps * weight.shape[1], x)
@@ -241,6 +259,25 @@ def projected_attention(site: Site) -> OpSpec:
     return replace(base, nests=(inside, nest))
 
 
+def _projected_nests(site: Site, heads: Heads, past_position: int, projection: float) -> tuple[LoopNest, LoopNest]:
+    """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
+    packed = _thirds(heads, site.input(1).shape[1])
+    first = {0: "b u i", 1: f"i {packed}", 2: packed}
+    reads = [p for p in first if site.has(p)]
+    kinds = {**_KINDS, "e": DimKind.WHOLE}
+    sizes = {"g": heads.key_heads, "d": heads.head, "three": 3}
+    inside = loop_nest(
+        f"{', '.join(first[p] for p in reads)} ->", site.reads(*reads), [], sizes=sizes, kinds=kinds,
+        matrix_flops=projection,
+    )  # fmt: skip
+    mask = 5 if site.call.op.endswith("QAttention") else 3
+    given = {0: "b u i", mask: _padding_terms(site, mask, heads), past_position: "two b g p d"}
+    given |= {5: _mask_terms(site, 5, heads)} if mask == 3 else {}
+    nest = _present(site, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
+    whole = tuple(replace(dim, kind=DimKind.WHOLE) if dim.name == "e" else dim for dim in nest.dims)
+    return inside, replace(nest, dims=whole)
+
+
 @rule("RotaryEmbedding", "com.microsoft.RotaryEmbedding", ports=(0,))
 def rotary_embedding(site: Site) -> OpSpec:
     """Pairs of elements turned by position: two products and a sum each; keeps the tables, not the input.
@@ -248,12 +285,14 @@ def rotary_embedding(site: Site) -> OpSpec:
     The standard takes (x, cos, sin, ids), com.microsoft (x, ids, cos, sin).
     """
     x = site.input(0)
-    names = "b s h" if len(x.shape) == 3 else "b g s h"
+    heads = _rotary_heads(site)
+    names = "b g s h" if len(x.shape) == 4 else "b s (g h)" if heads else "b s h"
     terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
     nest = loop_nest(
         f"{', '.join([names, *terms.values()])} -> {names}",
         site.reads(0, *terms),
         site.writes(0),
+        sizes={"g": heads, "h": x.shape[-1] // heads} if heads else {},
         kinds={**dict.fromkeys("bgs", DimKind.PARALLEL), "h": DimKind.COUPLED, "v": DimKind.WHOLE, "f": DimKind.WHOLE},
         vector_flops=3.0 * x.elements,
     )
@@ -268,6 +307,18 @@ def rotary_embedding(site: Site) -> OpSpec:
         backward=touched,
         backward_flops=3.0 * x.elements,
     )
+
+
+def _rotary_heads(site: Site) -> int:
+    """Heads in the last dimension of an input of rank 3: stated, else as wide as the tables say; 0 where unknown."""
+    x = site.input(0)
+    if len(x.shape) != 3:
+        return 0
+    tables = [t for t in site.present()[1:] if t.dtype.is_float]
+    partly = site.int_attribute("rotary_embedding_dim", 0)
+    head = 2 * tables[0].shape[-1] if tables and not partly else 0
+    count = site.int_attribute("num_heads", 0) or (x.shape[2] // head if head else 0)
+    return count if count and x.shape[2] % count == 0 else 0
 
 
 def _table_terms(site: Site, position: int) -> str:

@@ -14,26 +14,75 @@ from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import Site, rule
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
+_SECOND_BIAS = 5
 
-def _nest(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> LoopNest:
-    """Rows are parallel; experts split into partial sums, each rank adding what its own experts contribute."""
+
+def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> tuple[LoopNest, ...]:
+    """Rows are parallel; experts split into partial sums, each rank adding what its own experts contribute.
+
+    Where the inner width can be read off the shapes it may be cut too: both products, nothing in between being summed.
+    The second bias is added once, in a nest of its own.
+    """
     rank = len(site.input(0).shape)
     rows = dim_names("m", rank - 1)
     flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
-    terms = [" ".join([*rows, "h"]), f"{flat} e"]
-    for position in weights:
-        terms.append(" ".join(["e", *dim_names(f"w{position}_", len(site.input(position).shape) - 1)]))
-    text = f"{', '.join(terms)} -> {' '.join([*rows, 'h'])}"
-    names = [name for p in weights for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
-    kinds = {**dict.fromkeys(["h", *names], DimKind.WHOLE), "e": DimKind.REDUCED}
-    return loop_nest(
-        text,
-        site.reads(0, 1, *weights),
+    inner = _inner_terms(site, weights)
+    own = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
+    terms = [" ".join([*rows, "h"]), f"{flat} e", *own.values()]
+    result = " ".join([*rows, "h"])
+    names = [name for p in own for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
+    kinds = {**dict.fromkeys(["h", "half", *names], DimKind.WHOLE), "e": DimKind.REDUCED, "f": DimKind.REDUCED}
+    nest = loop_nest(
+        f"{', '.join(terms)} -> {result}",
+        site.reads(0, 1, *own),
         site.writes(0),
+        sizes={"half": 2},
         kinds=kinds,
         matrix_flops=matrix_flops,
         vector_flops=vector_flops,
     )
+    if not (inner and site.has(_SECOND_BIAS)):
+        return (nest,)
+    return nest, loop_nest(f"e h -> {result}", site.reads(_SECOND_BIAS), site.writes(0), kinds=kinds)
+
+
+def _of_experts(site: Site) -> list[int]:
+    """Positions of everything that is stored once an expert: matrices, biases, scales."""
+    experts = site.input(1).shape[-1]
+    given = [p for p in range(2, len(site.call.inputs)) if site.has(p)]
+    return [p for p in given if site.input(p).shape[:1] == (experts,) and len(site.input(p).shape) > 1]
+
+
+def _inner_terms(site: Site, weights: tuple[int, ...]) -> dict[int, str]:
+    """Terms of plain matrices and biases with the inner width as `f`; empty where shapes leave it open.
+
+    The first matrix is stored `[e f h]`, in older models `[e h f]`, the second the other way round; a gate fused into
+    the first lies beside it (`half f`) or alternates with it (`f half`).
+    """
+    if site.call.op != "com.microsoft.MoE":
+        return {}
+    hidden, first, second = site.input(0).shape[-1], site.input(weights[0]).shape[1:], site.input(weights[1]).shape[1:]
+    if len(first) != 2 or len(second) != 2:
+        return {}
+    turned = first[1] != hidden
+    wide, width = (first[1], second[0]) if turned else (first[0], second[1])
+    expected = ((hidden, wide), (width, hidden)) if turned else ((wide, hidden), (hidden, width))
+    if (first, second) != expected or wide not in (width, 2 * width):
+        return {}
+    beside = site.int_attribute("swiglu_fusion", 0) == 2
+    fused = "f" if wide == width else "(half f)" if beside else "(f half)"
+    terms = {weights[0]: f"e h {fused}" if turned else f"e {fused} h", weights[1]: "e f h" if turned else "e h f"}
+    terms |= {3: f"e {fused}", _SECOND_BIAS: "e h"}
+    if len(weights) > 2:
+        terms |= {weights[2]: "e h f" if turned else "e f h", 7: "e f"}
+    return terms
+
+
+def _own_terms(site: Site, position: int, inner: dict[int, str]) -> str | None:
+    """Dimensions of something stored once an expert; None for what has a nest of its own."""
+    if inner:
+        return None if position == _SECOND_BIAS else inner.get(position)
+    return " ".join(["e", *dim_names(f"w{position}_", len(site.input(position).shape) - 1)])
 
 
 def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
@@ -55,7 +104,7 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
     widths = stored * packing / max(1, experts * hidden) - inner
     touched = min(1.0, rows * chosen / max(1, experts))
     forward = traffic(x, router, site.output())
-    for position in weights:
+    for position in _of_experts(site):
         tensor = site.input(position)
         forward += elements_like(tensor, tensor.elements * touched)
     forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
@@ -67,7 +116,7 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
     weighted = sum(2.0 * rows * chosen * site.input(p).elements / max(1, experts) for p in weights if _weight(site, p))
     backward = gradient_traffic(site, saved) + forward if site.trains else traffic()
     return OpSpec(
-        nests=(_nest(site, weights, work, 10.0 * rows * chosen * inner),),
+        nests=_nests(site, weights, work, 10.0 * rows * chosen * inner),
         saved=saved,
         kernels=3 + len(weights),
         forward_bytes=forward.byte_count,

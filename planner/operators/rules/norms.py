@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.graph import Tensor
-from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import Site, rule
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
@@ -130,20 +130,41 @@ def skip_rms_norm(site: Site) -> OpSpec:
     return _skip_norm(site, [2], 3, 1)
 
 
-@rule("com.microsoft.EmbedLayerNormalization")
+@rule("com.microsoft.EmbedLayerNormalization", ports=(2, 3, 4, 5, 6))
 def embed_layer_norm(site: Site) -> OpSpec:
-    """Sum of word, position and segment embeddings, normalised; the sum is made and kept."""
+    """Sum of word, position and segment embeddings, normalised; the sum is kept: as output 2 where asked for.
+
+    Rows are picked, so the tables are cut by width alone; only the touched rows move.
+    """
     out = site.output()
-    ids = tuple(p for p in (0, 1) if site.has(p))
+    terms = {0: "b s", 1: "b s", 2: "v h", 3: "p h", 4: "y h", 5: "h", 6: "h", 7: "b s", 8: "b s"}
+    reads, writes = [p for p in terms if site.has(p)], [p for p in (0, 2) if site.has_output(p)]
     nest = loop_nest(
-        "b s -> b s h",
-        site.reads(0),
-        site.writes(0),
-        kinds={"h": DimKind.COUPLED},
+        f"{', '.join(terms[p] for p in reads)} -> {', '.join(['b s h'] * len(writes))}",
+        site.reads(*reads),
+        site.writes(*writes),
+        kinds={"h": DimKind.COUPLED, **dict.fromkeys("vpy", DimKind.WHOLE)},
         vector_flops=(FORWARD_FLOPS + 2) * out.elements,
     )
-    saved = (*keep_inputs(site, *ids), keep_extra(0, 2 * math.prod(out.shape[:-1])), keep_extra(1, out.elements, out))
-    return streaming(site, nest, saved=saved, backward_flops=BACKWARD_FLOPS * out.elements, backward_kernels=3)
+    tables = [site.input(p) for p in (2, 3, 4) if site.has(p)]
+    others = traffic(*(site.input(p) for p in reads if p not in (2, 3, 4)), *site.results())
+    touched = elements_like(out, float(out.elements * len(tables)))
+    made = () if site.has_output(2) else (keep_extra(1, out.elements, out),)
+    saved = (
+        *keep_inputs(site, *(p for p in (0, 1, 8) if site.has(p))),
+        *(keep_outputs(2) if site.has_output(2) else ()),
+        keep_extra(0, 2 * math.prod(out.shape[:-1])),
+        *made,
+    )
+    return streaming(
+        site,
+        nest,
+        saved=saved,
+        forward=others + touched,
+        backward=traffic(out) * 3.0 + touched * 2.0,
+        backward_flops=BACKWARD_FLOPS * out.elements,
+        backward_kernels=1 + len(tables),
+    )
 
 
 def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
