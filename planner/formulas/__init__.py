@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from planner.formulas.directions import hanayo_makespan as hanayo_makespan
     from planner.formulas.directions import zero_bubble_bubble_s as zero_bubble_bubble_s
     from planner.formulas.directions import zero_bubble_in_flight as zero_bubble_in_flight
+    from planner.formulas.directions import zero_bubble_v_makespan as zero_bubble_v_makespan
     from planner.formulas.exchange import all_gather_bytes as all_gather_bytes
     from planner.formulas.exchange import all_to_all_bytes as all_to_all_bytes
     from planner.formulas.exchange import byteps_bound as byteps_bound
@@ -268,7 +269,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         _COUNTS: ("best_partitions", "whole_partitions", "fit_partitions", "search_partitions"),
     },
     "DAPPLE": {_STAGES: ("dapple_latency_s", "dapple_released_latency_s", "dapple_in_flight")},
-    "Zero bubble": {_DIRECTIONS: ("zero_bubble_bubble_s", "zero_bubble_in_flight")},
+    "Zero bubble": {_DIRECTIONS: ("zero_bubble_bubble_s", "zero_bubble_v_makespan", "zero_bubble_in_flight")},
     "Hanayo": {_DIRECTIONS: ("hanayo_makespan", "hanayo_bubble")},
     "BPipe": {_PIPELINES: ("bpipe_in_flight",)},
     "DualPipe": {_DIRECTIONS: ("dualpipe_bubble_s", "dualpipe_in_flight", "dualpipe_weight_copies")},

@@ -170,6 +170,7 @@ def zero_bubble_bubble_s(
     """Waiting time of a worker between its first start and its last end: zero-bubble orders, and 1F1B beside them.
 
     1f1b (p-1)(F+B+W), zb-h1 (p-1)(F+B-W), zb-h2 (p-1)(F+B-2W), zb-v 0 for F = B = W; B is the input gradient alone.
+    They hold for W <= F and W <= B (simulate others), and are not below 0.
 
     >>> [formulas.zero_bubble_bubble_s(s, 4, 1, 1, 1) for s in ("1f1b", "zb-h1", "zb-h2", "zb-v")]
     [9, 3, 0, 0.0]
@@ -186,7 +187,7 @@ def zero_bubble_bubble_s(
             )
         return 0.0
     kept = {"1f1b": weight_grad_s, "zb-h1": -weight_grad_s, "zb-h2": -2 * weight_grad_s}
-    return (workers - 1) * (both + chosen("zero-bubble schedule", schedule, {**kept, "zb-v": 0.0}))
+    return (workers - 1) * max(0, both + chosen("zero-bubble schedule", schedule, {**kept, "zb-v": 0.0}))
 
 
 def zero_bubble_in_flight(schedule: str, workers: int) -> int:
@@ -205,6 +206,28 @@ def zero_bubble_in_flight(schedule: str, workers: int) -> int:
         "v-min": (workers + 4) // 3,
     }
     return chosen("zero-bubble schedule", schedule, table)
+
+
+def zero_bubble_v_makespan(schedule: str, workers: int, micro_batches: int) -> int:
+    """Iteration of two chunks a worker in a V, in times of a chunk's F = B = W: 6m and the bubble, m >= p >= 3.
+
+    zb-v 0 (from 2p micro-batches on); v-half 3p-7, for odd p 3p-4; v-min 4p-5, for multiples of three 4p-7.
+
+    >>> [formulas.zero_bubble_v_makespan(s, 8, 16) for s in ("zb-v", "v-half", "v-min")]
+    [96, 113, 123]
+
+    Raises:
+        UsageError: no such schedule, or fewer micro-batches or workers than the form holds for (simulate those).
+    """
+    bubbles = {
+        "zb-v": 0,
+        "v-half": 3 * workers - (4 if workers % 2 else 7),
+        "v-min": 4 * workers - (5 if workers % 3 else 7),
+    }
+    above = chosen("V schedule", schedule, bubbles)
+    whole(3, workers=workers)
+    whole(2 * workers if schedule == "zb-v" else workers, micro_batches=micro_batches)
+    return 6 * micro_batches + above
 
 
 def dualpipe_bubble_s(workers: int, pair_s: float, backward_s: float, weight_grad_s: float) -> float:

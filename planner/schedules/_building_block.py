@@ -63,11 +63,10 @@ class _Eagerness:
     spare: int
 
 
-_TRIES = tuple(
-    _Eagerness(forwards, backwards, spare)
-    for forwards, backwards in ((True, True), (False, True), (True, False))
-    for spare in (0, 1, 2, 3)
-)
+def _tries(workers: int) -> tuple[_Eagerness, ...]:
+    """The more workers, the more memory must be left free for the shortest order: up to a third of them."""
+    both = tuple(_Eagerness(True, True, spare) for spare in range(max(4, workers // 3 + 2)))
+    return both + tuple(_Eagerness(f, not f, spare) for f in (False, True) for spare in range(4))
 
 
 @lru_cache(maxsize=16)
@@ -84,13 +83,14 @@ def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Act
     """
     trial = min(micro_batches, _TRIAL_ROUNDS * len(block))
     found: list[tuple[int, int]] = []
-    for number, eagerness in enumerate(_TRIES):
+    tries = _tries(len(block))
+    for number, eagerness in enumerate(tries):
         cost = _Filling(block, trial, limit, eagerness).run()
         if cost is not None:
             found.append((cost, number))
     if not found:
         raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
-    filling = _Filling(block, micro_batches, limit, _TRIES[min(found)[1]])
+    filling = _Filling(block, micro_batches, limit, tries[min(found)[1]])
     if filling.run() is None:
         raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
     return tuple(tuple(_actions(order, i, len(block))) for i, order in enumerate(filling.orders))

@@ -2,17 +2,20 @@
 
 Cost above the ideal (p-1)(F+B-W) for equal stages (Qi et al., ICLR 2024), counted from each worker's first start to
 its last end: the next iteration begins where the drain leaves room. F, B and W are forward, input gradient and weight
-gradient.
+gradient, W the shortest of them. The order is that of 1F1B with every weight gradient of worker i put off by i
+micro-batches, which keeps p on each worker; other limits are met by choosing action by action.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
 from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._lines import one_forward_one_backward
 from planner.schedules._zero_bubble import split_backward_order
-from planner.schedules.types import Action, Pipeline
+from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,25 @@ class ZeroBubbleH1(Defaults):
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Forwards, input and weight gradients, SYNC, UPDATE."""
-        orders = split_backward_order(pipeline.stages, pipeline.micro_batches, self.limit or pipeline.stages)
+        stages, count = pipeline.stages, pipeline.micro_batches
+        if self.limit in (0, stages):
+            orders = tuple(tuple(_put_off(stage, stages, count)) for stage in range(stages))
+        else:
+            orders = split_backward_order(stages, count, self.limit)
         return tuple((*order, *finish((stage,))) for stage, order in enumerate(orders))
+
+
+def _put_off(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
+    """1F1B of one stage, the weight gradient of a micro-batch after the input gradient of the one `stage` later."""
+    for action in one_forward_one_backward(stage, range(micro_batches), stages - stage):
+        if action.kind is ActionKind.FORWARD:
+            yield action
+            continue
+        yield Action(ActionKind.INPUT_GRAD, stage, action.micro_batch)
+        if action.micro_batch >= stage:
+            yield Action(ActionKind.WEIGHT_GRAD, stage, action.micro_batch - stage)
+    for m in range(max(micro_batches - stage, 0), micro_batches):
+        yield Action(ActionKind.WEIGHT_GRAD, stage, m)
 
 
 SCHEDULES.register("zb-h1", ZeroBubbleH1())
