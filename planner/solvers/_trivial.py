@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.space import evaluate
 from planner.space.types import BlockCosts, Candidate, Decision, Evaluation, Job, StageChoice
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT = "one device", "data parallel", "data parallel, ZeRO-1", "even split"
+TENSOR_PARALLEL = "tensor parallel, even split"
 
 
 class TrivialPlans:
@@ -35,9 +38,17 @@ class TrivialPlans:
             if label not in self._best or key < self._best[label][0]:
                 self._best[label] = (key, Candidate(label, decision, evaluation))
 
+    def add_sharded(self, costs: BlockCosts, judge: Callable[[Decision], Evaluation]) -> None:
+        """Price even splits of a model whose operators are shared by several ranks, with every number of stages."""
+        for decision in _even_splits(costs, self._cluster, self._job):
+            evaluation = judge(decision)
+            key = (_excess(evaluation), evaluation.iteration_s)
+            if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:
+                self._best[TENSOR_PARALLEL] = (key, Candidate(TENSOR_PARALLEL, decision, evaluation))
+
     def candidates(self) -> tuple[Candidate, ...]:
         """The plans, from simplest to most involved."""
-        order = (ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT)
+        order = (ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT, TENSOR_PARALLEL)
         return tuple(self._best[label][1] for label in order if label in self._best)
 
     def best_s(self) -> float:
@@ -68,3 +79,23 @@ def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[st
             yield SHARDED, decision((0, blocks), replicas, 1)
             count = min(devices, blocks, job.max_stages or blocks)
             yield EVEN_SPLIT, decision([math.floor(k * blocks / count) for k in range(count + 1)], 1, 0)
+
+
+def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Decision]:
+    """Stages of about equal time on all devices, one replica a copy: what Megatron-LM's users write down."""
+    batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
+    groups = min(job.devices or cluster.device_count, cluster.device_count) // ranks
+    seconds = np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))
+    again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
+    for count in (n for n in range(1, min(groups, len(seconds)) + 1) if groups % n == 0):
+        copies = groups // count
+        cuts = np.searchsorted(seconds, seconds[-1] * np.arange(1, count) / count) + 1
+        bounds = [0, *cuts.tolist(), len(seconds)]
+        if batches % copies or len(set(bounds)) != count + 1:
+            continue
+        for zero, recompute in itertools.product(sorted(set(job.zero), reverse=True), again):
+            stages = tuple(
+                StageChoice(start, stop, 1, recompute, ranks, costs.sharding)
+                for start, stop in itertools.pairwise(bounds)
+            )
+            yield Decision(stages, copies, costs.micro_batch, batches // copies, job.schedules[0], zero)

@@ -36,6 +36,12 @@ SLACK = 0.02
 SLACK_UP_TO = 64
 """In slices of more devices only the best decision is looked for."""
 
+NEAR = 1.2
+"""A plan within this factor of perfectly balanced compute is good enough to begin with."""
+
+MOST_TRIED = 2
+"""Meshes, and micro-batch sizes, on which a first tensor parallel plan is looked for."""
+
 SAME = 1e-9
 """Relative difference below which two times are the same."""
 
@@ -94,6 +100,7 @@ class _Search:
         """Run the search."""
         trivial = TrivialPlans(self._cluster, self._job)
         priced = self._price(trivial)
+        self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
@@ -124,6 +131,19 @@ class _Search:
             self._shelves.setdefault(size, {})[costs.sharding] = costs
             trivial.add(costs)
         return priced
+
+    def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> None:
+        """A first tensor parallel plan by rule, where none without comes near what compute alone takes."""
+        if self._shardings is None or not priced:
+            return
+        near_s = NEAR * min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
+        node = self._cluster.node_size or self._cluster.device_count
+        for mesh in [m for m in self._shardings.meshes if math.prod(m) <= node][-MOST_TRIED:]:
+            for size in self._sizes[:MOST_TRIED]:
+                if trivial.best_s() <= near_s / self._formulator.devices():
+                    return
+                for costs in self._work_out(size, mesh):
+                    trivial.add_sharded(costs, self._judge(size))
 
     def _floors(self) -> list[tuple[BlockCosts, tuple[int, ...]]]:
         """Least costs of all meshes and of the sizes at which they are worth looking at."""
