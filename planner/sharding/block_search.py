@@ -6,7 +6,8 @@ all of them. A second variable stands for the prices of memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,31 +25,82 @@ LEAN = 1e-9
 """The price that only decides between points of equal time."""
 
 
-def points(block: BlockProblem, boundaries: Sequence[Boundaries]) -> dict[Boundaries, tuple[InnerPoint, ...]]:
+class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     """The points of a block by treatment of its boundaries, fastest first; none where nothing is legal.
 
-    Raises:
-        InfeasibleError: exact elimination would need too large a table.
+    Worked out when they are asked for, once: the least seconds take one elimination for all boundaries, the points
+    another one with all prices of memory.
+
+    Args:
+        block: the block.
+        boundaries: treatments of its boundaries.
     """
-    joint = _Joint.of(block, boundaries)
-    first = joint.fastest()
-    if first is None:
-        if len(boundaries) == 1:
+
+    def __init__(self, block: BlockProblem, boundaries: Sequence[Boundaries]) -> None:
+        self._block, self._boundaries = block, tuple(boundaries)
+        self._found: dict[Boundaries, tuple[InnerPoint, ...]] = {}
+
+    @functools.cached_property
+    def _joint(self) -> _Joint:
+        return _Joint.of(self._block, self._boundaries)
+
+    @functools.cached_property
+    def _first(self) -> Minima | None:
+        return self._joint.fastest()
+
+    @functools.cached_property
+    def _alone(self) -> dict[Boundaries, BlockPoints]:
+        """Each treatment by itself, where all of them at once need too large a table.
+
+        Raises:
+            InfeasibleError: there is only one.
+        """
+        if len(self._boundaries) == 1:
             raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
-        return {each: points(block, (each,))[each] for each in boundaries}
-    legal = np.flatnonzero(np.isfinite(first.totals))
-    found: dict[Boundaries, tuple[InnerPoint, ...]] = dict.fromkeys(boundaries, ())
-    if not len(legal):
-        return found
-    priced = joint.priced(first, int(legal[first.totals[legal].argmin()]))
-    for b in legal.tolist():
+        return {each: BlockPoints(self._block, (each,)) for each in self._boundaries}
+
+    @functools.cached_property
+    def _priced(self) -> Minima | None:
+        first = self._first
+        if first is None or not np.isfinite(first.totals).any():
+            return None
+        return self._joint.priced(first, int(np.where(np.isfinite(first.totals), first.totals, np.inf).argmin()))
+
+    def least_s(self, boundary: Boundaries) -> float:
+        """Least seconds, forward and backward and a share of the step; infinite where nothing is legal.
+
+        Raises:
+            InfeasibleError: exact elimination would need too large a table.
+        """
+        if self._first is None:
+            return self._alone[boundary].least_s(boundary)
+        return float(self._first.totals[self._boundaries.index(boundary)])
+
+    def __getitem__(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
+        if boundary not in self._boundaries:
+            raise KeyError(boundary)
+        if boundary not in self._found:
+            self._found[boundary] = self._points(boundary)
+        return self._found[boundary]
+
+    def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
+        first, b = self._first, self._boundaries.index(boundary)
+        if first is None:
+            return self._alone[boundary][boundary]
+        if not np.isfinite(first.totals[b]):
+            return ()
         chosen = [first.choices((b,))]
-        if priced is not None:
-            chosen = [priced.choices((b, p)) for p in range(priced.totals.shape[1])]
-        decisions = [joint.decision(at, b) for at in dict.fromkeys(c[: joint.count] for c in chosen)]
-        made = undominated([point(block, boundaries[b], decision) for decision in decisions])
-        found[boundaries[b]] = tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
-    return found
+        if self._priced is not None:
+            chosen = [self._priced.choices((b, p)) for p in range(self._priced.totals.shape[1])]
+        decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in chosen)]
+        made = undominated([point(self._block, boundary, decision) for decision in decisions])
+        return tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
+
+    def __iter__(self) -> Iterator[Boundaries]:
+        return iter(self._boundaries)
+
+    def __len__(self) -> int:
+        return len(self._boundaries)
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,18 @@ class ShardedCosts:
         return seconds, float(self.forward_s.sum()), float(self.parameter_elements.sum()), kept, inputs
 
 
-def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = None) -> tuple[ShardedCosts, ...]:
+def sharded_costs(
+    costs: InnerCosts,
+    differentiable: frozenset[str] | None = None,
+    *,
+    boundaries: Sequence[Boundaries] | None = None,
+) -> tuple[ShardedCosts, ...]:
     """Choices of points for all blocks that differ and that some price of memory prefers, fastest first.
 
     Args:
         costs: the points of the blocks.
         differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
+        boundaries: treatments of the boundaries to look at; all by default.
 
     Returns:
         One or more for each treatment of the boundaries; none for one under which some block has no point.
@@ -95,7 +101,7 @@ def sharded_costs(costs: InnerCosts, differentiable: frozenset[str] | None = Non
     """
     found: list[ShardedCosts] = []
     places = _Places(costs)
-    for boundary in costs.boundaries:
+    for boundary in costs.boundaries if boundaries is None else boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
             crossing = _crossing(costs, boundary, differentiable)

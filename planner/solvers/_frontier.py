@@ -12,7 +12,8 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.solvers._reach import Reach, Share
-from planner.space.formulate import Formulator
+from planner.solvers.types import Key
+from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.types import BlockCosts, Job
 
 MOST_TYPE_CHANGES = 8
@@ -63,17 +64,17 @@ class Alike:
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:
-    """A mesh at a micro-batch size of which the shardings are not worked out yet.
+    """Shardings at a micro-batch size that are not worked out yet.
 
     Attributes:
         bound_s: no decision with them is faster.
-        floor: what any sharding on the mesh costs at the least: no communication, everything cut evenly.
-        mesh: ranks by axis.
+        floor: what none of them is cheaper than.
+        key: which they are.
     """
 
     bound_s: float
     floor: BlockCosts
-    mesh: tuple[int, ...]
+    key: Key
 
 
 class Frontier:
@@ -83,9 +84,10 @@ class Frontier:
         formulator: the job's.
         cluster: the machine.
         job: the job.
-        priced: costs of the micro-batch sizes to look at, and of shardings that are worked out.
-        unpriced: least costs of shardings that are not worked out, with their meshes.
-        price: works out the shardings on a mesh at a micro-batch size.
+        priced: costs of the micro-batch sizes to look at.
+        unpriced: least costs of shardings that are not worked out.
+        refine: works them out (`Shardings.refine`).
+        first: costs whose problems come before all others.
     """
 
     def __init__(
@@ -94,21 +96,36 @@ class Frontier:
         cluster: Cluster,
         job: Job,
         priced: Sequence[BlockCosts],
-        unpriced: Sequence[tuple[BlockCosts, tuple[int, ...]]] = (),
-        price: Callable[[int, tuple[int, ...]], Sequence[BlockCosts]] | None = None,
+        unpriced: Sequence[tuple[BlockCosts, Key]] = (),
+        refine: Callable[[int, Key], Sequence[tuple[BlockCosts, Key | None]]] | None = None,
+        first: Sequence[BlockCosts] = (),
     ) -> None:
-        self._formulator, self._cluster, self._job, self._price = formulator, cluster, job, price
+        self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
         self._heap: list[_Entry] = []
+        self._later: list[_Entry] = []
         self.count = 0
         self.left_out_s = math.inf
         self._numbers = itertools.count()
+        self._added: set[tuple[int, int]] = set()
+        for costs in first:
+            self._add(costs)
+        if first:
+            self._heap, self._later = self._later, self._heap
         for costs in priced:
             self._add(costs)
-        for floor, mesh in unpriced:
-            bound_s = min((alike.bound_s for alike in self._alike(floor)), default=math.inf)
-            self._push(Unpriced(bound_s, floor, mesh), tight=False)
+        for floor, key in unpriced:
+            self._add_unpriced(floor, key)
+        if first:
+            self._heap, self._later = self._later, self._heap
+
+    def _add_unpriced(self, floor: BlockCosts, key: Key, least_s: float = 0.0) -> None:
+        bound_s = min((alike.bound_s for alike in self._alike(floor)), default=math.inf)
+        self._push(Unpriced(max(bound_s, least_s), floor, key), tight=False)
 
     def _add(self, costs: BlockCosts, least_s: float = 0.0) -> None:
+        if (costs.micro_batch, costs.sharding) in self._added:
+            return
+        self._added.add((costs.micro_batch, costs.sharding))
         found = self._alike(costs)
         self.count += sum(len(alike.tasks) for alike in found)
         for alike in found:
@@ -120,14 +137,16 @@ class Frontier:
     @property
     def bound_s(self) -> float:
         """No decision of what is left is faster; infinite when nothing is."""
-        return self._heap[0][0] if self._heap else math.inf
+        return min((heap[0][0] for heap in (self._heap, self._later) if heap), default=math.inf)
 
     def pop(self, cutoff_s: Callable[[int], float]) -> Alike | None:
         """The problems with the least bound, narrow slices first; None when all are gone.
 
         A bound is tightened as far as the cutoff of its slice the first time that it comes up.
         """
-        while self._heap:
+        while self._heap or self._later:
+            if not self._heap:
+                self._heap, self._later = self._later, []
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, Unpriced):
                 self._work_out(entry, cutoff_s)
@@ -138,13 +157,16 @@ class Frontier:
         return None
 
     def _work_out(self, entry: Unpriced, cutoff_s: Callable[[int], float]) -> None:
-        """Put the shardings on a mesh in its place, if one of them might win."""
+        """Put what is known more closely in its place, if one of the shardings might win."""
         floors = self._alike(entry.floor)
-        if self._price is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
+        if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
             self.left_out_s = min(self.left_out_s, *(max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors))
             return
-        for costs in self._price(entry.floor.micro_batch, entry.mesh):
-            self._add(costs, entry.bound_s)
+        for costs, key in self._refine(entry.floor.micro_batch, entry.key):
+            if key is None:
+                self._add(costs, entry.bound_s)
+            else:
+                self._add_unpriced(costs, key, entry.bound_s)
 
     def _may_win(self, alike: Alike, cutoff_s: Callable[[int], float]) -> bool:
         most_s = cutoff_s(alike.slice_devices)
@@ -191,11 +213,13 @@ class Frontier:
         batches = job.global_batch // costs.micro_batch
         order = sorted(job.schedules, key=lambda name: name != "1f1b")
         kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
+        widest = max(ALL_DIVISORS_UP_TO, len(costs.parameter_elements))
         slices = {
             (copies, used // copies)
             for used in self._device_counts(costs.ranks)
             for copies in range(1, used + 1)
             if batches % copies == 0 and formulator.replica_options(batches // copies, copies, used // copies)
+            if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
         outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
         whole_s = compute_s(costs)

@@ -39,10 +39,18 @@ class TrivialPlans:
                 self._best[label] = (key, Candidate(label, decision, evaluation))
 
     def add_sharded(self, costs: BlockCosts, judge: Callable[[Decision], Evaluation]) -> None:
-        """Price even splits of a model whose operators are shared by several ranks, with every number of stages."""
+        """Price even splits of a model whose operators are shared by several ranks, with more and more stages.
+
+        It ends where one more step makes a plan that fits slower.
+        """
+        before: dict[tuple[int, bool], tuple[float, float]] = {}
         for decision in _even_splits(costs, self._cluster, self._job):
+            way = decision.zero, decision.stages[0].recompute
+            if before.get(way, (1.0, 0.0)) == (0.0, 0.0):
+                continue
             evaluation = judge(decision)
             key = (_excess(evaluation), evaluation.iteration_s)
+            before[way] = (0.0, 0.0) if key[0] == 0.0 and key >= before.get(way, key) and way in before else key
             if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:
                 self._best[TENSOR_PARALLEL] = (key, Candidate(TENSOR_PARALLEL, decision, evaluation))
 

@@ -18,7 +18,7 @@ from planner.solvers._diagnosis import infeasible
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
-from planner.solvers.types import Answer, Explored, Judge, Outcome, Progress, Shardings, Solution
+from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Shardings, Solution
 from planner.space import evaluate
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.problem import StageProblem
@@ -34,13 +34,13 @@ SLACK = 0.02
 """Decisions slower than the best by up to this fraction are still looked for, as runners-up."""
 
 SLACK_UP_TO = 64
-"""In slices of more devices only the best decision is looked for."""
+"""On more devices only the best decision is looked for."""
 
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
 
 MOST_TRIED = 2
-"""Meshes, and micro-batch sizes, on which a first tensor parallel plan is looked for."""
+"""Micro-batch sizes for which a first tensor parallel plan is looked for."""
 
 SAME = 1e-9
 """Relative difference below which two times are the same."""
@@ -100,7 +100,7 @@ class _Search:
         """Run the search."""
         trivial = TrivialPlans(self._cluster, self._job)
         priced = self._price(trivial)
-        self._try_even_splits(priced, trivial)
+        first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
@@ -111,7 +111,8 @@ class _Search:
             self._job,
             priced if alone else (),
             self._floors(),
-            self._work_out,
+            self._refine,
+            first,
         )
         while (alike := frontier.pop(self._cutoff_s)) is not None:
             self._settle(frontier, alike)
@@ -132,36 +133,40 @@ class _Search:
             trivial.add(costs)
         return priced
 
-    def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> None:
-        """A first tensor parallel plan by rule, where none without comes near what compute alone takes."""
+    def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
+        """Tensor parallel plans by rule, where none without comes near what compute alone takes; their costs."""
+        tried: list[BlockCosts] = []
         if self._shardings is None or not priced:
-            return
+            return tried
         near_s = NEAR * min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
-        node = self._cluster.node_size or self._cluster.device_count
-        for mesh in [m for m in self._shardings.meshes if math.prod(m) <= node][-MOST_TRIED:]:
-            for size in self._sizes[:MOST_TRIED]:
-                if trivial.best_s() <= near_s / self._formulator.devices():
-                    return
-                for costs in self._work_out(size, mesh):
-                    trivial.add_sharded(costs, self._judge(size))
+        for size in self._sizes[:MOST_TRIED]:
+            if trivial.best_s() <= near_s / self._formulator.devices():
+                break
+            for costs in self._shardings.even_split(size):
+                self._shelves.setdefault(size, {})[costs.sharding] = costs
+                trivial.add_sharded(costs, self._judge(size))
+                tried.append(costs)
+        return tried
 
-    def _floors(self) -> list[tuple[BlockCosts, tuple[int, ...]]]:
-        """Least costs of all meshes and of the sizes at which they are worth looking at."""
-        found: list[tuple[BlockCosts, tuple[int, ...]]] = []
+    def _floors(self) -> list[tuple[BlockCosts, Key]]:
+        """Least costs of shardings, by mesh and by size as far as these are worth looking at."""
+        found: list[tuple[BlockCosts, Key]] = []
+        ended: set[Key] = set()
         if self._shardings is None:
             return found
-        for mesh in self._shardings.meshes:
-            for size in self._sizes:
-                floor = self._shardings.floor(size, mesh)
-                if compute_s(floor) >= self._best_s or not self._any_block_fits(floor):
-                    break
-                found.append((floor, mesh))
+        for size in self._sizes:
+            floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
+            ended |= {key for f, key in floors if compute_s(f) >= self._best_s or not self._any_block_fits(f)}
+            found += [(f, key) for f, key in floors if key not in ended]
+            if len(ended) >= len(floors) and all(key in ended for _, key in floors):
+                break
         return found
 
-    def _work_out(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh; the judge knows them from then on."""
-        found = self._shardings.sharded(micro_batch, mesh) if self._shardings is not None else ()
-        self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
+    def _refine(self, micro_batch: int, key: Key) -> list[tuple[BlockCosts, Key | None]]:
+        """What a floor stands for; the judge knows shardings that are worked out from then on."""
+        found = list(self._shardings.refine(micro_batch, key)) if self._shardings is not None else []
+        shelf = self._shelves.setdefault(micro_batch, {})
+        shelf.update((costs.sharding, costs) for costs, inner in found if inner is None)
         return found
 
     def _any_block_fits(self, costs: BlockCosts) -> bool:
@@ -171,7 +176,8 @@ class _Search:
 
     def _cutoff_s(self, slice_devices: int) -> float:
         """Only decisions faster than this are looked for."""
-        return self._best_s * (1 + (SLACK if slice_devices <= SLACK_UP_TO else 0.0))
+        small = max(slice_devices, self._formulator.devices()) <= SLACK_UP_TO
+        return self._best_s * (1 + (SLACK if small else 0.0))
 
     def _settle(self, frontier: Frontier, alike: Alike) -> None:
         """Settle problems that differ in schedule and sharding only, the one with the most decisions first."""
@@ -260,7 +266,10 @@ class _Search:
         skipped = self._sizes[len(sizes) :]
         replicas = "any number of replicas that divides the micro-batches"
         if devices > ALL_DIVISORS_UP_TO:
-            replicas += f" (in slices of more than {ALL_DIVISORS_UP_TO} devices: powers of two and the largest)"
+            replicas += (
+                f" (in slices of more than {ALL_DIVISORS_UP_TO} devices: powers of two and the largest), slices of at most "
+                f"{max(ALL_DIVISORS_UP_TO, len(priced[0].parameter_elements))} devices where the batch can be dealt to more"
+            )
         parts = [
             f"all cuts of {len(priced[0].parameter_elements)} blocks into stages"
             + (f" (at most {job.max_stages})" if job.max_stages else ""),

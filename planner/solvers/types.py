@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -47,18 +47,21 @@ class Solver(Protocol):
         ...
 
 
+Key = tuple[object, ...]
+"""Names what a floor stands for; the search hands it back."""
+
+
 class Shardings(Protocol):
     """The ways to share operators among several ranks that a search may ask for, worked out when it does."""
 
-    @property
-    def meshes(self) -> tuple[tuple[int, ...], ...]:
-        """Meshes to consider, ranks by axis, outermost first."""
+    def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, Key]]:
+        """By mesh, what no sharding on it is cheaper than."""
 
-    def floor(self, micro_batch: int, mesh: tuple[int, ...]) -> BlockCosts:
-        """What no sharding on a mesh is cheaper than: no communication, all work and memory cut evenly."""
+    def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
+        """A few shardings that a first plan can be made of."""
 
-    def sharded(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh that are worth trying, each with a number of its own."""
+    def refine(self, micro_batch: int, key: Key) -> Sequence[tuple[BlockCosts, Key | None]]:
+        """What a floor stands for: closer floors, or (with None) shardings worked out, each with its own number."""
 
 
 class Outcome(StrEnum):

@@ -10,9 +10,6 @@ from planner.operators.specs import graph_specs
 from planner.space.placement import aligned
 from planner.space.types import Job
 
-MOST_NODES = 4
-"""Nodes that one replica's ranks span at the most, in a model that works with all of its weights."""
-
 SPARSE = 0.5
 """Fraction of the weights beyond which a model counts as one that uses only some of them for a sample."""
 
@@ -27,20 +24,20 @@ def mesh_names(mesh: tuple[int, ...]) -> tuple[str, ...]:
 def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...], ...]:
     """Meshes of two ranks and more that suit a cluster, smallest first.
 
-    Inside a node one axis of 2, 4, 8 .. ranks. Across nodes one axis over all ranks, and two: the nodes, and the ranks
-    of a node; up to `MOST_NODES` nodes, or all of them where most weights are tables and experts, of which a sample
-    uses a few: those can be spread over far links, because little is exchanged. Clusters with several device types
-    have none. The job's own meshes and widths go before all this.
+    Inside a node one axis of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which most
+    weights are tables or experts (of these a sample uses a few, so little is exchanged when they are spread), or where
+    the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Clusters with several device
+    types have no meshes. The job's own meshes and widths go before all this.
     """
-    if len(cluster.devices) > 1 and not job.meshes:
-        return ()
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     if job.meshes:
         found = {mesh for mesh in job.meshes if math.prod(mesh) > 1}
+    elif len(cluster.devices) > 1:
+        return ()
     else:
         node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
         found = set()
-        for ranks in _widths(cluster, node, devices, spread=uses_few_weights(graph)):
+        for ranks in _widths(cluster, max(node, spread_ranks(graph), *job.tensor_parallel), devices):
             found.add((ranks,))
             if ranks > node > 1 and ranks % node == 0:
                 found.add((ranks // node, node))
@@ -49,38 +46,42 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...
     return tuple(sorted(wanted, key=lambda m: (math.prod(m), len(m), m)))
 
 
-def _widths(cluster: Cluster, node: int, devices: int, *, spread: bool) -> list[int]:
+def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:
     """Powers of two, and whole children of levels, up to as many ranks as a replica may have."""
-    most = devices if spread else min(devices, MOST_NODES * node)
-    doubled = [2**k for k in range(1, most.bit_length()) if 2**k <= most]
-    whole = [size for size in cluster.group_sizes() if 1 < size <= most]
+    limit = min(most, devices)
+    doubled = [2**k for k in range(1, limit.bit_length()) if 2**k <= limit]
+    whole = [size for size in cluster.group_sizes() if 1 < size <= limit]
     return sorted({*doubled, *whole})
 
 
-def uses_few_weights(graph: Graph) -> bool:
-    """Whether most weights are tables and experts: less work in them than a product with each weight for every sample.
+def spread_ranks(graph: Graph) -> int:
+    """Over how many ranks tables and experts can be spread, where most weights are such; 0 elsewhere.
 
     A weight that every token is multiplied with costs two FLOPs an element and token; a model's tokens are taken from
-    the operator that multiplies by the largest number of rows.
+    the middle one of the operators that multiply by weights. What a weight falls short of that, it is idle. Tables are
+    spread by their rows and experts by their number: the first dimension of what most idle elements are in.
     """
-    specs = graph_specs(graph)
     work: dict[int, float] = {}
-    rows: dict[int, float] = {}
-    for i, spec in enumerate(specs):
+    rows: list[float] = []
+    for i, spec in enumerate(graph_specs(graph)):
         weights = graph.node_parameters[i]
         elements = sum(graph.parameters[p].elements for p in weights)
+        if not elements:
+            continue
         for p in weights:
-            share = graph.parameters[p].elements / elements if elements else 0.0
-            work[p] = work.get(p, 0.0) + spec.matrix_flops * share
-        if spec.matrix_flops and elements:
-            rows[i] = spec.matrix_flops / (2 * elements)
-    matrices = [p for p in range(len(graph.parameters)) if graph.parameters[p].elements > 1]
-    total = sum(graph.parameters[p].elements for p in matrices)
-    if not rows or not total:
-        return False
-    tokens = sorted(rows.values())[len(rows) // 2]
-    idle = sum(
-        graph.parameters[p].elements * max(0.0, 1 - work.get(p, 0.0) / (2 * tokens * graph.parameters[p].elements))
-        for p in matrices
-    )
-    return idle > SPARSE * total
+            work[p] = work.get(p, 0.0) + spec.matrix_flops * graph.parameters[p].elements / elements
+        if spec.matrix_flops:
+            rows.append(spec.matrix_flops / (2 * elements))
+    tokens = sorted(rows)[len(rows) // 2] if rows else 0.0
+    idle = {
+        p: weight.elements - work.get(p, 0.0) / (2 * tokens)
+        for p, weight in enumerate(graph.parameters)
+        if tokens and weight.elements
+    }
+    if sum(max(0.0, each) for each in idle.values()) <= SPARSE * graph.parameter_count():
+        return 0
+    by_shape: dict[tuple[int, ...], float] = {}
+    for p, each in idle.items():
+        shape = graph.parameters[p].shape
+        by_shape[shape] = by_shape.get(shape, 0.0) + each
+    return max(by_shape, key=lambda shape: (by_shape[shape], shape))[0]

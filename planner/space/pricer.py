@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
+from planner.sharding.boundary import Boundaries
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.resting import StateBytes
@@ -26,6 +27,12 @@ from planner.space.blocks import block_costs
 from planner.space.meshes import mesh_names, meshes_for
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
+
+Key = tuple[Any, ...]
+"""A mesh, or a mesh and how the tensors between blocks lie on it."""
+
+MOST_MESHES = 2
+"""Meshes on which a first plan is looked for."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,8 @@ class Pricer:
         self.graph_at = functools.cache(self._graph_at)
         self.profiles = functools.cache(self._profiles)
         self.costs = functools.cache(self._costs)
-        self.floor = functools.cache(self._floor)
-        self.sharded = functools.cache(self._shardings)
+        self._inner_on = functools.cache(self._inner_costs)
+        self._shardings_on = functools.cache(self._shardings)
 
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
@@ -104,9 +111,29 @@ class Pricer:
             self._differentiable,
         )
 
-    def _floor(self, micro_batch: int, mesh: tuple[int, ...]) -> BlockCosts:
-        """No communication, and an even share of everything on each rank of a mesh; a rank's share at its own speed."""
-        whole, ranks = self.costs(micro_batch), math.prod(mesh)
+    def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
+        """By mesh, what no sharding on it is cheaper than: no communication, and everything cut evenly."""
+        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(math.prod, self.meshes))}
+        return [(by_ranks[math.prod(mesh)], (mesh,)) for mesh in self.meshes]
+
+    def even_split(self, micro_batch: int) -> list[BlockCosts]:
+        """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
+        node = self._cluster.node_size or self._cluster.device_count
+        found: list[BlockCosts] = []
+        for mesh in [mesh for mesh in self.meshes if math.prod(mesh) <= node][-MOST_MESHES:]:
+            floors = [(float(f.backward_s.sum()), key) for f, key in self._by_boundary(micro_batch, mesh)]
+            found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
+        return found
+
+    def refine(self, micro_batch: int, key: Key) -> list[tuple[BlockCosts, Key | None]]:
+        """Of a mesh the floors by how boundaries lie; of these the shardings that are worth trying, fastest first."""
+        if len(key) == 1:
+            return list(self._by_boundary(micro_batch, key[0]))
+        return [(costs, None) for costs in self._shardings_on(micro_batch, *key)]
+
+    def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
+        """No communication, and an even share of everything on each rank, which works on it at its own speed."""
+        whole = self.costs(micro_batch)
         forward_s, backward_s = self.profiles(micro_batch)[0].at(1 / ranks)
         blocks = self.chain.blocks
         nothing = np.zeros(len(blocks) + 1)
@@ -126,11 +153,21 @@ class Pricer:
             ranks=ranks,
         )
 
-    def _shardings(self, micro_batch: int, mesh: tuple[int, ...]) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh that are worth trying, fastest first."""
+    def _by_boundary(self, micro_batch: int, mesh: tuple[int, ...]) -> list[tuple[BlockCosts, Key]]:
+        """Floors with the communication inside blocks, for each way in which boundaries may lie."""
+        floor, inner = self._floor(micro_batch, math.prod(mesh)), self._inner_on(micro_batch, mesh)
+        found: list[tuple[BlockCosts, Key]] = []
+        for boundary in inner.boundaries:
+            least_s = inner.least_s(boundary)
+            if np.isfinite(least_s).all():
+                backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)
+                found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
+        return found
+
+    def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
-        inner = inner_costs(
+        return inner_costs(
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[0],
@@ -142,11 +179,14 @@ class Pricer:
             ),
             cache=self._inner,
         )
-        training = Training(self._cluster.devices[0], chosen, job.optimizer)
+
+    def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh that are worth trying, fastest first."""
+        inner, job = self._inner_on(micro_batch, mesh), self._job
+        training = Training(self._cluster.devices[0], precision(job.precision), job.optimizer)
         known = self._known.setdefault(micro_batch, [])
-        found: Sequence[ShardedCosts] = sharded_costs(inner, self._differentiable)
         first = len(known)
-        for each in found:
+        for each in sharded_costs(inner, self._differentiable, boundaries=(boundary,)):
             number = len(known) + 1
             costs = sharded_block_costs(inner, each, training, self._differentiable, number)
             known.append(Sharded(number, inner, each, costs))
