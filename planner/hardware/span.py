@@ -5,6 +5,7 @@ Costs depend on the shape alone, not on which ranks have it, so thousands of gro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,14 +55,18 @@ def span_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray) -> Span:
     Raises:
         ValueError: no rank, a rank twice, or one outside the cluster.
     """
-    members = np.unique(np.asarray(ranks, dtype=np.int64))
-    if not len(members) or len(members) != len(ranks):
+    return _span(child_sizes(cluster), np.ascontiguousarray(ranks, dtype=np.int64).tobytes())
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _span(sizes: tuple[int, ...], ranks: bytes) -> Span:
+    """Shape of int64 ranks: searches ask again and again for the same groups."""
+    given = np.frombuffer(ranks, dtype=np.int64)
+    members = np.unique(given)
+    if not len(members) or len(members) != len(given):
         raise ValueError("a group needs at least one rank, and each rank once")
-    if members[0] < 0 or members[-1] >= cluster.device_count:
-        raise ValueError(
-            f"ranks {members[0]}..{members[-1]} are not all in a cluster of {cluster.device_count} devices"
-        )
-    sizes = child_sizes(cluster)
+    if members[0] < 0 or members[-1] >= sizes[-1]:
+        raise ValueError(f"ranks {members[0]}..{members[-1]} are not all in a cluster of {sizes[-1]} devices")
     tiers: list[Tier] = []
     for below, above in pairwise(sizes):
         if tiers and members[0] // below == members[-1] // below:

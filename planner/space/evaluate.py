@@ -197,8 +197,8 @@ def _sync_s(
     gradients, weights = elements * chosen.gradient_bytes, elements * chosen.weight_bytes
 
     def seconds(kind: Collective, payload_bytes: float) -> float:
-        both = (groups[..., 0].ravel(), groups[..., -1].ravel())
-        return max(collective_s(cluster, kind, ranks, payload_bytes, concurrent) for ranks in both)
+        ends = {0, groups.shape[-1] - 1}
+        return max(collective_s(cluster, kind, groups[..., e].ravel(), payload_bytes, concurrent) for e in ends)
 
     if not zero:
         return seconds(Collective.ALL_REDUCE, gradients)
@@ -243,7 +243,7 @@ def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_
         return 0.0
     (_, senders, ranks), receivers = before.shape, here.shape[1]
     turns = np.arange(int(np.lcm(senders, receivers)))
-    ends = [0, ranks - 1]
+    ends = sorted({0, ranks - 1})
     sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
     terms = send_terms(cluster, sources, targets, concurrent=min(senders, receivers) * ranks)
     return float(terms.seconds(payload_bytes).max())
