@@ -109,9 +109,7 @@ class InnerCache:
         shares: by block, the shares at which the seconds of its operators count.
     """
 
-    entries: dict[object, tuple[tuple[str, ...], dict[Boundaries, tuple[InnerPoint, ...]]]] = field(
-        default_factory=dict
-    )
+    entries: dict[object, tuple[tuple[str, ...], BlockPoints]] = field(default_factory=dict)
     shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
 
