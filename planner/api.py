@@ -29,10 +29,11 @@ from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Pipeline
+from planner.sharding import StageSharding
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
 from planner.space.pricer import Pricer as Pricer
-from planner.space.types import Candidate, Certificate, Job
+from planner.space.types import Candidate, Certificate, Decision, Job
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
@@ -122,8 +123,16 @@ def plan(
         origins=profiles[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         alternatives=others,
+        shardings=_shardings(pricer, chosen.decision),
     )
     return with_simulation(assembled, simulated_s)
+
+
+def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:
+    """How the groups of ranks of a decision share operators, by the number that its stages give."""
+    numbers = sorted({stage.sharding for stage in decision.stages} - {0})
+    entries = [pricer.entry(decision.micro_batch, number) for number in numbers]
+    return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
 
 def _allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
