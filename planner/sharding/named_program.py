@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,49 +69,73 @@ def assignments(dims: Sequence[str], axes: Sequence[str]) -> Iterator[dict[str, 
 
 
 def schedule(program: Program) -> tuple[int, ...]:
-    """An order of operations by a greedy list scheduler: of those ready, the one after which fewest bytes are alive."""
-    tensors = {t.name: t for t in program.tensors}
-    size = {name: t.item_bytes * math.prod(t.sizes) for name, t in tensors.items()}
-    readers = {name: {i for i, op in enumerate(program.operations) if name in op.inputs} for name in tensors}
-    made = {name: i for i, op in enumerate(program.operations) for name in op.outputs}
+    """An order of operations by a greedy list scheduler: of those ready, the one after which fewest bytes are alive.
+
+    Complexity: O(operands * log operations); growth is reckoned again only where the last reader of a result changed.
+    """
+    size = {t.name: t.item_bytes * math.prod(t.sizes) for t in program.tensors}
+    operations = program.operations
+    made = {name: i for i, op in enumerate(operations) for name in op.outputs}
+    readers: dict[str, set[int]] = {name: set() for name in made}
+    waits = []
+    for i, op in enumerate(operations):
+        inputs = {name for name in op.inputs if name in made}
+        waits.append({made[name] for name in inputs} - {i})
+        for name in inputs:
+            readers[name].add(i)
+
+    def growth(i: int) -> tuple[float, int]:
+        op = operations[i]
+        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in made and not readers[n] - {i})
+        return sum(size[n] for n in op.outputs) - freed, i
+
+    current = {i: growth(i) for i, need in enumerate(waits) if not need}
+    heap = sorted(current.values())
     done: list[int] = []
-    left = set(range(len(program.operations)))
-    while left:
-        ready = [i for i in left if all(made.get(n, -1) not in left for n in program.operations[i].inputs)]
-
-        def growth(i: int) -> tuple[float, int]:
-            op = program.operations[i]
-            freed = sum(size[n] for n in set(op.inputs) if not (readers[n] & left) - {i} and n in made)
-            return sum(size[n] for n in op.outputs) - freed, i
-
-        best = min(ready, key=growth)
-        done.append(best)
-        left.remove(best)
+    while heap:
+        entry = heapq.heappop(heap)
+        i = entry[1]
+        if current.get(i) != entry:
+            continue
+        del current[i]
+        done.append(i)
+        changed = [r for n in operations[i].outputs for r in readers[n] if r != i]
+        for r in changed:
+            waits[r].discard(i)
+        for name in operations[i].inputs:
+            if name in made:
+                readers[name].discard(i)
+                changed += readers[name] if len(readers[name]) == 1 else ()
+        for r in sorted(set(changed)):
+            if not waits[r]:
+                current[r] = growth(r)
+                heapq.heappush(heap, current[r])
     return tuple(done)
 
 
 def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
     """Tensors in memory while each scheduled operation runs: the program's inputs always, results while read."""
-    place = {i: t for t, i in enumerate(order)}
-    made = {name: place[i] for i, op in enumerate(program.operations) for name in op.outputs}
-    last = {t.name: len(order) - 1 if t.name not in made else made[t.name] for t in program.tensors}
-    for i, op in enumerate(program.operations):
-        for name in op.inputs:
-            if name in made:
-                last[name] = max(last[name], place[i])
-    return [
-        frozenset(t.name for t in program.tensors if made.get(t.name, 0) <= at <= last[t.name])
-        for at in range(len(order))
-    ]
+    made = {name for op in program.operations for name in op.outputs}
+    last: dict[str, int] = {}
+    for at, i in enumerate(order):
+        op = program.operations[i]
+        last.update((name, at) for name in (*op.inputs, *op.outputs) if name in made)
+    ends: list[list[str]] = [[] for _ in order]
+    for name, at in last.items():
+        ends[at].append(name)
+    held = {t.name for t in program.tensors if t.name not in made}
+    found = []
+    for at, i in enumerate(order):
+        held.update(program.operations[i].outputs)
+        found.append(frozenset(held))
+        held.difference_update(ends[at])
+    return found
 
 
 def peak_bytes(program: Program, mesh: Mapping[str, int], assignment: Assignment) -> float:
     """Most bytes that a rank holds at any point of the schedule."""
-    tensors = {t.name: t for t in program.tensors}
-
-    def held(name: str) -> float:
-        t = tensors[name]
-        cut = math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
-        return t.item_bytes * math.prod(t.sizes) / cut
-
-    return max((sum(map(held, names)) for names in alive(program, schedule(program))), default=0.0)
+    held = {
+        t.name: t.item_bytes * math.prod(t.sizes) / math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
+        for t in program.tensors
+    }
+    return max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)

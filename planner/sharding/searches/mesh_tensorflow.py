@@ -1,17 +1,15 @@
 """Mesh-TensorFlow: one global map from named dimensions to mesh axes, for all tensors and operations at once.
 
 Rules: a dimension goes to at most one axis; no two dimensions of one tensor or operation go to the same axis; the axis
-divides every size of the dimension. Two objectives: the published one, the peak bytes of a schedule (`best_layout`, a
-CP-SAT program like `auto_mtf`: minimise `(dims + 1) * peak - splits`), and time, by elimination over the names.
-Shazeer et al., NeurIPS 2018; the program is that of the library's layout optimizer.
+divides every size of the dimension. Two objectives: the published one, the peak bytes of a schedule
+(`planner.sharding.named_layout`), and time, by elimination over the names. Shazeer et al., NeurIPS 2018.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,117 +21,15 @@ from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
-from planner.sharding.named_program import (
-    LayoutAnswer,
-    NamedOperation,
-    NamedTensor,
-    Program,
-    alive,
-    assignments,
-    peak_bytes,
-    schedule,
-)
+from planner.sharding.named_layout import best_layout, brute_force_layout
+from planner.sharding.named_program import NamedOperation, NamedTensor, Program
 from planner.sharding.problem import Choice, Setting, carrying_of
 from planner.sharding.reshard import reshard_table
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 
-
-def _groups(program: Program) -> set[tuple[str, ...]]:
-    """Sets of dimensions of which no two may share an axis: those of each tensor and each operation."""
-    tensors = {t.name: t for t in program.tensors}
-    found = {tuple(sorted(set(t.dims))) for t in program.tensors}
-    for op in program.operations:
-        found.add(tuple(sorted({d for n in (*op.inputs, *op.outputs) for d in tensors[n].dims})))
-    return found
-
-
-def best_layout(program: Program, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()) -> LayoutAnswer:
-    """The layout of least peak bytes, of those the one that splits most, by CP-SAT.
-
-    Args:
-        program: tensors and operations.
-        mesh: ranks along each axis.
-        unsplittable: dimensions that must stay whole.
-    """
-    from ortools.sat.python import cp_model
-
-    dims, axes = program.dims(), list(mesh)
-    common: dict[str, int] = {}
-    for t in program.tensors:
-        for d, n in zip(t.dims, t.sizes, strict=True):
-            common[d] = math.gcd(common.get(d, 0), n)
-    fixed = {*unsplittable, *(d for op in program.operations for d in op.unsplittable)}
-    model = cp_model.CpModel()
-    x = {(d, m): model.new_bool_var(f"{d}:{m}") for d in dims for m in axes}
-    for (d, m), variable in x.items():
-        if common[d] % mesh[m] or d in fixed:
-            model.add(variable == 0)
-    for d in dims:
-        model.add_at_most_one(x[d, m] for m in axes)
-    for group in sorted(_groups(program)):
-        for m in axes:
-            model.add_at_most_one(x[d, m] for d in group)
-    scale = math.lcm(*(math.prod(c) for n in range(1, len(axes) + 1) for c in itertools.combinations(mesh.values(), n)))
-    chosen: dict[tuple[str, ...], list[tuple[dict[str, str], cp_model.IntVar]]] = {}
-    for t in program.tensors:
-        key = tuple(sorted(set(t.dims)))
-        if key not in chosen:
-            chosen[key] = [(a, model.new_bool_var("")) for a in assignments(key, axes)]
-            model.add_exactly_one(y for _, y in chosen[key])
-            for a, y in chosen[key]:
-                for d, m in itertools.product(key, axes):
-                    model.add_implication(y, x[d, m] if a.get(d) == m else ~x[d, m])
-    tensors = {t.name: t for t in program.tensors}
-    whole = sum(t.item_bytes * math.prod(t.sizes) for t in program.tensors)
-    peak = model.new_int_var(0, math.ceil(whole * scale), "peak")
-    for names in set(alive(program, schedule(program))):
-        terms = []
-        for name in sorted(names):
-            t = tensors[name]
-            for a, y in chosen[tuple(sorted(set(t.dims)))]:
-                cut = math.prod(mesh[a[d]] for d in t.dims if d in a)
-                terms.append(round(t.item_bytes * math.prod(t.sizes) * scale / cut) * y)
-        model.add(sum(terms) <= peak)
-    # a tie between equal layouts goes to the earlier dimension and axis, so that the answer is one
-    order = {key: k + 1 for k, key in enumerate(sorted(x))}
-    small = sum(order.values()) + 1
-    splits = sum(small * x[k] for k in x) - sum(order[k] * x[k] for k in x)
-    model.minimize((len(x) + 1) * small * peak - splits)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    # presolve of OR-tools 9.15 was seen to cut off optima of other models: keep it from doing so
-    solver.parameters.keep_all_feasible_solutions_in_presolve = True
-    solver.parameters.symmetry_level = 0
-    solver.parameters.presolve_inclusion_work_limit = 0
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise InfeasibleError("no layout satisfies the rules", hint="allow more dimensions to split")
-    found = {d: m for (d, m), variable in x.items() if solver.value(variable)}
-    return LayoutAnswer(found, peak_bytes(program, mesh, found))
-
-
-def brute_force_layout(
-    program: Program, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()
-) -> LayoutAnswer:
-    """The same by looking at every map; (axes + 1) ** dims."""
-    dims, groups = program.dims(), _groups(program)
-    fixed = {*unsplittable, *(d for op in program.operations for d in op.unsplittable)}
-    best: tuple[tuple[float, int, int], dict[str, str]] | None = None
-    order = {key: k + 1 for k, key in enumerate(sorted((d, m) for d in dims for m in mesh))}
-    for where in itertools.product([None, *mesh], repeat=len(dims)):
-        a = {d: m for d, m in zip(dims, where, strict=True) if m is not None}
-        legal = all(len({a[d] for d in g if d in a}) == sum(d in a for d in g) for g in groups)
-        sizes = [(d, n) for t in program.tensors for d, n in zip(t.dims, t.sizes, strict=True)]
-        if not legal or any(d in a and (n % mesh[a[d]] or d in fixed) for d, n in sizes):
-            continue
-        key = (peak_bytes(program, mesh, a), -len(a), sum(order[item] for item in a.items()))
-        if best is None or key < best[0]:
-            best = key, a
-    if best is None:
-        raise InfeasibleError("no layout satisfies the rules", hint="allow more dimensions to split")
-    return LayoutAnswer(best[1], best[0][0])
+__all__ = ["best_layout", "brute_force_layout", "mesh_tensorflow", "mesh_tensorflow_memory", "program_of"]
 
 
 def program_of(setting: Setting) -> Program:
