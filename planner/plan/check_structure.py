@@ -119,7 +119,7 @@ def _batches(plan: Plan) -> Iterator[Finding]:
         message = f"gradient scale {batches.gradient_scale} is not 1 / {batches.count}"
         yield Finding(Fault.DIVISIBILITY, message, "the sum of scaled gradients is that of the mean loss")
     for stage in plan.stages:
-        if batches.count % len(stage.replicas):
+        if plan.routing == "round_robin" and batches.count % len(stage.replicas):
             message = f"{len(stage.replicas)} replicas do not divide {batches.count} micro-batches"
             hint = "every replica takes the same number"
             yield Finding(Fault.DIVISIBILITY, f"stage {stage.index}: {message}", hint, stage.index)

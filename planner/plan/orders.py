@@ -10,11 +10,24 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.plan.order_text import MAX_ACTIONS, MAX_PERIOD, Steady, Steps, decode, encode, steady_steps
 from planner.schedules.types import Action, ActionKind
 
-__all__ = ["MAX_ACTIONS", "MAX_PERIOD", "RankOrder", "Steady", "Steps", "decode", "encode", "encode_orders"]
+__all__ = [
+    "MAX_ACTIONS",
+    "MAX_PERIOD",
+    "Line",
+    "RankOrder",
+    "Steady",
+    "Steps",
+    "decode",
+    "encode",
+    "encode_line",
+    "encode_orders",
+    "group_lines",
+]
 
 _COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 
@@ -64,30 +77,51 @@ class RankOrder:
         return found.micro_batch * self.step if found else 0
 
 
-def encode_orders(
-    orders: Mapping[int, Sequence[Action]], *, lane: int = 0, steady: Mapping[int, Steady] | None = None
-) -> tuple[RankOrder, ...]:
-    """The actions of every rank, ranks with equal lines together, in order of their lowest rank.
+class Line(NamedTuple):
+    """The actions of one rank as text.
 
-    Args:
-        orders: actions by rank.
-        lane: which of the rank's lists of actions these are.
-        steady: by rank, the part that repeats as long as training goes on.
+    Attributes:
+        first: the micro-batch that number 0 stands for.
+        gap: micro-batches from one number to the next; 0 when there is one number at the most.
+        actions: the text.
     """
+
+    first: int
+    gap: int
+    actions: str
+
+    def dealt(self, copies: int, copy: int) -> Line:
+        """The same for one of several copies that take micro-batches in turn."""
+        return Line(self.first * copies + copy, self.gap * copies, self.actions)
+
+
+def encode_line(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> Line:
+    """The actions of a rank with numbers of its own; `steady` is the part that repeats as long as training goes on."""
+    numbers = sorted({_number(a) for a in actions if _number(a) >= 0})
+    first = numbers[0] if numbers else 0
+    gap = math.gcd(*(n - first for n in numbers), steady.steps.micro_batch if steady else 0)
+    step = gap or 1
+    own = [_renumbered(a, (_number(a) - first) // step) if _number(a) >= 0 else a for a in actions]
+    if steady:
+        steady = steady._replace(steps=steady.steps._replace(micro_batch=steady.steps.micro_batch // step))
+    return Line(first, gap, encode(own, rank=rank, steady=steady))
+
+
+def group_lines(lines: Mapping[int, Line], lane: int = 0) -> tuple[RankOrder, ...]:
+    """Ranks with equal lines together, in order of their lowest rank."""
     groups: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for rank in sorted(orders):
-        part = steady[rank] if steady else None
-        numbers = sorted({_number(a) for a in orders[rank] if _number(a) >= 0})
-        first = numbers[0] if numbers else 0
-        step = math.gcd(*(n - first for n in numbers), part.steps.micro_batch if part else 0) or 1
-        own = [_renumbered(a, (_number(a) - first) // step) if _number(a) >= 0 else a for a in orders[rank]]
-        if part:
-            part = part._replace(steps=part.steps._replace(micro_batch=part.steps.micro_batch // step))
-        groups.setdefault((step, encode(own, rank=rank, steady=part)), []).append((rank, first))
+    for rank in sorted(lines):
+        line = lines[rank]
+        groups.setdefault((line.gap or 1, line.actions), []).append((rank, line.first))
     return tuple(
-        RankOrder(tuple(r for r, _ in members), tuple(f for _, f in members), step, line, lane)
-        for (step, line), members in groups.items()
+        RankOrder(tuple(r for r, _ in members), tuple(f for _, f in members), step, text, lane)
+        for (step, text), members in groups.items()
     )
+
+
+def encode_orders(orders: Mapping[int, Sequence[Action]]) -> tuple[RankOrder, ...]:
+    """The actions of every rank, ranks with equal lines together, in order of their lowest rank."""
+    return group_lines({rank: encode_line(actions, rank=rank) for rank, actions in orders.items()})
 
 
 def _number(action: Action) -> int:

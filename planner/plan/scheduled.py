@@ -9,15 +9,14 @@ A schedule that never drains is written out until it repeats; the repeating iter
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
 from planner.plan.order_text import Row, row_of
-from planner.plan.orders import RankOrder, Steady, Steps, encode_orders
+from planner.plan.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines
 from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.schedules.pipelined_backprop import PipelinedBackprop, StageDelay, scaled_optimizer
 from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, WeightPolicy, Work
@@ -25,7 +24,6 @@ from planner.space.layout import slice_width, stage_groups
 from planner.space.types import Decision
 
 Routing = Literal["round_robin", "by_order"]
-_COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 _MOST_ITERATIONS = 8
 """Iterations beyond those that fill the pipeline until an order must repeat."""
 
@@ -90,7 +88,8 @@ def lay_out(
     section = _section(chosen, pipeline, decision, written, members, transfers)
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
-    return Scheduled(groups, _routing(written.work, holders), section, world)
+    even = all(pipeline.micro_batches % len(own) == 0 for own in holders)
+    return Scheduled(groups, _routing(written.work, holders) if even else "by_order", section, world)
 
 
 def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
@@ -104,7 +103,7 @@ def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
         once, twice, thrice = runs[-3:]
         found = [_repeating(a, b, c, pipeline.micro_batches) for a, b, c in zip(once, twice, thrice, strict=True)]
         if all(part is not None for part in found):
-            work = dataclasses.replace(chosen.work(pipeline, iterations), lanes=runs[-2])
+            work = replace(chosen.work(pipeline, iterations), lanes=runs[-2])
             return _Written(work, iterations, tuple(part for part in found if part is not None))
     raise PlanError(f"{chosen.name} does not repeat after {window + _MOST_ITERATIONS} iterations", hint="use another")
 
@@ -213,12 +212,12 @@ def _exchanged(written: _Written) -> _Written:
         lanes.append(tuple(action for own in spread for action in own))
         ends = [sum(len(own) for own in spread[:stop]) for stop in part[:2]]
         steady.append(Steady(ends[0], ends[1], part.steps._replace(exchange=part.steps.update)))
-    return _Written(dataclasses.replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
+    return _Written(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
 
 
 def _with_sync(action: Action) -> Iterator[Action]:
     if action.kind is ActionKind.UPDATE:
-        yield dataclasses.replace(action, kind=ActionKind.SYNC)
+        yield replace(action, kind=ActionKind.SYNC)
     yield action
 
 
@@ -266,35 +265,25 @@ def _averaged(written: _Written, pipeline: Pipeline, copies: int) -> tuple[int, 
 
 
 def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int, ...]]]) -> tuple[RankOrder, ...]:
-    """The lines of all ranks, lane by lane of a worker."""
+    """The lines of all ranks, lane by lane of a worker; a worker's line is made once for all copies that are alike."""
     work = written.work
     seen: dict[int, int] = {}
-    by_lane: dict[int, tuple[dict[int, list[Action]], dict[int, Steady]]] = {}
+    by_lane: dict[int, dict[int, Line]] = {}
     for at, (worker, lane) in enumerate(zip(work.lane_workers, work.lanes, strict=True)):
         number = seen[worker] = seen.get(worker, -1) + 1
-        orders, steady = by_lane.setdefault(number, ({}, {}))
+        steady = written.steady[at] if written.steady else None
+        guests = sorted({action.peer for action in lane if action.peer >= 0})
+        known: dict[tuple[int, ...], Line] = {}
         for copy in range(copies):
             for place, rank in enumerate(members[copy][worker]):
-                peers = [group[min(place, len(group) - 1)] for group in members[copy]]
-                orders[rank] = [_placed(action, copies, copy, peers) for action in lane]
-                if written.steady:
-                    part = written.steady[at]
-                    steps = part.steps._replace(micro_batch=part.steps.micro_batch * copies)
-                    steady[rank] = part._replace(steps=steps)
-    return tuple(
-        line
-        for number, (orders, steady) in sorted(by_lane.items())
-        for line in encode_orders(orders, lane=number, steady=steady or None)
-    )
-
-
-def _placed(action: Action, copies: int, copy: int, peers: Sequence[int]) -> Action:
-    """With the plan's numbers of micro-batches and ranks."""
-    micro_batch = action.micro_batch if action.kind in _COUNTED else action.micro_batch * copies + copy
-    peer = peers[action.peer] if action.peer >= 0 else -1
-    if micro_batch == action.micro_batch and peer == action.peer:
-        return action
-    return dataclasses.replace(action, micro_batch=micro_batch, peer=peer)
+                hosts = ((guest, members[copy][guest]) for guest in guests)
+                peers = {guest: group[min(place, len(group) - 1)] for guest, group in hosts}
+                key = tuple(peer - rank for peer in peers.values())
+                if key not in known:
+                    placed = [replace(a, peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if guests else lane
+                    known[key] = encode_line(placed, rank=rank, steady=steady)
+                by_lane.setdefault(number, {})[rank] = known[key].dealt(copies, copy)
+    return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))
 
 
 def corrections(chosen: Schedule, pipeline: Pipeline) -> tuple[StageCorrection, ...]:
@@ -326,7 +315,7 @@ def _scaled(chosen: Schedule, optimizer: OptimizerScaling | None) -> Schedule:
     """The schedule with the momentum that it is run with."""
     if optimizer is None or not isinstance(chosen, PipelinedBackprop):
         return chosen
-    return dataclasses.replace(chosen, momentum=optimizer.momentum)
+    return replace(chosen, momentum=optimizer.momentum)
 
 
 def _optimizer(chosen: Schedule, pipeline: Pipeline, decision: Decision) -> OptimizerScaling | None:

@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 
 from planner.plan.types import Plan
-from planner.schedules.types import Work
+from planner.schedules.types import Action, ActionKind, Work
 
 
-def work_of(plan: Plan, ranks: Sequence[int], times: int = 1) -> Work:
+def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -> Work:
     """The orders of some ranks, each of which becomes a worker; O(actions).
 
     Args:
         plan: the plan.
         ranks: one of each replica of the stages that are looked at.
         times: how often what goes on for ever is repeated.
+        copies: the ranks are those of one of so many copies; its micro-batches are numbered from 0 without gaps.
 
     Raises:
         PlanError: a line of actions cannot be read.
@@ -28,7 +29,7 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1) -> Work:
         for lane in plan.lanes(rank, times):
             lanes.append(
                 tuple(
-                    a if a.peer < 0 else dataclasses.replace(a, peer=number.get(group_of.get(a.peer, -1), -1))
+                    a if copies == 1 and a.peer < 0 else _of_worker(a, copies, number.get(group_of.get(a.peer, -1), -1))
                     for a in lane
                 )
             )
@@ -43,6 +44,12 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1) -> Work:
         versions=section.versions,
         limits=section.limits,
     )
+
+
+def _of_worker(action: Action, copies: int, peer: int) -> Action:
+    counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
+    number = action.micro_batch if counted else action.micro_batch // copies
+    return dataclasses.replace(action, micro_batch=number, peer=peer)
 
 
 def leaders(plan: Plan) -> tuple[list[int], int]:

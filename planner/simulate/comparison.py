@@ -32,7 +32,7 @@ class Comparison:
 
     Attributes:
         predicted_s: what the plan says.
-        closed_form_s: the closed form, worked out again from the plan's stage terms.
+        closed_form_s: the closed form, worked out again from the plan's stage terms; 0 when the schedule has none.
         critical_s: the schedule's longest chain of waits in closed form, 0 when it has none.
         simulated_s: what the simulation found.
         effects: larger than `NEGLIGIBLE`, in the order in which they are taken off.
@@ -72,6 +72,13 @@ def _tail_s(times: StageTimes) -> float:
     back = times.backward_s + times.return_s
     lead = np.cumsum(back) - back
     return max(0.0, float((times.sync_s + times.update_s - lead).max()))
+
+
+def measured(predicted_s: float, simulated_s: float) -> Comparison:
+    """The comparison for a schedule without a closed form, whose prediction is itself a measurement."""
+    gap = Effect("measurement", predicted_s - simulated_s, "the plan's time was measured under other conditions")
+    effects = (gap,) if abs(gap.seconds) > NEGLIGIBLE * predicted_s else ()
+    return Comparison(predicted_s, 0.0, 0.0, simulated_s, effects)
 
 
 def compare(

@@ -93,7 +93,7 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
     notes = []
     if len(spans) > 1:
         hidden = spans[1][0] - spans[0][1]
-        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.step_s)} in the middle are not shown")
+        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.played_s)} in the middle are not shown")
     if len(grouped) > len(shown):
         notes.append(f"{len(grouped) - len(shown)} of {len(grouped)} rows are not shown")
     used = {activity for row in drawn for cells in row.cells for activity in cells}

@@ -110,7 +110,7 @@ class Row:
 def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
     """Lanes grouped by stage and equal times, in order of their first worker; O(segments)."""
     groups: dict[tuple[tuple[int, ...], bytes, bytes], list[Lane]] = {}
-    scale = 1e9 / timeline.step_s if timeline.step_s > 0 else 1.0
+    scale = 1e9 / timeline.played_s if timeline.played_s > 0 else 1.0
     for lane in timeline.lanes:
         mine = parts.of(lane.worker)
         when = np.rint(np.concatenate([mine.begin_s, mine.end_s]) * scale).astype(np.int64)
@@ -119,11 +119,11 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
 
 
 def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, float], ...]:
-    """What to draw: the whole iteration, or its start and its end.
+    """What to draw: all that was played, or its start and its end.
 
     An iteration longer than `most` typical forwards is clipped to as long as `clipped` of them.
     """
-    trace, step = timeline.trace, timeline.step_s
+    trace, step = timeline.trace, timeline.played_s
     durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
     typical = float(np.median(durations)) if len(durations) else 0.0
     shown = max(clipped, 1) * typical

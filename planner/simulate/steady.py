@@ -60,12 +60,29 @@ def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program]
     if schedule.weight_policy.synchronous:
         raise PlanError(f"{schedule.name} drains after each iteration", hint="take the time of one iteration")
     depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
-    window = 1 + -(-depth // pipeline.micro_batches)
-    iterations = 2 * window + 4
+    return find_pace(
+        lambda iterations: compile_orders(schedule.work(pipeline, iterations)), pipeline.micro_batches, depth, play
+    )
+
+
+def find_pace(
+    orders: Callable[[int], Program], micro_batches: int, depth: int, play: Callable[[Program], Trace], least: int = 1
+) -> Steady:
+    """Play a growing number of iterations of orders that never drain until the regime repeats; O(actions played).
+
+    Args:
+        orders: gives the orders of a number of iterations.
+        micro_batches: of one iteration.
+        depth: micro-batches that are under way at the most.
+        play: simulates a program.
+        least: fewest iterations that `orders` can give.
+    """
+    window = 1 + -(-depth // micro_batches)
+    iterations = max(2 * window + 4, least)
     while True:
-        program = compile_orders(schedule.work(pipeline, iterations))
+        program = orders(iterations)
         trace = play(program)
-        begins = _begins(trace, pipeline.micro_batches, iterations - window)
+        begins = _begins(trace, micro_batches, iterations - window)
         found = _repetition(begins, window)
         if found is not None:
             cycle, first, period_s = found

@@ -199,7 +199,7 @@ def _notes(timeline: Timeline, scale: _Scale, row_count: int, strip_count: int, 
     notes = []
     if len(scale.spans) > 1:
         hidden = scale.spans[1][0] - scale.spans[0][1]
-        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.step_s)} in the middle are not shown")
+        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.played_s)} in the middle are not shown")
     for what, count in (("rows", row_count), ("memory strips", strip_count)):
         if count > most_rows:
             notes.append(f"{count - most_rows} of {count} {what} are not shown")

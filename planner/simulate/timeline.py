@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +12,17 @@ import numpy as np
 from planner.errors import PlanError
 from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.types import Plan
+from planner.plan.works import leaders, work_of
 from planner.schedules.program import compile_orders
-from planner.schedules.types import Pipeline
-from planner.simulate.comparison import Comparison, compare
+from planner.schedules.types import ActionKind, Pipeline
+from planner.simulate.comparison import Comparison, compare, measured
 from planner.simulate.engine import StageTimes, Trace, Transfers, run
+from planner.simulate.measure import Cost
 from planner.simulate.memory import MemoryCurve, StageBytes, memory_curve, peak_in_flight
-from planner.simulate.play import bubble_fraction
+from planner.simulate.steady import Steady, find_pace
+
+_SEARCHED = ("1f1b", "gpipe")
+"""Schedules that the search has a closed form for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +33,7 @@ class Lane:
         worker: its row in `Timeline.trace`.
         ranks: ascending.
         stages: the stages that it runs.
-        compute_s: forward, backward and update.
+        compute_s: forward, backward and update; this and the next two of one iteration.
         communication_s: transfers and synchronisation that nothing hides.
         idle_s: waiting, up to the end of the iteration.
         in_flight: most micro-batches kept at the same time.
@@ -52,7 +59,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One iteration of a plan, event by event. Copies of the pipeline are alike: one is played.
+    """A plan event by event: one iteration, or as many as show the pace. Copies are alike: one is played.
 
     Attributes:
         name: of the model.
@@ -68,6 +75,8 @@ class Timeline:
         recompute_s: by stage, the part of a backward that repeats the forward.
         comparison: with the plan's own prediction.
         trace: when every action of one copy ran.
+        cost: what `step_s` is.
+        iterations: how many were played.
     """
 
     name: str
@@ -83,44 +92,112 @@ class Timeline:
     recompute_s: tuple[float, ...]
     comparison: Comparison
     trace: Trace
+    cost: Cost = Cost.MAKESPAN
+    iterations: int = 1
+
+    @property
+    def played_s(self) -> float:
+        """Length of what was played."""
+        return self.trace.makespan_s
 
 
-def simulate(plan: Plan, *, transfers: Transfers | str = Transfers.BLOCKING) -> Timeline:
+def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timeline:
     """Play a plan's actions out in time and memory; O(actions of one copy).
 
     Each rank runs the actions that the plan lists for it, with the plan's own times by stage. Transfers either occupy
     the worker of the stage that the boundary belongs to ("blocking", what the search charges) or only the link
-    ("overlapped"). Synchronisation takes what the plan says is not hidden behind backward work.
+    ("overlapped"); by default as the plan says. Synchronisation takes what the plan says is not hidden behind backward
+    work. A pipeline that never drains is played until it repeats, and its step is the time between iterations; where
+    gradients travel beside the work, the slower of the two counts.
 
     Raises:
-        PlanError: actions are missing, repeated, or wait for each other in a cycle (the message shows it).
+        PlanError: actions are missing, repeated, read weights that are not held, or wait for each other in a cycle (the
+            message shows it).
     """
-    transfers = Transfers(transfers)
-    leaders, copies = _leaders(plan)
-    program = compile_orders([plan.actions(rank) for rank in leaders])
-    if program.stages != len(plan.stages):
-        raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
-    times = _times(plan)
-    trace = run(program, times, transfers=transfers)
-    replicas = tuple(len(stage.replicas) // copies for stage in plan.stages)
-    pipeline = Pipeline(replicas, plan.micro_batches.count // copies)
-    step = trace.makespan_s
-    predictions = plan.predictions
+    transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
+    ranks, copies = leaders(plan)
+    times = times_of(plan)
+    played = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
+    trace = played.trace if played else _drained(plan, ranks, times, transfers)
+    iterations = played.played if played else 1
+    cost = Cost.PERIOD if played else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
+    step_s = _step_s(plan, trace, played, ranks)
+    micro_batches = plan.micro_batches.count // copies
+    busy = float(np.sum(trace.compute_s())) / iterations
     return Timeline(
         name=plan.model.name,
         schedule=plan.schedule.name,
         transfers=transfers,
         copies=copies,
-        micro_batches=pipeline.micro_batches,
-        step_s=step,
-        samples_per_s=plan.micro_batches.global_batch / step if step > 0 else 0.0,
-        bubble_fraction=bubble_fraction(trace),
+        micro_batches=micro_batches,
+        step_s=step_s,
+        samples_per_s=plan.micro_batches.global_batch / step_s if step_s > 0 else 0.0,
+        bubble_fraction=1.0 - busy / (trace.program.workers * step_s) if step_s > 0 else 0.0,
         bubble_convention=BUBBLE_CONVENTION,
-        lanes=_lanes(plan, leaders, copies, trace),
-        recompute_s=tuple(stage.recompute_s for stage in predictions.stages),
-        comparison=compare(predictions.iteration_s, plan.schedule.name, pipeline, program, times, transfers),
+        lanes=_lanes(plan, ranks, copies, trace, iterations, step_s),
+        recompute_s=tuple(0.0 if _repeats(plan) else stage.recompute_s for stage in plan.predictions.stages),
+        comparison=_compared(plan, copies, trace, times, transfers, step_s),
         trace=trace,
+        cost=cost,
+        iterations=iterations,
     )
+
+
+def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Transfers) -> Trace:
+    """One iteration, from an empty pipeline to an empty one."""
+    program = compile_orders(work_of(plan, ranks))
+    if program.stages != len(plan.stages):
+        raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
+    return run(program, times, transfers=transfers)
+
+
+def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> Steady:
+    """As many iterations as it takes until they repeat."""
+    least = plan.schedule.iterations
+    depth = max(p.in_flight * len(s.replicas) for p, s in zip(plan.predictions.stages, plan.stages, strict=True))
+    return find_pace(
+        lambda iterations: compile_orders(work_of(plan, ranks, 1 + iterations - least, copies)),
+        plan.micro_batches.count // copies,
+        -(-depth // copies),
+        lambda program: run(program, times, transfers=transfers),
+        least,
+    )
+
+
+def _step_s(plan: Plan, trace: Trace, played: Steady | None, ranks: Sequence[int]) -> float:
+    """Time of an iteration by the schedule's convention."""
+    if played is None:
+        return trace.span_s() if plan.schedule.spans else trace.makespan_s
+    beside = 0.0
+    for rank in ranks:
+        more, once = (_exchanges(plan, rank, times) for times in (2, 1))
+        for stage, count in more.items():
+            terms = plan.predictions.stages[stage]
+            if terms.exposed_sync_s == 0:
+                beside = max(beside, (count - once.get(stage, 0)) * terms.sync_s)
+    return max(played.iteration_s, beside)
+
+
+def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
+    """How often a rank exchanges the gradients of each stage."""
+    found: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
+    for lane in plan.lanes(rank, times):
+        for action in lane:
+            if action.kind in found:
+                found[action.kind][action.stage] += 1
+    return found[ActionKind.LAUNCH_SYNC] or found[ActionKind.SYNC]
+
+
+def _compared(
+    plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
+) -> Comparison:
+    """With the closed form of the search where the schedule is one of those that it knows."""
+    predicted_s = plan.predictions.iteration_s
+    if plan.schedule.name not in _SEARCHED:
+        return measured(predicted_s, step_s)
+    replicas = tuple(len(stage.replicas) // copies for stage in plan.stages)
+    pipeline = Pipeline(replicas, plan.micro_batches.count // copies)
+    return compare(predicted_s, plan.schedule.name, pipeline, trace.program, times, transfers)
 
 
 def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
@@ -132,66 +209,76 @@ def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
     return tuple(best.values())
 
 
-def _leaders(plan: Plan) -> tuple[list[int], int]:
-    """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
-    leaders = sorted({group[0] for stage in plan.stages for group in stage.replicas})
-    if plan.copies > 1 and plan.world_size % plan.copies == 0 and _alike(plan, leaders):
-        return [rank for rank in leaders if rank < plan.world_size // plan.copies], plan.copies
-    return leaders, 1
+def _repeats(plan: Plan) -> bool:
+    """Whether the orders have actions of their own for repeating forwards."""
+    return any(re.search(r"(?:^|[\s(])R[0-9]", order.actions) for order in plan.schedule.orders)
 
 
-def _alike(plan: Plan, leaders: Sequence[int]) -> bool:
-    """Whether each copy does what copy 0 does, on micro-batches that lie a constant further on."""
-    width = plan.world_size // plan.copies
-    line: dict[int, tuple[str, int, int]] = {
-        rank: (order.actions, order.step, first)
-        for order in plan.schedule.orders
-        for rank, first in zip(order.ranks, order.first, strict=True)
-    }
-    first_copy = [rank for rank in leaders if rank < width]
-    if len(leaders) != len(first_copy) * plan.copies or any(rank not in line for rank in leaders):
-        return False
-    for copy in range(1, plan.copies):
-        shifts = set()
-        for rank in first_copy:
-            mine, other = line[rank], line.get(rank + copy * width, ("", 0, 0))
-            if mine[:2] != other[:2] or plan.stages_of(rank) != plan.stages_of(rank + copy * width):
-                return False
-            shifts.add(other[2] - mine[2])
-        if len(shifts) > 1:
-            return False
-    return True
-
-
-def _times(plan: Plan) -> StageTimes:
+def times_of(plan: Plan) -> StageTimes:
+    """Seconds by stage of what the orders have; a weight gradient takes half of its backward."""
     stages = plan.predictions.stages
+    again = [s.recompute_s for s in stages]
+    backward = [s.backward_s - (s.recompute_s if _repeats(plan) else 0.0) for s in stages]
     return StageTimes.of(
         [s.forward_s for s in stages],
-        [s.backward_s for s in stages],
+        backward,
         [s.receive_s for s in stages],
         [s.exposed_sync_s for s in stages],
         [s.update_s for s in stages],
+        [(s.backward_s - s.recompute_s) / 2 for s in stages],
         return_s=[s.return_s for s in stages],
+        recompute_s=again,
+        evict_s=_evict_s(plan),
     )
 
 
-def _stage_bytes(plan: Plan) -> StageBytes:
-    """Fixed and per-micro-batch memory; activations beyond those of the micro-batches in flight are working memory."""
-    stages = plan.predictions.stages
+def _evict_s(plan: Plan) -> list[float]:
+    """By stage, the slowest move of a micro-batch's activations to the rank that keeps them; 0 without moves."""
+    found = [0.0] * len(plan.stages)
+    for order in plan.schedule.orders:
+        for rank in order.ranks if ">" in order.actions else ():
+            for stage, peer in {(a.stage, a.peer) for a in order.expand(rank) if a.peer >= 0}:
+                size, seconds = 1, 0.0
+                for level in plan.hardware.levels:
+                    size *= level.size
+                    if rank // size == peer // size:
+                        payload = plan.predictions.stages[stage].unit_bytes
+                        seconds = level.latency_s + payload / level.device_byte_per_s
+                        break
+                found[stage] = max(found[stage], seconds)
+    return found
+
+
+def bytes_of(plan: Plan) -> StageBytes:
+    """Fixed and per-micro-batch memory; activations beyond those of the micro-batches in flight are working memory.
+
+    The versions of the weights are counted as they come and go.
+    """
+    stages, section = plan.predictions.stages, plan.schedule
     memory = [stage.memory for stage in stages]
-    working = [max(0, s.memory.activations_bytes - s.in_flight * s.unit_bytes) for s in stages]
+    versions = np.array(section.versions or (1,) * len(stages), float)
+    weights = np.array([m.weights_bytes for m in memory], float) / versions
+    unit = np.array([s.unit_bytes for s in stages], float) * section.parts
+    working = np.array([max(0, s.memory.activations_bytes - s.in_flight * s.unit_bytes) for s in stages], float)
+    workspace = np.array([m.workspace_bytes for m in memory], float)
+    repeats = _repeats(plan)
     return StageBytes(
-        np.array([m.weights_bytes + m.gradients_bytes + m.optimizer_bytes for m in memory], float),
-        np.array([s.unit_bytes for s in stages], float),
-        np.array([m.workspace_bytes + w for m, w in zip(memory, working, strict=True)], float),
+        weights + np.array([m.gradients_bytes + m.optimizer_bytes for m in memory], float),
+        working if repeats else unit,
+        workspace if repeats else workspace + working,
         np.array([m.reserve_bytes for m in memory], float),
+        unit if repeats else np.zeros(0),
+        weights if section.versions else np.zeros(0),
     )
 
 
-def _lanes(plan: Plan, leaders: Sequence[int], copies: int, trace: Trace) -> tuple[Lane, ...]:
-    sizes = _stage_bytes(plan)
+def _lanes(
+    plan: Plan, ranks: Sequence[int], copies: int, trace: Trace, iterations: int, step_s: float
+) -> tuple[Lane, ...]:
+    sizes = bytes_of(plan)
     held = peak_in_flight(trace.program).max(axis=1)
-    compute, communication, idle = trace.compute_s(), trace.communication_s(), trace.idle_s()
+    compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
+    idle = np.maximum(step_s - compute - communication, 0.0)
     group_of = {group[0]: group for stage in plan.stages for group in stage.replicas}
     width = plan.world_size // copies
     return tuple(
@@ -206,5 +293,5 @@ def _lanes(plan: Plan, leaders: Sequence[int], copies: int, trace: Trace) -> tup
             memory=memory_curve(trace, worker, sizes),
             capacity_bytes=min(plan.predictions.stages[s].capacity_bytes for s in plan.stages_of(rank)),
         )
-        for worker, rank in enumerate(leaders)
+        for worker, rank in enumerate(ranks)
     )
