@@ -28,9 +28,9 @@ from planner.operators.regions import (
     find_attention,
     find_expert_products,
 )
-from planner.operators.saved import folded_batchnorms, logits_of
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
+from planner.operators.unseen import folded_batchnorms, logits_of
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.graph import Chain, Graph
-from planner.operators.saved import logits_of
+from planner.operators.unseen import logits_of
 
 LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 

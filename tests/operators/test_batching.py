@@ -17,9 +17,8 @@ from planner.errors import ModelError, UsageError
 from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from planner.importers import load_graph
 from planner.operators import graph_specs
-from planner.operators.batch_flow import Mark
-from planner.operators.batch_rules import place
-from planner.operators.batching import rebatch
+from planner.operators.batching import Mark, rebatch
+from planner.operators.batching.shapes import place
 from planner.operators.classes import call_classes
 from tests.shared_data import shared_path
 

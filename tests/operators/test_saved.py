@@ -17,12 +17,12 @@ from planner.operators.batching import rebatch
 from planner.operators.saved import (
     SavedOptions,
     checkpoint_bytes,
-    folded_batchnorms,
     saved_for_backward,
     saved_notes,
     unique_bytes,
 )
 from planner.operators.types import SavedBytes
+from planner.operators.unseen import folded_batchnorms
 from tests.shared_data import shared_path
 
 COMPOSITE_MASK_BYTES = 4.0

@@ -27,8 +27,8 @@ CASES = {
     "transpose of size 1": (call("Transpose", ["x 2 1 4"], ["x 1 2 4"], perm=(1, 0, 2)), 0, 0, 0, 0, 0),
     # 6 indices of 8 bytes; rows of 4 numbers read and written; backward: gradient in, indices, rows read and written
     "embedding": (call("Gather", ["w 900 4", "i:int64 2 3"], ["x 2 3 4"]), 48 + 4 * 48, 48 + 4 * 72, 1, 1, 0),
-    # ids, scale, shift, rows of two tables, result; backward: gradient and kept sum in, the sum's gradient out, and each
-    # table's rows read and written
+    # ids, scale, shift, rows of two tables, result; backward: gradient and kept sum in, the sum's gradient out, then
+    # each table's rows read and written
     "embeddings, normalised": (
         call(
             "com.microsoft.EmbedLayerNormalization",

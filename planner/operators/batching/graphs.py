@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, remember
-from planner.operators.batch_flow import Flow, Mark, Marks
-from planner.operators.batch_rules import RULES, leading
+from planner.operators.batching.aligned import leading
+from planner.operators.batching.flow import Flow, Mark, Marks
+from planner.operators.batching.rules import RULES
 from planner.operators.classes import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 
 
