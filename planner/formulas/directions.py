@@ -233,7 +233,8 @@ def zero_bubble_v_makespan(schedule: str, workers: int, micro_batches: int) -> i
 def dualpipe_bubble_s(workers: int, pair_s: float, backward_s: float, weight_grad_s: float) -> float:
     """DualPipe's bubble, (PP/2-1)(F&B + B - 3W), the worst worker's when a pair is faster than its halves.
 
-    B is the whole backward. DualPipeV over PP/2 workers has the same.
+    B is the whole backward. DualPipeV over PP/2 workers has the same. Exact for an input gradient B - W as long as the
+    forward, W no longer (simulate others).
 
     >>> [formulas.dualpipe_bubble_s(pp, pair_s=3, backward_s=2, weight_grad_s=1) for pp in (4, 8, 16)]
     [2.0, 6.0, 14.0]

@@ -19,6 +19,11 @@ def _whole(name: str, value: int, least: int = 1) -> None:
         raise UsageError(f"{name} is {value}", hint=f"use {least} or more")
 
 
+def _above_0(name: str, value: float) -> None:
+    if not value > 0:
+        raise UsageError(f"{name} is {value}", hint="use a value above 0")
+
+
 def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
     """Bytes a rank sends (and receives) in a reduce-scatter or an all-gather: (n-1)/n M, the least possible.
 
@@ -71,6 +76,7 @@ def sharded_server_bytes(payload_bytes: float, machines: int) -> float:
     >>> [formulas.sharded_server_bytes(1360, n) for n in (2, 8, 32, 256)]
     [1360.0, 2380.0, 2635.0, 2709.375]
     """
+    _whole("machines", machines)
     return all_reduce_bytes(payload_bytes, machines)
 
 
@@ -84,6 +90,7 @@ def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_pe
     """
     _whole("machines", machines)
     _whole("servers", servers)
+    _above_0("byte_per_s", byte_per_s)
     return max(1.0, machines / servers) * payload_bytes / byte_per_s
 
 
@@ -93,6 +100,7 @@ def ring_all_reduce_s(payload_bytes: float, ranks: int, byte_per_s: float) -> fl
     >>> formulas.ring_all_reduce_s(100, 8, byte_per_s=10)
     17.5
     """
+    _above_0("byte_per_s", byte_per_s)
     return all_reduce_bytes(payload_bytes, ranks) / byte_per_s
 
 
@@ -139,6 +147,7 @@ def byteps_s(payload_bytes: float, gpu_machines: int, cpu_machines: int, byte_pe
     n = gpu_machines
     _whole("gpu_machines", n)
     _whole("cpu_machines", cpu_machines, 0)
+    _above_0("byte_per_s", byte_per_s)
     k = min(cpu_machines, n)
     if n == 1:
         return 0.0
@@ -187,6 +196,8 @@ def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency
     >>> formulas.herring_s(1360e6, machines=8, byte_per_s=12.5e9)
     0.1904
     """
+    _above_0("byte_per_s", byte_per_s)
+    _above_0("efficiency", efficiency)
     return sharded_server_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
 
 
