@@ -73,7 +73,7 @@ class GroupCollective:
     Attributes:
         of: the tensor whose layout changes, or the operator that exchanges inside.
         reason: "layout", or why the operator exchanges: borders of a window (halo), statistics of a softmax or norm,
-            keys and values going around.
+            keys and values going around, rows going to their experts and back.
         phase: when. A stage that recomputes repeats those of its forward.
         kind: which collective.
         axes: names of the mesh axes along which it runs, all groups along them at once.
@@ -85,7 +85,7 @@ class GroupCollective:
     """
 
     of: str
-    reason: Literal["layout", "halo", "statistics", "ring"]
+    reason: Literal["layout", "halo", "statistics", "ring", "experts"]
     phase: Literal["forward", "backward", "step"]
     kind: str
     axes: tuple[str, ...]

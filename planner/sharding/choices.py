@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from planner.operators import Access, DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.coupled import LINEAR, RING_ATTENTION, STATISTICS, UNCUT_DIMS, WHOLE_READS
+from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION, STATISTICS, UNCUT_DIMS, WHOLE_READS
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
 
 MOST_BLOCKS = 8
@@ -26,6 +26,8 @@ class Means(StrEnum):
     """A coupled dimension is cut, statistics are reduced over the ranks."""
     RING = "ring"
     """Queries and keys of an attention are cut together, keys and values go around."""
+    EXPERTS = "experts"
+    """Rows and experts of a mixture are cut together, rows go to their experts and back."""
     PARTIAL = "partial"
     """Partial operands give partial results."""
 
@@ -38,7 +40,7 @@ class Options:
         padded: uneven cuts, at the cost of their padding: every rank works on and holds as much as the largest piece.
             Padding is zeros, so dimensions whose statistics are reduced, and factors of a tensor dimension, are not
             padded.
-        coupled: cuts of coupled dimensions with an exchange of statistics, and ring attention.
+        coupled: cuts of coupled dimensions with an exchange of statistics, ring attention, and rows sent to experts.
         partial: partial sums may pass through linear operators.
         replicate: an axis may do the same work on every rank.
         interleaved: interleaved cuts (a fused projection's thirds).
@@ -121,6 +123,8 @@ def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Optio
         found += _cut_choice(call, local, (dim.name,), dim.kind, means, ranks)
     if options.coupled and _may_ring(call, local, ranks):
         found += _cut_choice(call, local, ("s", "u"), DimKind.PARALLEL, Means.RING, ranks)
+    for row in _dispatched(call, local, ranks) if options.coupled else ():
+        found += _cut_choice(call, local, (row, "e"), DimKind.PARALLEL, Means.EXPERTS, ranks)
     if (
         options.partial
         and call.op in LINEAR
@@ -164,7 +168,7 @@ def _cut_choice(
     nests = local.nests
     for name in names:
         nests = tuple(shrink(nest, name, ranks) for nest in nests)
-    label = means.value if means is Means.RING else names[0]
+    label = means.value if means in (Means.RING, Means.EXPERTS) else names[0]
     return [Choice(means, label, *parts, Local(nests, share, (*local.means, means)))]
 
 
@@ -182,7 +186,7 @@ def _parts(
             for access in accesses:
                 cuts = [_part(access, name, sizes) for name in names]
                 part = next((c for c in cuts if c != REPLICATED), REPLICATED)
-                if found is reads and any((access.position, name) in whole for name in names):
+                if found is reads and len(names) == 1 and (access.position, names[0]) in whole:
                     part = REPLICATED
                 elif kind is DimKind.REDUCED and part == REPLICATED and (found is writes or not inside):
                     part = PARTIAL
@@ -265,6 +269,15 @@ def _may_ring(call: OpCall, local: Local, ranks: int) -> bool:
     sizes = {d.name: d.size for d in nest.dims}
     fits = {"s", "u"} <= names and "p" not in names and sizes["s"] == sizes["u"] and sizes["s"] % ranks == 0
     return fits and all("t" not in term for access in nest.writes for term in access.dims)
+
+
+def _dispatched(call: OpCall, local: Local, ranks: int) -> list[str]:
+    """The outermost dimension of a mixture's rows that can be cut evenly together with its experts."""
+    if call.op not in MIXTURES:
+        return []
+    sizes = {d.name: d.size for d in local.nests[0].dims}
+    rows = [name for name in sizes if name.startswith("m") and sizes[name] % ranks == 0]
+    return rows[:1] if sizes["e"] % ranks == 0 else []
 
 
 def _pass_partial(local: Local) -> Choice:

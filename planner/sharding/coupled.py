@@ -62,6 +62,10 @@ STATISTICS: Mapping[str, Statistics] = {
 RING_ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 """Attentions whose queries (`s`) and keys (`u`) may be cut together: keys and values go around the ranks in a ring."""
 
+MIXTURES = ("com.microsoft.MoE", "com.microsoft.QMoE")
+"""Mixtures whose rows (`m0`, `m1`, ...) and experts (`e`) may be cut together: each row is sent to the ranks of the
+experts that it picks, and what they make of it comes back. Every expert is taken to be picked equally often."""
+
 LINEAR = (
     "Add", "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum",
     "Transpose", "Unsqueeze",
@@ -71,8 +75,5 @@ LINEAR = (
 UNCUT_DIMS: Mapping[str, frozenset[str]] = dict.fromkeys(RING_ATTENTION, frozenset({"e"}))
 """Dimensions that a nest lets one cut but that would repeat most of the work on every rank (the scores)."""
 
-WHOLE_READS: Mapping[str, frozenset[tuple[int, str]]] = {
-    "com.microsoft.MoE": frozenset({(1, "e")}),
-    "com.microsoft.QMoE": frozenset({(1, "e")}),
-}
-"""Inputs that a cut of that dimension leaves whole: a mixture picks its experts among all scores of a row."""
+WHOLE_READS: Mapping[str, frozenset[tuple[int, str]]] = {op: frozenset({(1, "e")}) for op in MIXTURES}
+"""Inputs that a cut of that dimension alone leaves whole: a mixture picks its experts among all scores of a row."""

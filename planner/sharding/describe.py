@@ -41,7 +41,7 @@ class CollectiveUse:
 
     Attributes:
         subject: the tensor whose layout changes, or the operator that exchanges inside.
-        reason: "layout", or why the operator exchanges ("halo", "statistics", "ring").
+        reason: "layout", or why the operator exchanges ("halo", "statistics", "ring", "experts").
         phase: "forward", "backward" or "step".
         kind: which collective.
         axes: names of the mesh axes along which it runs.

@@ -17,7 +17,7 @@ from planner.graph import Graph, Node
 from planner.operators import OpCall, OpSpec, graph_specs
 from planner.registry import did_you_mean
 from planner.sharding.choices import Means
-from planner.sharding.coupled import LINEAR, RING_ATTENTION
+from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION
 from planner.sharding.equal_parts import named_nests
 from planner.sharding.strategies import Strategy
 
@@ -118,5 +118,6 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         most = max((n for n in result_ranks(call) if n is not None), default=0)
         found |= {str(k) for k in range(-most, most)}
         found |= {Means.RING.value} if call.op in RING_ATTENTION else set()
+        found |= {Means.EXPERTS.value} if call.op in MIXTURES else set()
         found |= {Means.PARTIAL.value} if call.op in LINEAR else set()
     return found

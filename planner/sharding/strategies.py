@@ -30,6 +30,7 @@ class Reason(StrEnum):
     HALO = "halo"
     STATISTICS = "statistics"
     RING = "ring"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,14 @@ def _ring(
     yield Exchange(Reason.RING, Collective.SEND, axis, 2 * payload, ranks - 1, True)
 
 
+def _dispatch(call: OpCall, shape: tuple[int, ...], axis: int, item_bytes: float) -> Iterator[Exchange]:
+    """A copy of each row for each expert that it picks, there and back; backward the gradients the same way."""
+    picked = call.attributes.get("k", 1)
+    payload = item_bytes * math.prod(shape) * (picked if isinstance(picked, int) else 1)
+    for backward in (False, True):
+        yield Exchange(Reason.EXPERTS, Collective.ALL_TO_ALL, axis, payload, 2, backward)
+
+
 @dataclass(frozen=True)
 class _Request:
     """Arguments of one enumeration; calls of equal signature are split alike."""
@@ -176,6 +185,8 @@ def _exchanges(request: _Request, chosen: Sequence[Choice], reads: Mapping[int, 
             found += _statistics(request.call, nests, choice.name, axis)
         elif choice.means is Means.RING:
             found += _ring(nests[0], shapes, axis, request.sizes[axis], request.item_bytes)
+        elif choice.means is Means.EXPERTS:
+            found += _dispatch(request.call, shapes[0], axis, request.item_bytes)
     return tuple(found)
 
 

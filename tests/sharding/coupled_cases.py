@@ -9,7 +9,18 @@ import numpy as np
 
 from tests.operators.calls import call
 from tests.sharding.execution import Case
-from tests.sharding.mesh_sim import Context, Halo, HaloBack, Program, Reduce, Shift, pullback
+from tests.sharding.mesh_sim import (
+    AllToAll,
+    Context,
+    Halo,
+    HaloBack,
+    Program,
+    Reduce,
+    Shift,
+    coordinates,
+    held,
+    pullback,
+)
 
 RNG = np.random.default_rng(17)
 
@@ -448,3 +459,97 @@ def attention(
     q, k = (batch, heads, steps, width), (batch, groups, steps, width)
     what = call(op, [_text(*q), _text(*k), _text(*k)], [_text(*q)])
     return Case(what, [numbers(*q), numbers(*k), numbers(*k)], whole, (0, 1, 2), forward=forward, backward=backward)
+
+
+def experts() -> Case:
+    """Two of four experts a row, each picked equally often: rows go to their experts, what these make comes back."""
+    count, top = 4, 2
+
+    def send(context: Context | None, rows: np.ndarray, labels: list[tuple[int, ...]], axis: int, to: list[int]) -> Any:
+        """Rows and labels to other ranks of an axis; returns those that came, with the rank each came from."""
+        chosen = [[i for i, rank in enumerate(to) if rank == r] for r in range(context.sizes[axis])]
+        arrived = yield AllToAll(axis, [rows[c] for c in chosen], [[labels[i] for i in c] for c in chosen])
+        origin = [(r, *label) for r, (_, got) in enumerate(arrived) for label in got]
+        return np.concatenate([got for got, _ in arrived]), origin
+
+    def owner(context: Context, axis: int, expert: int) -> int:
+        """The rank along an axis that holds an expert, wherever that is along the others."""
+        for at in coordinates(context.sizes):
+            if expert in held(count, 0, context.reads[2], context.sizes, at):
+                return at[axis]
+        raise AssertionError("no rank holds the expert")
+
+    def there_and_back(context: Context | None, rows: np.ndarray, picked: list[int], work: Any) -> Any:
+        """Each row to its expert, `work(row, expert)` there, the results back in the rows' order."""
+        axes = () if context is None else context.axes
+        labels: list[tuple[int, ...]] = [(e, i) for i, e in enumerate(picked)]
+        for axis in axes:
+            rows, labels = yield from send(context, rows, labels, axis, [owner(context, axis, x[-2]) for x in labels])
+        rows = np.stack([work(row, label[-2]) for row, label in zip(rows, labels, strict=True)])
+        for axis in reversed(axes):
+            rows, back = yield from send(context, rows, [x[1:] for x in labels], axis, [x[0] for x in labels])
+            labels = [x[1:] for x in back]
+        order = np.argsort([label[-1] for label in labels])
+        return rows[order]
+
+    def mine(context: Context | None) -> list[int]:
+        return list(range(count)) if context is None else context.held(2, 0).tolist()
+
+    def gates(router: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores = np.exp(router) / np.exp(router).sum(-1, keepdims=True)
+        return scores, np.argsort(-scores, axis=1)[:, :top]
+
+    def forward(context: Context | None, x: np.ndarray, router: np.ndarray, *given: np.ndarray) -> Program:
+        first, low, second, high = given
+        own, (scores, chosen) = mine(context), gates(router)
+        seen: list[np.ndarray] = []
+
+        def work(row: np.ndarray, e: int) -> np.ndarray:
+            seen.append(row)
+            if e not in own:
+                return np.zeros_like(row)
+            at = own.index(e)
+            return second[at] @ np.maximum(first[at] @ row + low[at], 0) + high[at]
+
+        flat = np.repeat(x.reshape(-1, x.shape[-1]), top, axis=0)
+        made = yield from there_and_back(context, flat, chosen.ravel().tolist(), work)
+        made = made.reshape(-1, top, x.shape[-1])
+        weights = np.take_along_axis(scores, chosen, 1)
+        return ((weights[..., None] * made).sum(1).reshape(x.shape),), (made, seen)
+
+    def backward(context: Context, x: np.ndarray, router: np.ndarray, *rest: Any) -> Program:
+        first, low, second, high, (made, seen), g = rest
+        arguments = iter(seen)
+        own, (scores, chosen) = mine(context), gates(router)
+        slopes = [np.zeros_like(w) for w in (first, low, second, high)]
+
+        def work(slope: np.ndarray, e: int) -> np.ndarray:
+            argument = next(arguments)
+            if e not in own:
+                return np.zeros_like(argument)
+            at = own.index(e)
+            inner = first[at] @ argument + low[at]
+            towards = (second[at].T @ slope) * (inner > 0)
+            for total, part in zip(
+                slopes,
+                (np.outer(towards, argument), towards, np.outer(slope, np.maximum(inner, 0)), slope),
+                strict=True,
+            ):
+                total[at] += part
+            return first[at].T @ towards
+
+        slope = g.reshape(-1, x.shape[-1])
+        weights = np.take_along_axis(scores, chosen, 1)
+        sent = (weights[..., None] * slope[:, None]).reshape(-1, x.shape[-1])
+        back = yield from there_and_back(context, sent, chosen.ravel().tolist(), work)
+        picked = np.zeros_like(scores)
+        np.put_along_axis(picked, chosen, (made * slope[:, None]).sum(-1), 1)
+        towards = scores * (picked - (picked * scores).sum(-1, keepdims=True))
+        return {0: back.reshape(-1, top, x.shape[-1]).sum(1).reshape(x.shape), 1: towards,
+                **dict(zip((2, 3, 4, 5), slopes, strict=True))}  # fmt: skip
+
+    texts = ["x 4 1 2", "x 4 4", "w 4 4 2", "w 4 4", "w 4 2 4", "w 4 2"]
+    what = call("com.microsoft.MoE", texts, ["x 4 1 2"], k=top)
+    arrays = [numbers(*map(int, text.split()[1:])) for text in texts]
+    arrays[1] = 0.1 * arrays[1] + np.array([[3, 0, 3, 0], [0, 3, 0, 3], [3, 0, 3, 0], [0, 3, 0, 3]])
+    return Case(what, arrays, _alone(forward), tuple(range(6)), forward=forward, backward=backward)

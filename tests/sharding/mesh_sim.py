@@ -110,7 +110,16 @@ class HaloBack:
     width: int
 
 
-Event = Reduce | Shift | Halo | HaloBack
+@dataclass
+class AllToAll:
+    """Rows for every rank along an axis, with labels that count for nothing; answered by what each rank sent here."""
+
+    axis: int
+    rows: list[np.ndarray]
+    labels: list[Any]
+
+
+Event = Reduce | Shift | Halo | HaloBack | AllToAll
 Program = Generator[Event, Any, tuple[np.ndarray, ...]]
 
 
@@ -185,6 +194,12 @@ def _answer(
             values = total
         return values
     axis = event.axis
+    if isinstance(event, AllToAll):
+        log.seen.append((axis, sum(rows.size for rows in event.rows)))
+        return {
+            at: [(waiting[o].rows[at[axis]], waiting[o].labels[at[axis]]) for o in _along(at, axis, sizes)]
+            for at in waiting
+        }
     if isinstance(event, Shift):
         log.seen.append((axis, sum(v.size for v in event.values)))
         return {at: waiting[_along(at, axis, sizes)[at[axis] - 1]].values for at in waiting}

@@ -86,3 +86,12 @@ def test_ring_attention_on_four_ranks() -> None:
 def test_attention_on_two_axes() -> None:
     done = check(cases.attention(), (2, 2))
     assert done >= {("g", "r"), ("g", "ring"), ("ring", "s"), ("b", "g"), ("r", "ring"), ("s", "r")}
+
+
+def test_rows_travel_to_their_experts() -> None:
+    done = check(cases.experts(), (2, 2))
+    assert done >= {("experts", ""), ("experts", "experts"), ("experts", "f"), ("m0", "experts"), ("experts", "e")}
+
+
+def test_rows_travel_to_experts_on_four_ranks() -> None:
+    assert check(cases.experts(), (4,)) >= {("experts",), ("e",), ("f",), ("m0",)}
