@@ -74,8 +74,8 @@ class _Order:
         for f in factors:
             for v in f.variables:
                 self.near[v] |= set(f.variables) - {v}
-        self.entries = {v: self._entries(v) for v in self.near}
-        self.heap = [(n, v) for v, n in self.entries.items() if v not in self.keep]
+        self.entries = {v: self._entries(v) for v in self.near.keys() - self.keep}
+        self.heap = [(n, v) for v, n in self.entries.items()]
         heapq.heapify(self.heap)
 
     def _entries(self, v: int) -> int:
@@ -88,12 +88,12 @@ class _Order:
             if v not in self.near or self.entries[v] != entries:
                 continue
             around = self.near.pop(v)
-            for n in around:
-                self.near[n] = (self.near[n] | around) - {n, v}
-            for n in around:
+            for n in around - self.keep:
+                self.near[n] |= around
+                self.near[n] -= {n, v}
+            for n in around - self.keep:
                 self.entries[n] = self._entries(n)
-                if n not in self.keep:
-                    heapq.heappush(self.heap, (self.entries[n], n))
+                heapq.heappush(self.heap, (self.entries[n], n))
             return v, entries, tuple(sorted(around))
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,35 +18,15 @@ from planner.errors import InfeasibleError
 from planner.sharding.elimination import DEFAULT_LIMIT, Factor, marginals, minimise, table_entries
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
+from planner.sharding.priced import CLOSE, Within, least_within
 from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.units import format_bytes
 
-PRICES = 24
-"""Prices of memory that are tried."""
-TILT = 0.02
-"""Fraction by which a tilted price rises from the first to the last variable."""
-TILTED = 10
-"""Tilted prices that are tried."""
-CLOSE = 1e-6
-"""Relative gap at which a plan counts as optimal."""
 MOST_VARIABLES = 300
 """Variables up to which a gap left by the prices is closed by the integer program; above, the gap is stated."""
 SOLVER_S = 20.0
 """Seconds the integer program may take."""
-
-
-@dataclass
-class _Best:
-    """The best plan that fits, and the best bound, with the price that gave it."""
-
-    seconds: float = math.inf
-    chosen: tuple[int, ...] = ()
-    bound_s: float = 0.0
-    price: float = 0.0
-
-    def closed(self) -> bool:
-        return self.seconds <= self.bound_s * (1 + CLOSE)
 
 
 def _least(problem: ShardingProblem, price: float, tilt: float = 0.0) -> tuple[float, tuple[int, ...]]:
@@ -64,7 +44,7 @@ def _own_seconds(problem: ShardingProblem, chosen: Sequence[int]) -> float:
     return float(total + sum(f.table[tuple(chosen[v] for v in f.variables)] for f in problem.links))
 
 
-def _fastest(problem: ShardingProblem) -> _Best:
+def _fastest(problem: ShardingProblem) -> Within:
     """The fastest choice, and of equally fast ones one that keeps little in memory."""
     total, chosen = _least(problem, 0.0)
     held = problem.memory(chosen)
@@ -72,7 +52,7 @@ def _fastest(problem: ShardingProblem) -> _Best:
         _, lean = _least(problem, 1e-9 * total / held)
         if _own_seconds(problem, lean) <= total * (1 + 1e-12):
             chosen = lean
-    return _Best(total, chosen, total)
+    return Within(total, chosen, total)
 
 
 def _least_memory(problem: ShardingProblem) -> float:
@@ -80,61 +60,17 @@ def _least_memory(problem: ShardingProblem) -> float:
     return float(sum(kept.min() for kept in problem.bytes))
 
 
-def _by_prices(problem: ShardingProblem, limit: float) -> _Best:
-    """Bounds and plans that fit, from prices between nothing and one at which memory is all that counts."""
-    best = _Best()
-    total, chosen = _least(problem, 0.0)
-    best.bound_s = total
-    if problem.memory(chosen) <= limit:
-        best.seconds, best.chosen = total, chosen
-        return best
-    low, high = 0.0, max(total, 1e-12) / limit
-    for _ in range(60):
-        _, chosen = _least(problem, high)
-        if problem.memory(chosen) <= limit:
-            break
-        low, high = high, 4 * high
-    for _ in range(PRICES):
-        price = (low + high) / 2 if low else high / 2
-        total, chosen = _least(problem, price)
-        if total - price * limit > best.bound_s:
-            best.bound_s, best.price = total - price * limit, price
-        if problem.memory(chosen) <= limit:
-            high = price
-            seconds = _own_seconds(problem, chosen)
-            if seconds < best.seconds:
-                best.seconds, best.chosen = seconds, chosen
-        else:
-            low = price
-        if best.closed() or high - low < 1e-9 * high:
-            break
-    total, chosen = _least(problem, high)
-    if problem.memory(chosen) <= limit and _own_seconds(problem, chosen) < best.seconds:
-        best.seconds, best.chosen = _own_seconds(problem, chosen), chosen
-    if not best.closed():
-        _part_ways(problem, limit, best, high)
-    return best
+def by_prices(problem: ShardingProblem, limit: float) -> Within:
+    """The fastest choice within memory that some price on memory finds, and a bound.
 
-
-def _part_ways(problem: ShardingProblem, limit: float, best: _Best, price: float) -> None:
-    """Plans in which equal layers are treated differently, which one price for all never gives.
-
-    A price that differs a little from layer to layer lets them change their minds one after the other.
+    Raises:
+        InfeasibleError: exact elimination would need too large a table.
     """
-    low, high = price * (1 - TILT), price * (1 + TILT)
-    for _ in range(TILTED):
-        middle = (low + high) / 2
-        _, chosen = _least(problem, middle, TILT)
-        if problem.memory(chosen) > limit:
-            low = middle
-            continue
-        high = middle
-        seconds = _own_seconds(problem, chosen)
-        if seconds < best.seconds:
-            best.seconds, best.chosen = seconds, chosen
+    held = [Factor((v,), kept) for v, kept in enumerate(problem.bytes)]
+    return least_within(problem.sizes, problem.factors(), held, limit)
 
 
-def _reduced(problem: ShardingProblem, limit: float, best: _Best) -> tuple[ShardingProblem, list[np.ndarray]]:
+def _reduced(problem: ShardingProblem, limit: float, best: Within) -> tuple[ShardingProblem, list[np.ndarray]]:
     """The problem without the choices that the best bound's price rules out."""
     factors = problem.factors(best.price)
     cutoff = best.seconds + best.price * limit
@@ -200,7 +136,7 @@ def integer_program(
     return _own_seconds(problem, picked), bound, picked
 
 
-def _close(problem: ShardingProblem, limit: float, best: _Best) -> str:
+def _close(problem: ShardingProblem, limit: float, best: Within) -> str:
     """Close the gap by an integer program over what is left; says how."""
     left, keep = _reduced(problem, limit, best)
     seconds, bound, picked = integer_program(left, limit)
@@ -234,7 +170,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
                 f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
-        best, method = _by_prices(problem, memory_bytes), "prices"
+        best, method = by_prices(problem, memory_bytes), "prices"
         if not best.chosen:
             raise InfeasibleError(
                 f"no layout was found that fits {format_bytes(memory_bytes)} a device",
