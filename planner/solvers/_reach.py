@@ -79,7 +79,7 @@ class Reach:
         plain, again = _first(self._plain_s <= most_s), _first(self._again_s <= most_s)
         n, options = needs.plain_limit.shape[0], np.arange(len(share.replicas))
         first = np.full(share.devices + 1, n)
-        for x in range(1, share.devices + 1):
+        for x in range(int(share.replicas[0]), share.devices + 1):
             count = int(np.searchsorted(share.replicas, x, side="right"))
             o, behind = options[:count], x - share.replicas[:count]
             last = first[behind] - 1
