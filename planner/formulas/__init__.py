@@ -22,9 +22,6 @@ from planner.registry import did_you_mean
 if TYPE_CHECKING:
     from planner.formulas.asynchronous import fill_drain_bound as fill_drain_bound
     from planner.formulas.asynchronous import fill_drain_utilisation as fill_drain_utilisation
-    from planner.formulas.asynchronous import hetpipe_clock_may_advance as hetpipe_clock_may_advance
-    from planner.formulas.asynchronous import hetpipe_in_flight as hetpipe_in_flight
-    from planner.formulas.asynchronous import hetpipe_staleness as hetpipe_staleness
     from planner.formulas.asynchronous import pipedream_2bw_stage_bytes as pipedream_2bw_stage_bytes
     from planner.formulas.asynchronous import pipedream_2bw_staleness as pipedream_2bw_staleness
     from planner.formulas.asynchronous import pipedream_2bw_time_s as pipedream_2bw_time_s
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from planner.formulas.asynchronous import pipedream_stage_bytes as pipedream_stage_bytes
     from planner.formulas.asynchronous import pipedream_stage_s as pipedream_stage_s
     from planner.formulas.asynchronous import pipedream_staleness as pipedream_staleness
+    from planner.formulas.asynchronous import pipedream_stashes as pipedream_stashes
     from planner.formulas.asynchronous import pipedream_transfer_s as pipedream_transfer_s
     from planner.formulas.asynchronous import pipedream_weight_versions as pipedream_weight_versions
     from planner.formulas.asynchronous import pipelined_backprop_delays as pipelined_backprop_delays
@@ -77,6 +75,10 @@ if TYPE_CHECKING:
     from planner.formulas.exchange import byteps_speedup as byteps_speedup
     from planner.formulas.exchange import rabenseifner_s as rabenseifner_s
     from planner.formulas.exchange import speedup as speedup
+    from planner.formulas.hetpipe import hetpipe_allocation as hetpipe_allocation
+    from planner.formulas.hetpipe import hetpipe_clock_may_advance as hetpipe_clock_may_advance
+    from planner.formulas.hetpipe import hetpipe_in_flight as hetpipe_in_flight
+    from planner.formulas.hetpipe import hetpipe_staleness as hetpipe_staleness
     from planner.formulas.models import bert_embedding_parameters as bert_embedding_parameters
     from planner.formulas.models import bert_parameters as bert_parameters
     from planner.formulas.models import gpt_embedding_parameters as gpt_embedding_parameters
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     from planner.formulas.stages import contiguous_sets as contiguous_sets
     from planner.formulas.stages import dapple_in_flight as dapple_in_flight
     from planner.formulas.stages import dapple_latency_s as dapple_latency_s
+    from planner.formulas.stages import dapple_placement as dapple_placement
     from planner.formulas.stages import dapple_released_latency_s as dapple_released_latency_s
     from planner.formulas.stages import max_load_bound as max_load_bound
     from planner.formulas.stages import piper_in_flight as piper_in_flight
@@ -171,7 +174,7 @@ _PIPELINES, _DIRECTIONS = "planner.formulas.pipelines", "planner.formulas.direct
 _ASYNCHRONOUS, _STAGES = "planner.formulas.asynchronous", "planner.formulas.stages"
 _PARTITIONS, _SHARDING = "planner.formulas.partitions", "planner.formulas.sharding"
 _EXCHANGE, _SYNC, _COUNTS = "planner.formulas.exchange", "planner.sync.formulas", "planner.sync.partitions"
-_MODELS = "planner.formulas.models"
+_MODELS, _HETPIPE = "planner.formulas.models", "planner.formulas.hetpipe"
 
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Pipelines that fill and drain": {
@@ -209,7 +212,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "PipeDream": {
         _ASYNCHRONOUS: (
             "pipedream_weight_versions", "pipedream_staleness", "pipedream_mean_weight_copies", "pipedream_noam",
-            "pipedream_stage_bytes", "pipedream_stage_s", "pipedream_transfer_s",
+            "pipedream_stashes", "pipedream_stage_bytes", "pipedream_stage_s", "pipedream_transfer_s",
         ),
         _PARTITIONS: ("pipedream_partition",),
     },
@@ -233,7 +236,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "SpecTrain and PipeOptim": {_ASYNCHRONOUS: ("spectrain_horizons", "pipeoptim_horizons")},
     "HetPipe": {
-        _ASYNCHRONOUS: ("hetpipe_staleness", "hetpipe_in_flight", "hetpipe_clock_may_advance"),
+        _HETPIPE: (
+            "hetpipe_staleness", "hetpipe_in_flight", "hetpipe_allocation", "hetpipe_clock_may_advance",
+        ),
         _PARTITIONS: ("hetpipe_partition",),
         _SYNC: ("wsp_staleness", "wsp_period_s"),
     },
@@ -268,7 +273,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         _SYNC: ("parallax_transfer", "touched_by"),
         _COUNTS: ("best_partitions", "whole_partitions", "fit_partitions", "search_partitions"),
     },
-    "DAPPLE": {_STAGES: ("dapple_latency_s", "dapple_released_latency_s", "dapple_in_flight")},
+    "DAPPLE": {_STAGES: ("dapple_latency_s", "dapple_released_latency_s", "dapple_in_flight", "dapple_placement")},
     "Zero bubble": {_DIRECTIONS: ("zero_bubble_bubble_s", "zero_bubble_v_makespan", "zero_bubble_in_flight")},
     "Hanayo": {_DIRECTIONS: ("hanayo_makespan", "hanayo_bubble")},
     "BPipe": {_PIPELINES: ("bpipe_in_flight",)},

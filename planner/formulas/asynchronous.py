@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.schedules import pipelined_backprop, pipemare
-from planner.space.partition.hetpipe import in_flight
 from planner.space.partition.twobw import TwoBWSchedule, stage_bytes
-from planner.sync.formulas import WSPStaleness, wsp_staleness
 
 
 def pipedream_weight_versions(stages: int) -> tuple[int, ...]:
@@ -91,6 +89,19 @@ def pipedream_transfer_s(boundary_bytes: float, byte_per_s: float) -> float:
     """
     positive(byte_per_s=byte_per_s)
     return 2 * boundary_bytes / byte_per_s
+
+
+def pipedream_stashes(behind: int, replicas: int, *, released: bool = False) -> int:
+    """Mini-batches whose weights and activations a replica stashes, `behind` workers being on later stages.
+
+    ceil((behind + replicas)/replicas); the released program ceil(behind/replicas), nothing on the last stage.
+
+    >>> formulas.pipedream_stashes(3, 2), formulas.pipedream_stashes(3, 2, released=True)
+    (3, 2)
+    """
+    whole(0, behind=behind)
+    whole(replicas=replicas)
+    return math.ceil((behind if released else behind + replicas) / replicas)
 
 
 def pipedream_2bw_weight_versions(stages: int) -> tuple[int, ...]:
@@ -342,32 +353,3 @@ def pipeoptim_horizons(stages: int) -> tuple[int, ...]:
     (3, 2, 1, 0)
     """
     return pipedream_staleness(stages)
-
-
-def hetpipe_staleness(concurrent: int, distance: int) -> WSPStaleness:
-    """HetPipe, waves of Nm at clock distance D: s_local = Nm - 1, s_global = (D+1)(s_local+1) + s_local - 1.
-
-    >>> formulas.hetpipe_staleness(concurrent=7, distance=32)
-    WSPStaleness(local=6, wave=7, overall=236)
-    """
-    return wsp_staleness(concurrent, distance)
-
-
-def hetpipe_in_flight(stages: int, concurrent: int) -> tuple[int, ...]:
-    """Mini-batches that each stage of a virtual worker keeps: k - q + 1 for Nm = k, q = 1..k; at most Nm.
-
-    >>> formulas.hetpipe_in_flight(4, 4), formulas.hetpipe_in_flight(4, 2)
-    ((4, 3, 2, 1), (2, 2, 2, 1))
-    """
-    whole(stages=stages, concurrent=concurrent)
-    return tuple(in_flight(stage, stages, concurrent) for stage in range(stages))
-
-
-def hetpipe_clock_may_advance(clock: int, slowest_clock: int, distance: int) -> bool:
-    """Whether a virtual worker may begin its wave `clock`: it is at most D waves ahead of the slowest.
-
-    >>> formulas.hetpipe_clock_may_advance(3, 1, distance=1), formulas.hetpipe_clock_may_advance(2, 1, distance=1)
-    (False, True)
-    """
-    whole(0, clock=clock, slowest_clock=slowest_clock, distance=distance)
-    return clock - slowest_clock <= distance

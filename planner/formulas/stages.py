@@ -161,6 +161,40 @@ def dapple_in_flight(stages: int, micro_batches: int, most: int | None = None) -
     return tuple(min(micro_batches, stages - i, most or stages) for i in range(stages))
 
 
+def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -> tuple[int, ...]:
+    """Devices that a stage takes from each machine: fresh machines first, or those in use first, or from all alike.
+
+    Args:
+        policy: fresh-first, append-first or scatter-first.
+        free: unused devices of each machine.
+        size: devices of a machine.
+        needed: devices of the stage.
+
+    >>> [formulas.dapple_placement(p, [1, 4, 4], 4, 4) for p in ("fresh-first", "append-first", "scatter-first")]
+    [(0, 4, 0), (1, 3, 0), (1, 2, 1)]
+
+    Raises:
+        UsageError: no such policy, or too few free devices.
+    """
+    whole(0, **{f"free[{i}]": count for i, count in enumerate(free)})
+    whole(size=size, needed=needed)
+    if sum(free) < needed:
+        raise UsageError(f"{needed} devices are needed and {sum(free)} free", hint="use fewer replicas")
+    used = [0 < count < size for count in free]
+    order = {
+        "fresh-first": sorted(range(len(free)), key=lambda i: used[i]),
+        "append-first": sorted(range(len(free)), key=lambda i: not used[i]),
+        "scatter-first": list(range(len(free))),
+    }
+    taken = [0] * len(free)
+    line = chosen("placement policy", policy, order)
+    while sum(taken) < needed:
+        for i in line:
+            most = 1 if policy == "scatter-first" else needed
+            taken[i] += min(most, free[i] - taken[i], needed - sum(taken))
+    return tuple(taken)
+
+
 def alpa_latency_s(stage_s: Sequence[float], micro_batches: int) -> float:
     """Iteration of a synchronous pipeline of unequal stages: sum t + (B-1) max t.
 

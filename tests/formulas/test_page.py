@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def test_every_formula_has_a_docstring_with_an_example(name: str) -> None:
     text = getattr(formulas, name).__doc__
     assert f">>> formulas.{name}(" in text or f"formulas.{name}(" in text
     assert getattr(formulas, name).__name__ == name
+
+
+def test_type_checkers_see_what_there_is() -> None:
+    shown = {
+        alias.asname: node.module
+        for block in ast.parse(Path(formulas.__file__).read_text()).body
+        if isinstance(block, ast.If)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert shown == formulas._MODULE_OF
 
 
 def test_simulations_belong_to_systems() -> None:

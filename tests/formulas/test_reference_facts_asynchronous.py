@@ -31,6 +31,10 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("PipeDream", "max(10, 2 x 3 x 20/4)/4", lambda: f.pipedream_stage_s(10, 20, 4, 4), 7.5),
     ("PipeDream", "(10 + 4 x 3 x 20/(4 x 4))/4", lambda: f.pipedream_stage_s(10, 20, 4, 4, cost="released"), 6.25),
     ("PipeDream", "one replica has nothing to exchange", lambda: f.pipedream_stage_s(10, 20, 1, 4), 10),
+    ("PipeDream", "ceil((5 + 2)/2), released ceil(5/2)", lambda: [
+        f.pipedream_stashes(5, 2), f.pipedream_stashes(5, 2, released=True)], [4, 3]),
+    ("PipeDream", "last stage: itself, released nothing", lambda: [
+        f.pipedream_stashes(0, 3), f.pipedream_stashes(0, 3, released=True)], [1, 0]),
     ("PipeDream", "2 x 6/4", lambda: f.pipedream_transfer_s(6, 4), 3),
     # PipeDream-2BW
     ("2BW", "m 16, D 4: two versions", lambda: max(played("pipedream-2bw", 4, 16).weight_versions), 2),
@@ -112,6 +116,22 @@ def test_gnmt_straight_over_data_parallel() -> None:
 
 
 @pytest.mark.parametrize(
+    ("devices", "policy", "size", "workers"),
+    [
+        ("VVVVRRRRGGGGQQQQ", "NP", None, ["VVVV", "RRRR", "GGGG", "QQQQ"]),
+        ("VVVVRRRRGGGGQQQQ", "ED", None, ["VRGQ"] * 4),
+        ("VVVVRRRRGGGGQQQQ", "HD", None, ["VVQQ", "VVQQ", "RRGG", "RRGG"]),
+        ("VVVVQQ", "ED", None, ["VVQ", "VVQ"]),
+        ("VVRRQQ", "HD", 2, ["VQ", "VQ", "RR"]),
+        ("VVVVQQQQ", "NP", 2, ["VV", "VV", "QQ", "QQ"]),
+    ],
+)
+def test_hetpipes_virtual_workers(devices: str, policy: str, size: int | None, workers: list[str]) -> None:
+    pool = {kind: devices.count(kind) for kind in dict.fromkeys(devices)}
+    assert ["".join(w) for w in f.hetpipe_allocation(pool, policy, size)] == workers
+
+
+@pytest.mark.parametrize(
     ("call", "hint"),
     [
         (lambda: f.pipedream_stage_s(1, 1, 2, 1, cost="publshed"), "did you mean 'published'"),
@@ -120,6 +140,8 @@ def test_gnmt_straight_over_data_parallel() -> None:
         (lambda: f.pipedream_2bw_time_s([1, 2], [0], [1, 1], 2), "transfer_s 1"),
         (lambda: f.pipemare_delays(0, 4), "stages is 0"),
         (lambda: f.pipedream_noam(4, 0), "input_replicas is 0"),
+        (lambda: f.hetpipe_allocation({"V": 4, "Q": 2}, "HD"), "not as many V as Q"),
+        (lambda: f.hetpipe_allocation({"V": 4}, "XD"), "unknown policy"),
         (lambda: f.hetpipe_partition([1, 2], [0, 1]), "slowest_speed is 0"),
     ],
 )
