@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from planner.formulas.pipelines import pipeline_bubble as pipeline_bubble
     from planner.formulas.pipelines import pipeline_bubble_over_ideal as pipeline_bubble_over_ideal
     from planner.formulas.pipelines import pipeline_makespan_s as pipeline_makespan_s
+    from planner.formulas.pipelines import pipeline_memory as pipeline_memory
     from planner.formulas.pipelines import recompute_overhead as recompute_overhead
     from planner.formulas.pipelines import seq1f1b_bubble as seq1f1b_bubble
     from planner.formulas.pipelines import seq1f1b_in_flight as seq1f1b_in_flight
@@ -179,7 +180,7 @@ _MODELS, _HETPIPE = "planner.formulas.models", "planner.formulas.hetpipe"
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Pipelines that fill and drain": {
         _PIPELINES: (
-            "pipeline_makespan_s", "pipeline_bubble", "pipeline_bubble_over_ideal", "recompute_overhead",
+            "pipeline_makespan_s", "pipeline_bubble", "pipeline_bubble_over_ideal", "pipeline_memory", "recompute_overhead",
         ),
     },
     "GPipe": {

@@ -6,8 +6,12 @@ equal to the simulation of its schedule (`planner.measure_schedule`) over ranges
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from planner.errors import PlanError
 from planner.formulas._checks import divides, positive, whole
-from planner.schedules import bpipe
+from planner.schedules import bpipe, get
+from planner.schedules.types import ActivationUnit, Pipeline
 
 
 def pipeline_makespan_s(stages: int, micro_batches: int, forward_s: float, backward_s: float) -> float:
@@ -221,6 +225,43 @@ def seq1f1b_warm_up(stages: int, splits: int) -> tuple[int, ...]:
     """
     whole(stages=stages, splits=splits)
     return tuple(stages - r - 2 + splits for r in range(stages))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """What a worker keeps: copies of its share of the weights, and micro-batches' activations of its share."""
+
+    weights: float
+    activations: float
+
+
+def pipeline_memory(schedule: str, stages: int, micro_batches: int) -> tuple[WorkerMemory, ...]:
+    """Memory of each worker by what the schedule claims, a share being the model over the workers.
+
+    Args:
+        schedule: any name of `planner.schedules.names()`, with options (`chimera:pairs=2`).
+        stages: pieces of the model; two for each worker of a V, v for interleaved, 2W for a wave.
+        micro_batches: of one iteration.
+
+    >>> formulas.pipeline_memory("pipedream", 4, 8)[0], formulas.pipeline_memory("chimera", 4, 4)[0]
+    (WorkerMemory(weights=4.0, activations=4.0), WorkerMemory(weights=2.0, activations=3.0))
+
+    Raises:
+        UsageError: no such schedule.
+        PlanError: it cannot serve such a pipeline; says why.
+    """
+    chosen, pipeline = get(schedule), Pipeline((1,) * stages, micro_batches)
+    reason = chosen.supports(pipeline)
+    if reason:
+        raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
+    versions, placement = chosen.weight_versions(pipeline), chosen.placement(pipeline)
+    chunks = max(stages // len(placement), 1)
+    unit = {ActivationUnit.CHUNK: chunks, ActivationUnit.SUB_SEQUENCE: chosen.work(pipeline).parts}
+    each = unit.get(chosen.activation_unit, 1)
+    return tuple(
+        WorkerMemory(sum(versions[stage] for stage in own) / chunks, kept / each)
+        for own, kept in zip(placement, chosen.held(pipeline), strict=True)
+    )
 
 
 def recompute_overhead(forward_s: float, backward_s: float) -> float:

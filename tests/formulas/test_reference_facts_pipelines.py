@@ -114,5 +114,39 @@ def test_fact(call: Callable[[], Any], expected: Any) -> None:
     assert call() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "weights", "activations"),
+    [
+        ("gpipe", 4, [1] * 4, [8] * 4),
+        ("1f1b", 4, [1] * 4, [4, 3, 2, 1]),
+        ("interleaved", 8, [1] * 4, [5.5, 4.5, 3.5, 2.5]),
+        ("gems", 4, [2] * 4, [1] * 4),
+        ("chimera", 4, [2] * 4, [3, 4, 4, 3]),
+        ("chimera:pairs=2", 8, [4] * 8, [7, 8, 8, 7, 7, 8, 8, 7]),
+        ("bapipe-so", 4, [1] * 4, [7, 5, 3, 1]),
+        ("bapipe-fbp", 4, [1] * 4, [8, 6, 4, 2]),
+        ("pipedream", 4, [4, 3, 2, 1], [4, 3, 2, 1]),
+        ("pipedream:vertical=true", 4, [4] * 4, [4, 3, 2, 1]),
+        ("pipedream-2bw", 4, [2] * 4, [4, 3, 2, 1]),
+        ("pipemare", 4, [1] * 4, [8, 6, 4, 2]),
+        ("pipelined-backprop", 4, [1] * 4, [7, 5, 3, 1]),
+        ("hetpipe:concurrent=4", 4, [4] * 4, [4, 3, 2, 1]),
+        ("zb-h2", 4, [1] * 4, [7] * 4),
+        ("zb-v", 8, [1] * 4, [4] * 4),
+        ("v-half", 8, [1] * 4, [3] * 4),
+        ("v-min", 8, [1] * 4, [2] * 4),
+        ("bpipe", 8, [1] * 8, [5, 5, 5, 5, 4, 4, 4, 4]),
+        ("dualpipe", 4, [2] * 4, [5] * 4),
+        ("dualpipe-v", 8, [1] * 4, [4.5] * 4),
+        ("seq1f1b:splits=4", 4, [1] * 4, [1.75, 1.5, 1.25, 1]),
+    ],
+)
+def test_memory_of_each_worker(schedule: str, stages: int, weights: list[float], activations: list[float]) -> None:
+    """8 micro-batches, in copies of a worker's share of the weights and micro-batches of its share."""
+    found = f.pipeline_memory(schedule, stages, 8)
+    assert [w.weights for w in found] == weights
+    assert [w.activations for w in found] == activations
+
+
 def test_every_group_of_formulas_has_functions() -> None:
     assert all(own for modules in GROUPS.values() for own in modules.values())
