@@ -12,6 +12,7 @@ from ._options import dims_option, model_argument, parse_dims
 
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
+LINKS = "busiest port of each level, out / in"
 PLAIN_WIDTH = 200
 """Columns when the output is not a terminal."""
 
@@ -24,7 +25,9 @@ PLAIN_WIDTH = 200
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
 )
-@click.option("--systems", help="Only these systems, separated by commas. [default: all]")
+@click.option(
+    "--systems", help="Only these systems, separated by commas; byteps:cpu_machines=4 sets an option. [default: all]"
+)
 @click.option(
     "--semantics",
     type=click.Choice(["sync", "any"]),
@@ -67,6 +70,7 @@ def command(
       shardplan compare gnmt-8 --hardware v100-pcie-4 --precision fp32 --global-batch 512
       shardplan compare bert-48 -H dgx-1v --nodes 4 -b 256 --systems gpipe,1f1b,chimera,auto --format markdown
       shardplan compare gpt2-xl -H dgx-a100 -b 64 --semantics any --plot systems.svg
+      shardplan compare bert-large -H dgx-1v --nodes 4 --systems data-parallel,byteps,byteps:cpu_machines=n
     """
     import planner
 
@@ -74,7 +78,7 @@ def command(
     cluster = planner.load_cluster(hardware, nodes=nodes)
     batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision, optimizer=optimizer, devices=devices or 0)
-    chosen = tuple(name.strip() for name in (systems or "").split(",") if name.strip())
+    chosen = _names(systems)
     found = planner.compare_systems(
         planner.Pricer(graph, cluster, job), cluster, job, systems=chosen, semantics=semantics
     )
@@ -104,6 +108,7 @@ def _rendered(found: Any) -> str:  # noqa: ANN401
     import io
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     import planner
@@ -125,14 +130,28 @@ def _rendered(found: Any) -> str:  # noqa: ANN401
                 *((planner.comparison_cells(row)[0], row.reason) if failed else planner.comparison_cells(row))
             )
         console.print(table)
-    for note in (*_marks(found), *found.notes):
-        console.print(f"\n[dim]{note}[/dim]")
-    return text.getvalue()
+    links = planner.comparison_links(found)
+    if links:
+        console.print()
+        table = Table(box=None, pad_edge=False, header_style="bold", title=LINKS, title_justify="left")
+        for i, name in enumerate(links[0]):
+            table.add_column(name, no_wrap=True, justify="right" if i else "left")
+        for cells in links[1:]:
+            table.add_row(*cells)
+        console.print(table)
+    console.print()
+    for note in (*planner.comparison_marks(found), *found.notes):
+        console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def _marks(found: Any) -> list[str]:  # noqa: ANN401
-    if any(row.semantics.value == "async" for row in found.rows):
-        return [
-            "* asynchronous: gradients are computed with old weights; how many more samples that takes is not known"
-        ]
-    return []
+def _names(systems: str | None) -> tuple[str, ...]:
+    """Names separated by commas; a piece like `inside=pcie` is a further option of the name before it."""
+    found: list[str] = []
+    for piece in (systems or "").split(","):
+        name = piece.strip()
+        if found and "=" in name and ":" not in name:
+            found[-1] += f",{name}"
+        elif name:
+            found.append(name)
+    return tuple(found)

@@ -118,7 +118,9 @@ if TYPE_CHECKING:
     from planner.systems import comparison_csv as comparison_csv
     from planner.systems import comparison_document as comparison_document
     from planner.systems import comparison_groups as comparison_groups
+    from planner.systems import comparison_links as comparison_links
     from planner.systems import comparison_markdown as comparison_markdown
+    from planner.systems import comparison_marks as comparison_marks
     from planner.systems import comparison_svg as comparison_svg
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
@@ -188,7 +190,9 @@ _EXPORTS = {
     "comparison_csv": "planner.systems",
     "comparison_document": "planner.systems",
     "comparison_groups": "planner.systems",
+    "comparison_links": "planner.systems",
     "comparison_markdown": "planner.systems",
+    "comparison_marks": "planner.systems",
     "comparison_svg": "planner.systems",
     "system_names": "planner.systems",
     # units

@@ -25,14 +25,14 @@ class BytePS(Defaults):
     Attributes:
         inside: how a machine sums first.
         partition_bytes: tensors are cut in pieces of this size, pushed and pulled at the same time.
-        card_ranks: ranks under the network card's switch, for `inside=nvlink`.
+        card_ranks: ranks under a network card's switch, for `inside=nvlink`; 0 for two for each card of a machine.
         efficiency: what the transport reaches of the network's achievable bandwidth.
         sum_byte_per_s: rate at which a GPU machine's host sums what it receives.
     """
 
     inside: Inside = Inside.AUTO
     partition_bytes: float = 4e6
-    card_ranks: int = 2
+    card_ranks: int = 0
     efficiency: float = 1.0
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
@@ -67,9 +67,8 @@ class BytePS(Defaults):
         sendings = [
             Sending((v.name,), v.gradient_bytes, v.gradient_bytes, step.ready_s(v), shares) for v in step.arrivals()
         ]
-        transport = Transport(
-            "byteps", self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s, self.card_ranks
-        )
+        beside = self.card_ranks or 2 * fabric.cards
+        transport = Transport("byteps", self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s, beside)
         draft = draft_servers(fabric, sendings, transport)
         return Draft(draft.messages, draft.traffic, draft.methods, draft.placements, dense_note(step))
 

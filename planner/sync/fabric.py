@@ -132,6 +132,12 @@ class Fabric:
         top = joins[0] if len(self.ranks) > 1 else -1
         return max(top, self._network_levels()[0]) if self.servers.count else top
 
+    @property
+    def cards(self) -> int:
+        """Network cards of a machine, as many as devices fill its way out; 1 where there is no network."""
+        levels = [self.cluster.levels[i] for i in self._network_levels()]
+        return max(1, round(levels[0].byte_per_s / levels[0].device_byte_per_s)) if levels else 1
+
     def child_size(self, level: int) -> int:
         """Devices in a child of a level."""
         return (1, *self.cluster.group_sizes())[level]

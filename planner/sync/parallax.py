@@ -41,7 +41,7 @@ class Parallax(Defaults):
         decides="servers for sparse variables, all-reduce for dense ones; partitions of a sparse variable",
         time="all-reduce of the dense bytes, then 2(n-1)/n alpha M/B of the sparse ones",
         traffic="2(n-1)/n M dense, 2(n-1)/n alpha M sparse when evenly placed",
-        memory="weights and gradients; optimizer state of sparse variables on the servers",
+        memory="dense variables and the rows looked up; sparse variables and their state on the servers",
         source="Kim et al., EuroSys 2019",
     )
 
@@ -50,13 +50,15 @@ class Parallax(Defaults):
         return tuple(v.name for v in step.variables if v.sparse and v.touched < self.dense_from)
 
     def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """The optimizer state of sparse variables is on the hosts."""
+        """Sparse variables and their optimizer state are on the hosts; a rank holds rows that its machine touches."""
         total = sum(v.pulled_bytes for v in step.variables)
         names = set(self.by_servers(step))
         if total == 0 or not names:
             return MemoryFactors()
-        sparse = sum(v.pulled_bytes for v in step.variables if v.name in names)
-        return MemoryFactors(1.0, 1.0, 1 - sparse / total, fullest(self._pieces(fabric, step, names), step))
+        own = [v for v in step.variables if v.name in names]
+        dense = 1 - sum(v.pulled_bytes for v in own) / total
+        rows = sum(sum(sent(v)) for v in own)
+        return MemoryFactors(dense, dense, dense, fullest(self._pieces(fabric, step, names), step), rows)
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets of dense gradients and one message a partition of a sparse one, on the same ports."""

@@ -7,7 +7,10 @@ True
 
 from __future__ import annotations
 
-from planner.registry import Registry
+from dataclasses import replace
+
+from planner.errors import UsageError
+from planner.registry import Registry, did_you_mean
 from planner.systems.types import Point, Semantics, System, SystemRow
 
 SYSTEMS: Registry[System] = Registry(__name__, "system")
@@ -15,12 +18,20 @@ SYSTEMS: Registry[System] = Registry(__name__, "system")
 
 
 def get(name: str) -> System:
-    """The system of that name.
+    """The system of that name, with options behind it where it has some: `byteps:cpu_machines=4`.
 
     Raises:
-        UsageError: no system has that name; the hint names the closest ones.
+        UsageError: no system has that name, or it has no such option; the hint names the closest ones.
     """
-    return SYSTEMS.get(name)
+    key, _, text = name.partition(":")
+    system = SYSTEMS.get(key)
+    chosen = dict(item.partition("=")[::2] for item in text.split(",") if item)
+    for option in chosen:
+        if option not in system.tunable:
+            raise UsageError(f"{key} has no option {option!r}", hint=did_you_mean(option, system.tunable))
+    if not chosen:
+        return system
+    return replace(system, key=name, options={**system.options, **chosen})
 
 
 def names() -> tuple[str, ...]:
@@ -28,6 +39,7 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
+from planner.systems._planned import plan_keeper, plan_system  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
 from planner.systems.plot import comparison_svg  # noqa: E402
 from planner.systems.report import (  # noqa: E402
@@ -36,7 +48,9 @@ from planner.systems.report import (  # noqa: E402
     comparison_csv,
     comparison_document,
     comparison_groups,
+    comparison_links,
     comparison_markdown,
+    comparison_marks,
 )
 
 system_names = names
@@ -55,10 +69,14 @@ __all__ = [
     "comparison_csv",
     "comparison_document",
     "comparison_groups",
+    "comparison_links",
     "comparison_markdown",
+    "comparison_marks",
     "comparison_svg",
     "get",
     "names",
+    "plan_keeper",
+    "plan_system",
     "run_system",
     "system_names",
 ]

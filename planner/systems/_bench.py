@@ -78,6 +78,7 @@ class Bench:
         self.costs = functools.cache(prices.costs)
         self.tables = functools.cache(self._tables)
         self.notes: tuple[str, ...] = ()
+        self.fixed = False
         self.sizes = self._sizes()
         self.allowed = allowed
         self.results: dict[str, Found] = {}
@@ -100,15 +101,18 @@ class Bench:
         )
 
     def _sizes(self) -> tuple[int, ...]:
-        """Powers of two that divide the global batch, as far as the model can be set to them, smallest first."""
+        """Powers of two that divide the global batch, as far as the model can be set to them, smallest first.
+
+        Where there are too many, the smallest and the largest stay.
+        """
         job = self.job
         wanted = [b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0]
         powers = [b for b in wanted if b & (b - 1) == 0]
         chosen = [b for b in wanted if b in job.micro_batches] if job.micro_batches else powers
+        most = MOST_SIZES_SMALL if len(self.prices.chain.graph.nodes) <= SMALL_GRAPH else MOST_SIZES
         largest = max(device.usable_bytes for device in self.cluster.devices)
         found: list[int] = []
-        most = MOST_SIZES_SMALL if len(self.prices.chain.graph.nodes) <= SMALL_GRAPH else MOST_SIZES
-        for size in chosen[:most]:
+        for size in chosen:
             try:
                 costs = self.costs(size)
             except ModelError as error:
@@ -122,10 +126,11 @@ class Bench:
             found.append(size)
         if not found:
             raise JobError("no micro-batch size divides the global batch", hint="allow more sizes")
-        return tuple(found)
+        return tuple(found if len(found) <= most else [found[0], *found[1 - most :]])
 
     def _fixed(self, size: int, reason: str) -> tuple[int, ...]:
         self.notes += (f"micro-batches of {size} sample(s) only: {reason}",)
+        self.fixed = True
         return (size,)
 
     def _tables(self, micro_batch: int) -> Tables:
@@ -154,20 +159,33 @@ class Tables:
         self.checkpoint = _framed(costs.checkpoint_bytes) + _runs(kept)
         own = np.where(repeated, np.diagonal(costs.saved_bytes), 0.0)
         self.working = np.maximum(_maxima(own) - _runs(kept), 0.0)
+        self.forward_s = _runs(forward)
+        self.entering = np.repeat(costs.boundary_bytes[:, None], n + 1, axis=1)
         self.workspace = _maxima(costs.workspace_bytes)
 
-    def needed(self, rule: StageRule, *, recompute: bool) -> np.ndarray:
-        """[n + 1, n + 1] bytes of a device with that run of blocks, the runtime's reserve left out."""
+    def needed(self, rule: StageRule, *, recompute: bool, whole: bool = False) -> np.ndarray:
+        """[n + 1, n + 1] bytes of a device with that run of blocks, the runtime's reserve left out.
+
+        `recompute` keeps the inputs of every block and repeats block by block (logits and loss kept); with `whole` only
+        what enters the stage is kept, and all of it is repeated at once.
+        """
         bench, chosen = self.bench, self.bench.precision
         a_state = chosen.weight_bytes * rule.versions + chosen.gradient_bytes + bench.state_bytes
         fixed = rule.states * a_state * self.elements + self.workspace
         if recompute:
-            return np.asarray(fixed + rule.kept * self.checkpoint + self.working)
+            kept, working = self.again(whole=whole)
+            return np.asarray(fixed + rule.kept * kept + working)
         return np.asarray(fixed + rule.kept * self.saved)
 
-    def stage_s(self, *, recompute: bool) -> np.ndarray:
+    def again(self, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
+        """[n + 1, n + 1] bytes that recomputation keeps of a micro-batch in flight, and of the one it repeats."""
+        return (self.entering, self.saved) if whole else (self.checkpoint, self.working)
+
+    def stage_s(self, *, recompute: bool, whole: bool = False) -> np.ndarray:
         """[n + 1, n + 1] forward and backward of a run of blocks, on a device of mean speed; infinite where empty."""
-        total = self.work_s + (self.repeat_s if recompute else 0.0)
+        total = self.work_s
+        if recompute:
+            total = total + (self.forward_s if whole else self.repeat_s)
         return np.where(self.real, total, np.inf)
 
 

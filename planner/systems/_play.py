@@ -33,6 +33,7 @@ class Played:
         staleness: most of any stage, in updates.
         devices: used.
         reason: why it cannot run, empty when it can.
+        exchanges: by stage, how often its gradients are exchanged in an iteration.
     """
 
     point: Point
@@ -45,6 +46,7 @@ class Played:
     staleness: int = 0
     devices: int = 0
     reason: str = ""
+    exchanges: tuple[float, ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -76,7 +78,7 @@ def play(bench: Bench, point: Point, transfers: Transfers, *, states: int = 0) -
             forward_s=figures.forward_s.tolist(),
             backward_s=figures.backward_s.tolist(),
             receive_s=((figures.receive_s + figures.return_s) / 2).tolist(),
-            sync_s=[0.0] * len(point.stages) if _beside(point) else figures.sync_s.tolist(),
+            sync_s=[0.0] * len(point.stages) if beside(point) else figures.sync_s.tolist(),
             update_s=figures.update_s.tolist(),
             replicas=pipeline.replicas,
             conditions=Conditions(transfers=transfers),
@@ -87,7 +89,7 @@ def play(bench: Bench, point: Point, transfers: Transfers, *, states: int = 0) -
     return _result(bench, point, chosen, pipeline, figures, sizes, found)
 
 
-def _beside(point: Point) -> bool:
+def beside(point: Point) -> bool:
     """Whether gradients travel beside the work, so that the slower of the two counts: where nothing waits for them.
 
     So it is in the published cost models of asynchronous pipelines; a single stage has nothing else to work on.
@@ -122,7 +124,7 @@ def _result(
         exchanges = point.micro_batches / np.asarray(pipeline.replicas, float)
     if chosen.name.partition(":")[0] == "hetpipe":
         exchanges *= point.micro_batches / chosen.weight_versions(pipeline)[0]
-    if not synchronous and _beside(point):
+    if not synchronous and beside(point):
         iteration_s = max(iteration_s, float((figures.sync_s * exchanges).max()))
     worker, memory = _fullest(figures, sizes, found)
     capacity = min(float(figures.capacity_bytes[s]) for s, own in enumerate(figures.holders) if worker in own)
@@ -141,6 +143,7 @@ def _result(
         staleness=max(found.staleness),
         devices=point.copies * found.workers,
         reason=reason,
+        exchanges=tuple(exchanges.tolist()),
     )
 
 

@@ -27,7 +27,12 @@ Workers = list[list[int]]
 
 
 def allocations(bench: Bench) -> dict[str, Workers]:
-    """Ranks of each virtual worker by policy: one node each (NP), or the same share of every type (ED)."""
+    """Ranks of each virtual worker by policy: one node each (NP), the same share of every type (ED), or hybrid (HD).
+
+    HD joins the fastest type with the slowest, the second fastest with the second slowest, and so on, half of a virtual
+    worker from each; a type left in the middle keeps to itself. It stands where virtual workers of a node's size come
+    out whole.
+    """
     ranks = list(range(bench.devices))
     found: dict[str, Workers] = {}
     size = bench.cluster.node_size or bench.devices
@@ -43,6 +48,26 @@ def allocations(bench: Bench) -> dict[str, Workers]:
             [r for own, k in zip(by_type.values(), shares, strict=True) for r in own[v * k : (v + 1) * k]]
             for v in range(count)
         ]
+        hybrid = _hybrid(bench, by_type, size)
+        if hybrid is not None and len(by_type) > 2:
+            found["HD"] = hybrid
+    return found
+
+
+def _hybrid(bench: Bench, by_type: dict[int, list[int]], size: int) -> Workers | None:
+    """Virtual workers of `size` devices, half of one type and half of its partner; None where they do not come out."""
+    costs = bench.costs(bench.sizes[0])
+    fastest_first = sorted(by_type, key=lambda t: float((costs.forward_s + costs.backward_s)[t].sum()))
+    found: Workers = []
+    while fastest_first:
+        pair = {fastest_first.pop(0), fastest_first.pop() if fastest_first else -1} - {-1}
+        part = size // len(pair)
+        counts = {len(by_type[t]) for t in pair}
+        if part < 1 or size % len(pair) or len(counts) > 1 or (count := counts.pop()) % part:
+            return None
+        found += [
+            [r for t in sorted(pair) for r in by_type[t][v * part : (v + 1) * part]] for v in range(count // part)
+        ]
     return found
 
 
@@ -51,7 +76,14 @@ def by_virtual_workers(bench: Bench, system: System) -> Found:
     """The allocation, mini-batch and number of concurrent mini-batches with the highest throughput."""
     best: Played | None = None
     chosen, reason = "", "a virtual worker needs two devices, and the batch must divide among virtual workers"
-    for policy, workers in allocations(bench).items():
+    policies = allocations(bench)
+    wanted = system.options.get("policy", "")
+    if wanted and wanted not in policies:
+        known = ", ".join(policies) or "none"
+        return Found(reason=f"allocation policy {wanted} does not come out on this pool (possible: {known})")
+    for policy, workers in policies.items():
+        if wanted and policy != wanted:
+            continue
         for size in bench.sizes:
             for concurrent, each in _waves(bench, workers, size):
                 played = _play(bench, system, workers, size, concurrent, each)
@@ -63,9 +95,8 @@ def by_virtual_workers(bench: Bench, system: System) -> Found:
                 break
     if best is None:
         return Found(reason=reason)
-    stale = best.staleness
     found = found_of(best, tells={"allocation": chosen, "clock_distance": "0"}, notes=(chosen,))
-    return replace(found, plan=f"{chosen}, {found.plan}", staleness=stale)
+    return replace(found, plan=f"{chosen}, {found.plan}", played=best if best.exchanges else None)
 
 
 def _waves(bench: Bench, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
@@ -93,7 +124,9 @@ def _play(bench: Bench, system: System, workers: Workers, size: int, concurrent:
     if failed is not None:
         return failed
     slowest = max(found, key=lambda p: p.iteration_s)
-    exchange_s = _exchange_s(bench, workers) * each / concurrent
+    # Workers that are cut alike keep a stage's servers beside the stage, and its exchange has been played; unlike ones
+    # deal their shards evenly over all nodes.
+    exchange_s = _exchange_s(bench, workers) * each / concurrent if len(kinds) > 1 else 0.0
     total_s = max(slowest.iteration_s, exchange_s)
     busy = sum((1 - p.bubble) * p.iteration_s * p.devices for p in found)
     payload = float(bench.tables(size).elements[0, -1]) * bench.precision.gradient_bytes
@@ -105,6 +138,7 @@ def _play(bench: Bench, system: System, workers: Workers, size: int, concurrent:
         iteration_s=total_s,
         bubble=max(0.0, 1 - busy / (devices * total_s)),
         devices=devices,
+        exchanges=slowest.exchanges if len(kinds) == 1 else (),
         sent_bytes=own + (pushed if len(kinds) > 1 else 0.0),
         staleness=max(slowest.staleness, global_staleness(concurrent, 0) if len(workers) > 1 else concurrent - 1),
     )

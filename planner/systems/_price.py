@@ -83,16 +83,22 @@ def rank_table(point: Point) -> np.ndarray:
     return np.concatenate(stage_ranks(decision), axis=1)
 
 
-def price(bench: Bench, point: Point) -> Figures:
-    """Price a point; O(stages * (blocks + ranks))."""
-    return _Pricing(bench, point).figures()
+def price(bench: Bench, point: Point, holders: tuple[tuple[int, ...], ...] = ()) -> Figures:
+    """Price a point; O(stages * (blocks + ranks)).
+
+    Args:
+        bench: model, cluster and job.
+        point: stages, copies, micro-batches.
+        holders: workers of one copy that have each stage, where the schedule's name does not say it.
+    """
+    return _Pricing(bench, point, holders or holders_of(point)).figures()
 
 
 class _Pricing:
-    def __init__(self, bench: Bench, point: Point) -> None:
+    def __init__(self, bench: Bench, point: Point, holders: tuple[tuple[int, ...], ...]) -> None:
         self.bench, self.point = bench, point
         self.tables, self.costs = bench.tables(point.micro_batch), bench.costs(point.micro_batch)
-        self.ranks, self.holders = rank_table(point), holders_of(point)
+        self.ranks, self.holders = rank_table(point), holders
 
     def figures(self) -> Figures:
         columns = [self._stage(i) for i in range(len(self.point.stages))]
@@ -107,6 +113,8 @@ class _Pricing:
         blocks = slice(choice.start, choice.stop)
         types = np.unique(bench.cluster.device_types[ranks]).tolist()
         repeated = np.ones(bench.blocks, bool) if costs.repeated is None else costs.repeated
+        if self.point.whole:
+            repeated = np.ones(bench.blocks, bool)
         again = [float((costs.forward_s[t] * repeated)[blocks].sum()) if choice.recompute else 0.0 for t in types]
         forward_s = max(float(costs.forward_s[t, blocks].sum()) for t in types)
         backward_s = max(float(costs.backward_s[t, blocks].sum()) + a for t, a in zip(types, again, strict=True))
@@ -119,9 +127,10 @@ class _Pricing:
             out, back = float(costs.boundary_bytes[choice.start]), float(costs.gradient_boundary_bytes[choice.start])
             receive_s, return_s, moved = self._send_s(index, out), self._send_s(index, back), out + back
         device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
-        table = self.tables.checkpoint if choice.recompute else self.tables.saved
-        working = float(self.tables.working[choice.start, choice.stop]) if choice.recompute else 0.0
-        working += float(self.tables.workspace[choice.start, choice.stop])
+        table, extra = self.tables.saved, np.zeros_like(self.tables.saved)
+        if choice.recompute:
+            table, extra = self.tables.again(whole=self.point.whole)
+        working = float(extra[choice.start, choice.stop]) + float(self.tables.workspace[choice.start, choice.stop])
         sync_s, exchanged = self._exchange(ranks, held)
         return (
             forward_s, backward_s, receive_s, return_s, sync_s, update_s / shards,

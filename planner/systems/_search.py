@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from planner.space.types import MemoryBytes, StageChoice
 from planner.systems._bench import Bench
 from planner.systems._play import Played
-from planner.systems.types import System
+from planner.systems.types import LinkBytes, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,9 @@ class Found:
         tells: what a backend must know of this very plan.
         notes: assumptions.
         changes_semantics: the plan is asynchronous (of a search that may choose either).
+        links: bytes over the links by level.
+        played: the point and what playing it found, where the system is a pipeline on one kind of slice.
+        alters: in what its updates differ from those of the other synchronous systems.
     """
 
     plan: str = ""
@@ -46,6 +49,9 @@ class Found:
     tells: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     changes_semantics: bool = False
+    links: tuple[LinkBytes, ...] = ()
+    played: Played | None = None
+    alters: str = ""
 
 
 SystemSearch = Callable[[Bench, System], Found]
@@ -79,6 +85,7 @@ def found_of(played: Played, *, tells: dict[str, str] | None = None, notes: tupl
         reason=played.reason,
         tells=tells or {},
         notes=notes,
+        played=played,
     )
 
 
@@ -109,7 +116,8 @@ def words(played: Played) -> str:
         text += f" x {point.copies} copies" if point.copies > 1 else ""
     own = point.micro_batches // replicas[0] if count == 1 else point.micro_batches
     text += f", micro-batch {point.micro_batch} x {own}"
-    text += ", recompute" if again == count else f", recompute {again} stages" if again else ""
+    way = "recompute whole stages" if point.whole else "recompute"
+    text += f", {way}" if again == count else f", recompute {again} stages" if again else ""
     text += f", ZeRO-{point.zero}" if point.zero else ""
     return text
 

@@ -16,11 +16,14 @@ from planner.systems._search import Found, search
 from planner.systems.types import System
 from planner.units import format_bytes
 
-MOST_SIZES = 3
-"""Micro-batch sizes that are tried, the largest first: a mesh works on one micro-batch together."""
+MOST_TRIED, MOST_FITTING = 5, 3
+"""Micro-batch sizes that are priced on a mesh, largest first, and that may fit before smaller ones are left alone.
+
+A mesh works on one micro-batch together, so that larger ones have less to exchange for each sample.
+"""
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch on the mesh that follows the levels is searched, and not
+"""With more operators only the largest micro-batch that fits, on the mesh that follows the levels, is searched, and not
 again within memory where the fastest layouts exceed it."""
 
 LARGE_WEIGHT = 1_000_000
@@ -66,24 +69,18 @@ def by_sharding(bench: Bench, system: System) -> Found:
             reason=f"the coarsened graph is no chain: {joined[0]} joins {joined[1]} tensors, "
             "and dynamic programming over their cuts does not apply"
         )
-    large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
     tried = list(meshes(bench, system.options.get("span", "cluster")))
+    large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
     for mesh in tried[-1:] if large else tried:
-        for size in reversed(bench.sizes[-1 if large else -MOST_SIZES :]):
-            try:
-                found.append(_price(bench, system, mesh, size))
-            except ShardplanError as error:
-                refused = str(error)
-            except ValueError as error:
-                refused = f"the tables of the search over layouts exceed what an array can hold: {error}"
+        try:
+            found += _priced(bench, system, mesh, 1 if large else MOST_FITTING)
+        except ShardplanError as error:
+            refused = str(error)
+        except ValueError as error:
+            refused = f"the tables of the search over layouts exceed what an array can hold: {error}"
     fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
     if not fitting:
-        least = min(found, key=lambda p: p.memory.total, default=None)
-        if least is None:
-            return Found(reason=refused)
-        return Found(
-            reason=f"a device needs {format_bytes(least.memory.total)} of {format_bytes(least.capacity_bytes)}"
-        )
+        return Found(reason=_why(found) or refused)
     best = min(fitting, key=lambda p: (p.iteration_s, p.micro_batch))
     shape = " x ".join(str(n) for n in best.mesh)
     return Found(
@@ -99,6 +96,59 @@ def by_sharding(bench: Bench, system: System) -> Found:
     )
 
 
+def _why(found: list[_Priced]) -> str:
+    """What the plan that comes nearest to fitting needs."""
+    least = min(found, key=lambda p: p.memory.total, default=None)
+    if least is None:
+        return ""
+    states = least.memory.weights + least.memory.gradients + least.memory.optimizer
+    shape = " x ".join(str(n) for n in least.mesh)
+    return (
+        f"does not fit: a device needs {format_bytes(least.memory.total)} of {format_bytes(least.capacity_bytes)},"
+        f" {format_bytes(states)} of it weights, gradients and optimizer state"
+        f" (mesh of {shape}, micro-batch {least.micro_batch})"
+    )
+
+
+def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int) -> list[_Priced]:
+    """Plans of the micro-batch sizes on one mesh, largest first, until so many fit; sizes that cannot are passed over.
+
+    Raises:
+        ShardplanError: no size can be searched.
+    """
+    found: list[_Priced] = []
+    fit, refused, limit = 0, None, math.inf
+    for size in _sizes(bench, math.prod(mesh)):
+        if size > limit:
+            continue
+        try:
+            price = _price(bench, system, mesh, size)
+        except ShardplanError as error:
+            refused = error
+            continue
+        found.append(price)
+        room = price.capacity_bytes - price.memory.total + price.memory.activations
+        fit += price.memory.activations <= room
+        if fit >= most or room <= 0 or len(found) >= MOST_TRIED:
+            break
+        if price.memory.activations > room:
+            limit = max(1.0, size * room / price.memory.activations)
+    if not found and refused is not None:
+        raise refused
+    return found
+
+
+def _sizes(bench: Bench, devices: int) -> list[int]:
+    """Micro-batch sizes, largest first, from the one whose activations would fill all devices when cut evenly."""
+    if bench.fixed:
+        return list(bench.sizes)
+    own, batch = bench.sizes[-1], bench.job.global_batch
+    each = float(bench.tables(own).saved[0, -1]) / own / devices
+    most = min(d.usable_bytes for d in bench.cluster.devices)
+    divisors = {d for k in range(1, math.isqrt(batch) + 1) if batch % k == 0 for d in (k, batch // k)}
+    return sorted((d for d in divisors if d * each <= most or d == 1), reverse=True)
+
+
 def _widest_join(bench: Bench) -> tuple[str, int]:
     """The operator with the most computed operands, and how many."""
     graph = bench.prices.chain.graph
@@ -110,36 +160,46 @@ def _widest_join(bench: Bench) -> tuple[str, int]:
 def _layouts(system: System, setting: Setting, room: float) -> Verdict:
     """What the system's search says, or, where its fastest layouts exceed the memory, its search within memory.
 
+    The verdict may still exceed the memory.
+
     Raises:
-        InfeasibleError: nothing fits.
+        InfeasibleError: no layout is legal.
     """
-    try:
-        return get(system.options["layouts"])(setting, memory_bytes=room).verdict
-    except InfeasibleError:
-        if system.options["layouts"] == "gshard" and len(setting.graph.nodes) > LARGE_GRAPH:
-            return get("gshard")(replace(setting, annotations=split_weights(setting)), memory_bytes=room).verdict
-        if "within_memory" not in system.options or len(setting.graph.nodes) > LARGE_GRAPH:
-            raise
-        return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
+    fastest = get(system.options["layouts"])(setting).verdict
+    if fastest.memory_bytes <= room or "within_memory" not in system.options:
+        return fastest
+    if len(setting.graph.nodes) <= LARGE_GRAPH:
+        try:
+            return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
+        except InfeasibleError:
+            return fastest
+    if system.options["layouts"] == "gshard":
+        return get("gshard")(replace(setting, annotations=split_weights(setting))).verdict
+    return fastest
 
 
 def split_weights(setting: Setting) -> dict[str, str]:
-    """Annotations that cut every large weight matrix over all mesh axes, each along the largest dimension."""
+    """Annotations that cut every large weight matrix over all mesh axes.
+
+    The innermost axis takes the largest dimension (heads, widths, experts), the axis before it the next, as GSPMD's
+    annotations of transformers do.
+    """
     found = {}
     for name, tensor in setting.graph.tensors.items():
         if tensor.kind is not TensorKind.PARAMETER or tensor.elements < LARGE_WEIGHT:
             continue
         if any(dim % size for dim in tensor.shape for size in setting.mesh.sizes):
             continue  # its transposed reading could not lie so
-        left, layout = list(tensor.shape), []
-        for size in setting.mesh.sizes:
+        left = list(tensor.shape)
+        layout: list[str] = []
+        for size in reversed(setting.mesh.sizes):
             dim = max(range(len(left)), key=lambda d: left[d] if left[d] % size == 0 else 0, default=None)
             if dim is None or left[dim] % size or left[dim] < size:
                 break
-            left[dim] //= size
+            left[dim] = 1 if len(left) > len(layout) + 1 else left[dim] // size
             layout.append(f"S{dim}")
         if len(layout) == len(setting.mesh.sizes) and len(left) > 1:
-            found[name] = "".join(layout)
+            found[name] = "".join(reversed(layout))
     return found
 
 

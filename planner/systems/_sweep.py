@@ -50,6 +50,7 @@ class Candidate:
         micro_batch, micro_batches: in one pipeline.
         recompute: of all stages.
         schedule: with its options.
+        whole: recomputation repeats whole stages from what enters them.
     """
 
     estimate_s: float
@@ -60,6 +61,7 @@ class Candidate:
     micro_batches: int
     recompute: bool
     schedule: str
+    whole: bool = False
 
 
 def stage_rule(schedule: str, stage: int, depth: int, micro_batches: int) -> StageRule:
@@ -84,10 +86,11 @@ def stage_rule(schedule: str, stage: int, depth: int, micro_batches: int) -> Sta
 
 
 def depths(bench: Bench, least: int = 2) -> list[int]:
-    """Depths worth trying: all up to 16, multiples of 8, divisors of the device count, and the deepest."""
+    """Depths worth trying: all up to 16, multiples of 8, divisors of the device count, the deepest and its even one."""
     most = min(bench.devices, bench.blocks)
     divisors = [d for d in range(1, most + 1) if bench.devices % d == 0]
-    return sorted({d for d in (*range(1, 17), *range(24, most + 1, 8), *divisors, most) if least <= d <= most})
+    tried = (*range(1, 17), *range(24, most + 1, 8), *divisors, most, most - most % 2)
+    return sorted({d for d in tried if least <= d <= most})
 
 
 def schedules_for(system: System, depth: int, micro_batches: int, recompute: bool) -> list[str]:
@@ -103,7 +106,8 @@ def schedules_for(system: System, depth: int, micro_batches: int, recompute: boo
     return found
 
 
-def _candidates(bench: Bench, system: System) -> list[Candidate]:
+def _candidates(bench: Bench, system: System, *, whole: bool = False) -> list[Candidate]:
+    """All shapes, the most promising first; with `whole` those whose stages are recomputed from what enters them."""
     found = []
     fixed = system.options.get("depth") == "devices"
     tried = [min(bench.devices, bench.blocks)] if fixed else depths(bench)
@@ -114,14 +118,13 @@ def _candidates(bench: Bench, system: System) -> list[Candidate]:
             count, rest = divmod(bench.job.global_batch, size * copies)
             if rest or not count or (system.schedule == "pipedream-2bw" and count < depth):
                 continue
-            for recompute in system.recompute:
-                work = bench.tables(size).work_s[0, -1]
-                work += bench.tables(size).repeat_s[0, -1] if recompute else 0.0
+            for recompute in (True,) if whole else system.recompute:
+                work = bench.tables(size).stage_s(recompute=recompute, whole=whole)[0, -1]
                 for schedule in schedules_for(system, depth, count, recompute):
                     slot = float(work / depth)
                     exchange = _exchange_s(bench, schedule, depth, copies)
                     estimate = slot * (count + bubble_slots(schedule, depth, count)) + exchange
-                    shape = (depth, copies, size, count, recompute, schedule)
+                    shape = (depth, copies, size, count, recompute, schedule, whole)
                     found.append(Candidate(estimate, slot * count, *shape))
     return sorted(found, key=lambda c: (c.estimate_s, c.depth, c.recompute))
 
@@ -158,7 +161,7 @@ def _copies(bench: Bench, depth: int, size: int) -> int:
 def cut(bench: Bench, candidate: Candidate, states: int = 0) -> tuple[int, ...] | None:
     """Balanced stages that fit, by the rule of the schedule."""
     tables, room = bench.tables(candidate.micro_batch), min(d.usable_bytes for d in bench.cluster.devices)
-    stage_s = tables.stage_s(recompute=candidate.recompute)
+    stage_s = tables.stage_s(recompute=candidate.recompute, whole=candidate.whole)
     fits = [n <= room for n in _needs(bench, candidate, states)]
     return balanced(stage_s, fits)
 
@@ -169,7 +172,8 @@ def _needs(bench: Bench, candidate: Candidate, states: int) -> list[np.ndarray]:
     for stage in range(candidate.depth):
         rule = stage_rule(candidate.schedule, stage, candidate.depth, candidate.micro_batches)
         if rule not in known:
-            known[rule] = tables.needed(rule, recompute=candidate.recompute) + extra * tables.elements
+            need = tables.needed(rule, recompute=candidate.recompute, whole=candidate.whole)
+            known[rule] = need + extra * tables.elements
         found.append(known[rule])
     return found
 
@@ -183,6 +187,7 @@ def point_of(candidate: Candidate, marks: tuple[int, ...], played: int = 0) -> P
         candidate.micro_batches,
         candidate.schedule,
         played=played,
+        whole=candidate.whole,
     )
 
 
@@ -210,7 +215,7 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
             need = math.inf if best else least_need(_needs(bench, candidate, states), tables.real)
             tightest = min(tightest or (math.inf, candidate), (need, candidate), key=lambda e: e[0])
             continue
-        stage_s = tables.stage_s(recompute=candidate.recompute)
+        stage_s = tables.stage_s(recompute=candidate.recompute, whole=candidate.whole)
         slowest = max(float(stage_s[a, b]) for a, b in itertools.pairwise(marks))
         if candidate.micro_batches * slowest * (1 - SLACK) >= limit:
             continue
@@ -243,7 +248,8 @@ def _why(bench: Bench, tightest: tuple[float, Candidate] | None, refused: str) -
     if tightest is None or math.isinf(tightest[0]):
         return refused or "no depth, width and micro-batch divide the devices and the global batch"
     need, shape = tightest
-    have = min(d.usable_bytes for d in bench.cluster.devices)
+    device = min(bench.cluster.devices, key=lambda d: d.usable_bytes)
+    need, have = need + device.reserve_bytes, device.memory_bytes
     return (
         f"does not fit: the fullest device needs {format_bytes(need)} of {format_bytes(have)} at the least "
         f"({shape.depth} stages, micro-batch {shape.micro_batch}{', recompute' if shape.recompute else ''})"
@@ -257,6 +263,8 @@ def by_sweep(bench: Bench, system: System) -> Found:
     if bench.devices < 2 or bench.blocks < 2:
         return Found(reason="a pipeline needs two devices and a model of two blocks")
     best, reason = sweep(bench, system, _candidates(bench, system), states)
+    if best is None and system.options.get("recompute") == "stage":
+        best, reason = sweep(bench, system, _candidates(bench, system, whole=True), states)
     if best is None:
         return Found(reason=reason)
     name = schedules.get(best.point.schedule).name

@@ -32,10 +32,12 @@ SYSTEMS.register(
         },
         open=(
             (
-                "k = 0: the hardware profiles name no machines without accelerators, so the gain of spare"
-                " CPU machines is not in this row (see the headlines for k = n)"
+                "k = 0, as hardware profiles name no machines without accelerators; byteps:cpu_machines=4 (or =n, as "
+                "many as machines) adds some, with the network port of a machine of the group"
             ),
+            "as many accelerators are beside a network card as two for each card of a machine",
         ),
         copies=False,
+        tunable={"cpu_machines": "0", "inside": "auto", "efficiency": "1"},
     ),
 )

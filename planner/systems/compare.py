@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.errors import ShardplanError, UsageError
 from planner.hardware.types import Cluster
 from planner.space.types import Job
-from planner.systems import SYSTEMS
+from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench, Prices
 from planner.systems._search import SEARCHES, Found
-from planner.systems.types import Semantics, System, SystemRow
+from planner.systems.types import LinkBytes, Semantics, System, SystemRow
 
 _MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 AUTO = "auto"
@@ -40,10 +42,14 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-def run_system(system: System, bench: Bench) -> SystemRow:
+Keep = Callable[[Bench, System, Found], None]
+"""Told what a system found that found something."""
+
+
+def run_system(system: System, bench: Bench, keep: Keep | None = None) -> SystemRow:
     """Let a system decide by its own rules, and play what it decides.
 
-    A system that cannot express the model or fit it gives a row that says why.
+    A system that cannot express the model or fit it gives a row that says why. Where one is found, `keep` is told.
     """
     for module in _MODULES:
         importlib.import_module(f"planner.systems.{module}")
@@ -53,6 +59,8 @@ def run_system(system: System, bench: Bench) -> SystemRow:
         found = Found(reason=str(error))
     if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):
         bench.results[system.key] = replace(found, changes_semantics=system.semantics is Semantics.ASYNC)
+    if keep is not None and not found.reason and math.isfinite(found.iteration_s):
+        keep(bench, system, found)
     return _row(system, bench, found)
 
 
@@ -82,7 +90,17 @@ def _row(system: System, bench: Bench, found: Found) -> SystemRow:
         micro_batch=found.micro_batch if feasible else 0,
         tells={**system.backend, **found.tells},
         notes=found.notes,
+        links=_links(bench, found) if feasible else (),
+        alters=found.alters if feasible else "",
     )
+
+
+def _links(bench: Bench, found: Found) -> tuple[LinkBytes, ...]:
+    if found.links or found.played is None:
+        return found.links
+    from planner.systems._links import links_of, point_traffic
+
+    return links_of(point_traffic(bench, found.played.point, np.asarray(found.played.exchanges)))
 
 
 def compare_systems(
@@ -92,6 +110,7 @@ def compare_systems(
     *,
     systems: Sequence[str] = (),
     semantics: str = "sync",
+    keep: Keep | None = None,
 ) -> Comparison:
     """Ask every system what it would do.
 
@@ -101,6 +120,7 @@ def compare_systems(
         job: global batch, precision, optimizer.
         systems: which; all when empty. `auto` takes the best of its own search and of the others that are asked.
         semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
+        keep: told what each system found, to make plan files of it (`plan_keeper`).
 
     Raises:
         UsageError: no system has one of the names.
@@ -109,9 +129,9 @@ def compare_systems(
     if semantics not in ("sync", "any"):
         raise UsageError(f"unknown semantics {semantics!r}", hint="use sync or any")
     wanted = tuple(dict.fromkeys(systems)) or SYSTEMS.names()
-    chosen = [SYSTEMS.get(name) for name in wanted]
+    chosen = [get(name) for name in wanted]
     bench = Bench(prices, cluster, job, allowed=("any",) if semantics == "any" else ())
-    rows = [run_system(system, bench) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
+    rows = [run_system(system, bench, keep) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
     rows.sort(key=lambda row: _order(row, semantics))
     name = prices.chain.graph.name
     return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes)

@@ -28,6 +28,7 @@ SYSTEMS.register(
             "batch_norm": "statistics per micro-batch in training, moving averages over the mini-batch",
         },
         open=(
+            "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             (
                 "the published heuristic minimises the variance of cell costs; here the slowest cell is "
                 "minimised exactly, within memory"
@@ -38,5 +39,6 @@ SYSTEMS.register(
             ),
         ),
         recompute=(False, True),
+        options={"recompute": "stage"},
     ),
 )

@@ -27,9 +27,11 @@ SYSTEMS.register(
         open=(
             (
                 "the efficiency of the transport (about twice that of a ring on EFA, as claimed) is 1 "
-                "here: bytes are the same as a ring's, and the profile's efficiency holds for both"
+                "here: bytes are the same as a ring's, and the profile's efficiency holds for both;"
+                " herring:efficiency=1.2 sets it"
             ),
         ),
         copies=False,
+        tunable={"efficiency": "1", "buffer_bytes": "25e6"},
     ),
 )

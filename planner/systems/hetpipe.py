@@ -11,8 +11,8 @@ SYSTEMS.register(
         key="hetpipe",
         title="HetPipe",
         cut=(
-            "virtual workers of one node each (NP) or of the same share of every type (ED); order of "
-            "devices and cuts within one chosen together"
+            "virtual workers of one node each (NP), of the same share of every type (ED), or of a fast and "
+            "a slow type each (HD); order of devices and cuts within one chosen together"
         ),
         sharding="none: every tensor is whole on its stage",
         schedule="hetpipe",
@@ -31,13 +31,20 @@ SYSTEMS.register(
             ),
             "update": "local after each mini-batch; one aggregated push per wave of Nm",
             "clock_distance": "D = 0: no virtual worker runs ahead of the slowest by a wave",
-            "server_placement": "shards on all nodes, evenly",
+            "server_placement": (
+                "a stage's shard on the nodes that hold the stage where all virtual workers are cut alike, else"
+                " evenly on all nodes"
+            ),
         },
         open=(
             "clock distance 0; larger distances do not change the pace of steady virtual workers",
-            "the hybrid policy (HD) needs a ranking of device pairs and is not tried",
+            (
+                "the hybrid policy (HD) joins the fastest type with the slowest and so on inwards, by the time of the"
+                " whole model, where virtual workers of a node's size come out; hetpipe:policy=HD asks for one"
+            ),
             "all virtual workers work at the pace of the slowest",
             "pushes and pulls run beside the work: the slower of the two counts",
         ),
+        tunable={"policy": ""},
     ),
 )

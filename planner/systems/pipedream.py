@@ -39,8 +39,9 @@ SYSTEMS.register(
             "gradients of replicas travel beside later work: the slower of the two counts, as in the published cost",
             "NOAM starves stages that feed wider ones: where a longer warm-up that fits is faster, it is taken",
             (
-                "the search uses the paper's stage cost (the longer of computation and exchange), not the"
-                " sum of the released program"
+                "partitions by the paper's stage cost (the longer of computation and exchange) and by the released"
+                " program's (their sum) are played, level by level of the cluster and with all devices on one level of"
+                " the narrowest links; the fastest is taken"
             ),
         ),
         transfers=Transfers.OVERLAPPED,

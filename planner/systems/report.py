@@ -17,8 +17,16 @@ COLUMNS = (
 )  # fmt: skip
 """Headings of the table for people."""
 
-MARK = "*"
-"""Behind the name of a system that changes the training semantics."""
+MARK, OTHER_UPDATE = "*", "+"
+"""Behind the name of a system that changes the training semantics, and of one whose updates differ from the others'."""
+
+LEGEND = (
+    "iteration: time of the global batch: the makespan where a pipeline drains, its steady pace where it does not",
+    "peak memory: of the fullest device, the runtime's reserve included",
+    "bubble: share of the used devices' total time in which they compute nothing, transfers and exchanges included",
+    "sent: what leaves devices in an iteration; busiest port: the same through the fullest port of a level, out / in",
+)
+"""What the columns mean."""
 
 
 def comparison_columns() -> tuple[str, ...]:
@@ -28,7 +36,7 @@ def comparison_columns() -> tuple[str, ...]:
 
 def comparison_cells(row: SystemRow) -> tuple[str, ...]:
     """One row as texts, in the order of `COLUMNS`."""
-    mark = MARK if row.semantics is Semantics.ASYNC else ""
+    mark = (MARK if row.semantics is Semantics.ASYNC else "") + (OTHER_UPDATE if row.alters else "")
     if not row.feasible:
         return (row.system + mark, row.semantics.value, *["-"] * 8, f"no: {row.reason}")
     memory = row.memory
@@ -45,6 +53,28 @@ def comparison_cells(row: SystemRow) -> tuple[str, ...]:
         f"{row.devices} of {row.available}",
         row.plan,
     )
+
+
+def comparison_marks(comparison: Comparison) -> list[str]:
+    """What the marks behind the names mean, and then the columns."""
+    found = []
+    if any(row.semantics is Semantics.ASYNC for row in comparison.rows):
+        found.append(
+            f"{MARK} asynchronous: gradients are computed with old weights; how many more samples that takes is unknown"
+        )
+    found += [f"{OTHER_UPDATE} {row.system}: {row.alters}" for row in comparison.rows if row.alters]
+    return [*found, *LEGEND]
+
+
+def comparison_links(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A heading and one line a system: bytes through the busiest port of each level, out and in."""
+    rows = [row for row in comparison.rows if row.feasible and row.links]
+    levels = list(dict.fromkeys(link.level for row in rows for link in row.links))
+    found = [("system", *levels)]
+    for row in rows:
+        own = {link.level: f"{format_bytes(link.out_bytes)} / {format_bytes(link.in_bytes)}" for link in row.links}
+        found.append((row.system, *(own.get(level, "-") for level in levels)))
+    return found if rows else []
 
 
 def comparison_groups(comparison: Comparison) -> list[tuple[str, tuple[SystemRow, ...]]]:
@@ -96,6 +126,16 @@ def _document(row: SystemRow) -> dict[str, Any]:
             "devices_available": row.available,
             "micro_batch": row.micro_batch,
             "memory": None if row.memory is None else _memory(row),
+            "links": [
+                {
+                    "level": link.level,
+                    "busiest_port_out_bytes": link.out_bytes,
+                    "busiest_port_in_bytes": link.in_bytes,
+                    "all_ports_bytes": link.total_bytes,
+                }
+                for link in row.links
+            ],
+            "alters": row.alters,
         }
     else:
         found["reason"] = row.reason
@@ -144,7 +184,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     lines = [f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"]
     for title, rows in comparison_groups(comparison):
         lines += ["", f"**{title}**", "", *_table(rows)]
-    return "\n".join([*lines, *(f"\n{note}" for note in comparison.notes)]) + "\n"
+    links = comparison_links(comparison)
+    if links:
+        lines += ["", "**bytes through the busiest port of each level, out / in**", ""]
+        lines += ["| " + " | ".join(cells) + " |" for cells in links]
+        lines.insert(len(lines) - len(links) + 1, "|" + "---|" * len(links[0]))
+    return "\n".join([*lines, *(f"\n{note}" for note in (*comparison_marks(comparison), *comparison.notes))]) + "\n"
 
 
 def _table(rows: Sequence[SystemRow]) -> list[str]:

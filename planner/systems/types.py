@@ -39,6 +39,7 @@ class System:
         recompute: choices of activation recomputation that it knows.
         copies: whether whole pipelines may be replicated beside each other.
         options: further numbers for the search.
+        tunable: what a user may set behind the name (`byteps:cpu_machines=4`), with the usual value.
     """
 
     key: str
@@ -58,6 +59,23 @@ class System:
     recompute: tuple[bool, ...] = (False,)
     copies: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
+    tunable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBytes:
+    """What an iteration sends over one level of the cluster.
+
+    Attributes:
+        level: its name.
+        out_bytes, in_bytes: through the busiest port of it, each way.
+        total_bytes: through all its ports, one way.
+    """
+
+    level: str
+    out_bytes: float
+    in_bytes: float
+    total_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,8 @@ class Point:
         zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
         played: micro-batches that are simulated, where an iteration of a pipeline that never drains has more.
         slice_devices: devices of one copy's slice; 0 means as many as its stages take.
+        whole: stages that recompute keep what enters them alone and repeat all their work at once, as GPipe's cells do,
+            instead of block by block.
     """
 
     stages: tuple[StageChoice, ...]
@@ -85,6 +105,7 @@ class Point:
     zero: int = 0
     played: int = 0
     slice_devices: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +133,8 @@ class SystemRow:
         micro_batch: samples a replica works on at a time; 0 where nothing was found.
         tells: what a training backend must know, by topic.
         notes: assumptions that hold for this row alone.
+        links: bytes over the links by level, innermost first; empty where they are not counted by level.
+        alters: in what its updates differ from those of the other synchronous systems; empty when in nothing.
     """
 
     system: str
@@ -133,3 +156,5 @@ class SystemRow:
     micro_batch: int = 0
     tells: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    links: tuple[LinkBytes, ...] = ()
+    alters: str = ""

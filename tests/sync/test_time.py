@@ -330,8 +330,9 @@ def test_memory_of_the_schemes() -> None:
         "zero1": (1, 1, 0.25),
         "zero2": (1, 0.25, 0.25),
         "zero3": (0.25, 0.25, 0.25),
-        "parallax": (1, 1, 0.75),
+        "parallax": (0.75, 0.75, 0.75),
     }
+    assert factors["parallax"].transient_bytes == 10.0  # half of the rows pulled, and as many bytes of gradients
     assert factors["parallax"].server_optimizer == pytest.approx(10 / 40 / 4)
 
 

@@ -1,0 +1,99 @@
+"""Rewrites what docs/systems.md takes from the package: `python -m benchmarks.systems_page` (about a minute).
+
+In each system's section the paragraphs **Decides.**, **A backend must know.** and **Decided here.** come from the
+system's data, and what stands under a `$ shardplan` line is what that command prints now (without the meaning of the
+columns, which stands once at the top). The other paragraphs are written by hand and left alone. With a folder of
+PipeDream's profiles as argument the table of headlines is written too.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.systems import SYSTEMS, System
+from planner.systems.report import LEGEND
+
+PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
+PROMPT = "$ shardplan "
+HEADLINES = "| system | figure |"
+
+
+def command_output(line: str) -> str:
+    """What a command of the page prints, without the meaning of the columns.
+
+    Raises:
+        RuntimeError: the command fails.
+    """
+    from click.testing import CliRunner
+
+    from cli.main import app
+
+    result = CliRunner().invoke(app, shlex.split(line.removeprefix(PROMPT)))
+    if result.exit_code:
+        raise RuntimeError(f"{line}: {result.output or result.exception}")
+    return "\n".join(row for row in result.output.rstrip().splitlines() if row not in LEGEND).rstrip()
+
+
+def generated(system: System) -> dict[str, str]:
+    """The paragraphs of a section that say what the system's data says."""
+    semantics = "Synchronous" if system.semantics.value == "sync" else "Asynchronous"
+    decides = (
+        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: "
+        + (f"`{system.schedule}`" if system.schedule else "none")
+        + "; exchange: "
+        + (f"`{system.sync}`" if system.sync else "all-reduce of each stage" if system.schedule else "as layouts need")
+        + f". {semantics}; staleness: {system.staleness}. Source: {system.source}."
+    )
+    backend = "; ".join(f"{topic.replace('_', ' ')}: {text}" for topic, text in system.backend.items())
+    options = "; ".join(f"`{system.key}:{name}={value or '...'}`" for name, value in system.tunable.items())
+    here = "; ".join(system.open) + "." if system.open else "nothing was left open."
+    return {
+        "Decides.": decides,
+        "A backend must know.": backend + ".",
+        "Decided here.": here + (f" Options, with their usual values: {options}." if options else ""),
+    }
+
+
+def examples(text: str) -> Iterator[tuple[str, str]]:
+    """Every command of the page, and what stands under it."""
+    for block in text.split("```")[1::2]:
+        command, _, shown = block.strip("\n").partition("\n")
+        if command.startswith(PROMPT):
+            yield command, shown
+
+
+def rewritten(text: str) -> str:
+    """The page with generated paragraphs and outputs as they are now."""
+    for key in SYSTEMS.names():
+        system = SYSTEMS.get(key)
+        mark = f"## {system.title} (`{key}`)"
+        before, _, rest = text.partition(mark)
+        section, heading, after = rest.partition("\n## ")
+        for title, paragraph in generated(system).items():
+            lines = section.split("\n")
+            at = next(i for i, line in enumerate(lines) if line.startswith(f"**{title}**"))
+            lines[at] = f"**{title}** {paragraph}"
+            section = "\n".join(lines)
+        text = before + mark + section + heading + after
+    for command, shown in list(examples(text)):
+        text = text.replace(f"{command}\n{shown}\n```", f"{command}\n{command_output(command)}\n```")
+    return text
+
+
+def main() -> None:
+    """Rewrite the page."""
+    text = rewritten(PAGE.read_text(encoding="utf-8"))
+    if len(sys.argv) > 1:
+        from benchmarks.headlines import table
+
+        before, _, rest = text.partition(HEADLINES)
+        after = rest[rest.index("\n\n") :] if "\n\n" in rest else "\n"
+        text = before + table(Path(sys.argv[1])).rstrip() + after
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
