@@ -5,24 +5,51 @@ from __future__ import annotations
 import click
 
 from . import _partition
+from ._options import dims_option, parse_dims
 from ._report import show
 
 
 @click.command("explain")
 @click.argument("plan_file", metavar="PLAN")
+@click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
+@dims_option
+@click.option("--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-def command(plan_file: str, form: str) -> None:
+def command(
+    plan_file: str, model: str | None, dims: tuple[str, ...], hardware: str | None, nodes: int | None, form: str
+) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
+
+    With --model and --hardware also why operators are split as they are over the ranks of a group, and what the next
+    best splits cost.
 
     \b
     Examples:
       shardplan explain model.plan.json
+      shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2
       shardplan explain model.plan.json --format markdown >> summary.md
     """
     import planner
 
     if planner.is_partition_plan(plan_file):
+        given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes}
+        refused = [flag for flag, value in given.items() if value]
+        if refused:
+            raise click.UsageError(f"{', '.join(refused)} does not go with a partition")
         _partition.explain(plan_file, form)
         return
-    explanation = planner.explain_plan(planner.read_plan(plan_file))
+    if bool(model) is not bool(hardware):
+        raise click.UsageError("--model and --hardware go together: splits are priced for both")
+    if nodes and not hardware:
+        raise click.UsageError("--nodes needs --hardware")
+    sizes = parse_dims(dims)
+    if sizes and not model:
+        raise click.UsageError("--dim needs --model")
+    plan = planner.read_plan(plan_file)
+    graph = planner.load_graph(model, dims=sizes) if model else None
+    if graph is not None and graph.fingerprint == plan.model.fingerprint:
+        graph = planner.rebatch(graph, plan.micro_batches.size)
+    cluster = planner.load_cluster(hardware, nodes=nodes) if hardware else None
+    explanation = planner.explain_plan(plan, graph, cluster)
     show(planner.explanation_report(explanation), explanation, form)

@@ -14,7 +14,7 @@ from planner.plan.findings import Fault, Finding
 from planner.plan.holdings import holdings
 from planner.plan.rebuild import Rebuilt, rebuild
 from planner.plan.shard_text import weight_origin
-from planner.plan.shardings import ShardedBlock, TensorPlace, correspondence
+from planner.plan.shardings import ShardedBlock, correspondence
 from planner.plan.types import Plan
 from planner.sharding import canonical_layout, layout_text, refusal, shard_elements
 from planner.sharding.boundary import Boundary
@@ -149,8 +149,9 @@ def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
     """Tensors between blocks lie as the sharding treats boundaries, so that neighbours fit together."""
     graph, sharding = rebuilt.graph, rebuilt.sharding
     treatment = tuple(Boundary(each) for each in sharding.boundaries)
+    crossing = set(rebuilt.crossing(entry))
     for place in entry.tensors:
-        if not _crosses(rebuilt, entry, place):
+        if place.tensor not in crossing:
             continue
         right = layout_text(
             canonical_layout(graph.tensors[place.tensor], treatment, rebuilt.mesh.sizes, padded=sharding.padded)
@@ -162,15 +163,6 @@ def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
                 f"boundaries of {sharding.name!r} lie as {right}"
             )
             yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
-
-
-def _crosses(rebuilt: Rebuilt, entry: ShardedBlock, place: TensorPlace) -> bool:
-    """Whether a tensor is made or read by operators outside the entry's block."""
-    graph, members = rebuilt.graph, set(rebuilt.nodes(entry))
-    if graph.tensors[place.tensor].kind is TensorKind.PARAMETER:
-        return False
-    made = graph.producer.get(place.tensor, -1)
-    return made not in members or any(i not in members for i in graph.consumers.get(place.tensor, ()))
 
 
 def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan.explain_shardings import GroupView, group_views, inside_seconds
 from planner.plan.figures import Alternative
+from planner.plan.split_reasons import SplitReason, split_reasons
 from planner.plan.types import Loss, Plan, Stage
 from planner.plan.validate import require_sound
 from planner.plan.words import plural, short_list
@@ -96,6 +100,8 @@ class Explanation:
         priced_by_rule: share of the model's priced operators with a rule of their own.
         fallback_ops: (type, count) of those priced by a generic estimate.
         notes: what was assumed while reading the model.
+        groups: how groups of several ranks share the work.
+        reasons: why operators are split as they are; only where model and hardware were given.
     """
 
     model: str
@@ -120,13 +126,21 @@ class Explanation:
     priced_by_rule: float
     fallback_ops: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
+    groups: tuple[GroupView, ...] = ()
+    reasons: tuple[SplitReason, ...] = ()
 
 
-def explain(plan: Plan) -> Explanation:
+def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
     """Read the reasons off a plan.
+
+    Args:
+        plan: the plan.
+        graph: the model at the plan's micro-batch size; with the cluster it says what other splits of operators cost.
+        cluster: the hardware.
 
     Raises:
         PlanError: its parts contradict each other so far that there is nothing to explain.
+        UsageError: the plan is for another model or cluster.
     """
     require_sound(plan)
     predictions, coverage = plan.predictions, plan.coverage
@@ -154,6 +168,8 @@ def explain(plan: Plan) -> Explanation:
         priced_by_rule=coverage.by_rule / priced if priced else 1.0,
         fallback_ops=tuple(sorted(coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))),
         notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
+        groups=group_views(plan),
+        reasons=() if graph is None or cluster is None else split_reasons(plan, graph, cluster),
     )
 
 
@@ -164,6 +180,9 @@ def plan_shape(plan: Plan) -> str:
     text = plural(len(replicas), "stage")
     if not equal or replicas[0] > 1:
         text += f" x {replicas[0] if equal else short_list(replicas)} replicas"
+    ranks = [stage.group_ranks for stage in plan.stages]
+    if max(ranks) > 1:
+        text += f" x {ranks[0] if len(set(ranks)) == 1 else short_list(ranks)} ranks"
     if plan.copies > 1:
         text += f", {plural(plan.copies, 'copy')}"
     text += f", {plan.schedule.name}, micro-batch {plan.micro_batches.size} x {plan.micro_batches.count}"
@@ -181,9 +200,11 @@ def _shares(plan: Plan) -> tuple[Share, ...]:
     predictions = plan.predictions
     stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
     count = plan.micro_batches.count // len(stage.replicas)
+    inside_s, again_s = inside_seconds(plan, stage)
     parts = [
-        ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s)),
-        ("recomputation", count * terms.recompute_s),
+        ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
+        ("recomputation", count * (terms.recompute_s - again_s)),
+        ("communication inside a group", count * (inside_s + again_s)),
         ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
         ("gradient synchronisation not hidden", terms.exposed_sync_s - terms.tied_sync_s),
         ("summing gradients of tied weights", terms.tied_sync_s),
@@ -246,6 +267,10 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
         found.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
     elif other.recompute != recomputed and len(other.starts) == len(starts):
         found.append("recompute in other stages")
+    widths = {stage.group_ranks for stage in plan.stages}
+    others = set(other.ranks) or {1}
+    if widths != others:
+        found.append(f"groups of {short_list(sorted(others))} ranks instead of {short_list(sorted(widths))}")
     if other.zero != zero:
         found.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.plan.explain import Explanation, Rival, StageView
+from planner.plan.explain_shardings_report import group_sections
 from planner.plan.report import Report, Section, Table, bar
 from planner.plan.words import plural
 from planner.units import format_bytes, format_seconds
@@ -14,7 +15,7 @@ _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
 
 def explanation_report(e: Explanation) -> Report:
     """The explanation, most important things first."""
-    sections = [_verdict(e), _time(e), _stages(e), _memory(e), _why(e), _proof(e)]
+    sections = [_verdict(e), _time(e), _stages(e), _memory(e), *group_sections(e.groups, e.reasons), _why(e), _proof(e)]
     sections.append(Section("Assumptions", items=e.assumptions))
     sections.append(Section("Not modelled", items=e.not_modelled))
     sections.append(_coverage(e))

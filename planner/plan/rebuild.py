@@ -92,6 +92,17 @@ class Rebuilt:
         kinds = {name: self.graph.tensors[name].kind for name in used if name in self.graph.tensors}
         return tuple(name for name, kind in kinds.items() if kind not in (TensorKind.INPUT, TensorKind.CONSTANT))
 
+    def crossing(self, entry: ShardedBlock) -> tuple[str, ...]:
+        """Tensors of an entry, no weights, that operators outside its block make or read."""
+        members, graph = set(self.nodes(entry)), self.graph
+
+        def crosses(name: str) -> bool:
+            inside = graph.producer.get(name, -1) in members
+            return not inside or any(i not in members for i in graph.consumers.get(name, ()))
+
+        weights = {name for name in self.tensors(entry) if graph.tensors[name].kind is TensorKind.PARAMETER}
+        return tuple(name for name in self.tensors(entry) if name not in weights and crosses(name))
+
     def layout(self, text: str) -> TensorLayout:
         """A layout on the mesh.
 

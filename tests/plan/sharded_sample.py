@@ -8,12 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner import Job, load_cluster, load_graph
-from planner.graph import Graph
+from planner.costs import precision, profile
+from planner.graph import Graph, build_chain
 from planner.hardware.types import Cluster
+from planner.operators import needs_gradient
+from planner.operators.batching import rebatch
 from planner.plan import Plan, Provenance, assemble
-from planner.sharding import InnerPoint, StageSharding
+from planner.sharding import (
+    InnerOptions,
+    InnerPoint,
+    StageSharding,
+    StateBytes,
+    inner_costs,
+    mesh_on,
+    sharded_costs,
+)
 from planner.space.evaluate import evaluate
-from planner.space.pricer import Pricer
+from planner.space.meshes import mesh_names
+from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Certificate, Decision, StageChoice
 
 
@@ -56,30 +68,36 @@ def sharded_plan(
 ) -> Sample:
     """Equal stages of groups on one mesh."""
     graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes)
+    graph = graph if graph.batch == micro_batch else rebatch(graph, micro_batch)
     job = Job(global_batch=4 * micro_batch * copies)
-    pricer = Pricer(graph, cluster, job)
-    costs = pick(pricer.sharded(micro_batch, mesh))
-    count = len(pricer.chain.blocks)
+    numbers, state = precision(job.precision), StateBytes(2, 2, 12)
+    chain, prices = build_chain(graph), profile(graph, cluster.devices[0])
+    options = InnerOptions(item_bytes=2.0, state=state, micro_batches=4 * copies)
+    place = mesh_on(cluster, dict(zip(mesh_names(mesh), mesh, strict=True)))
+    inner = inner_costs(chain, graph, prices, place, options=options)
+    carrying = frozenset(needs_gradient(graph))
+    found = sharded_costs(inner, carrying)
+    training = Training(cluster.devices[0], numbers, job.optimizer)
+    costs = pick(tuple(sharded_block_costs(inner, each, training, carrying, k) for k, each in enumerate(found, 1)))
+    entry = StageSharding(inner, found[costs.sharding - 1])
+    count = len(chain.blocks)
     cuts = [i * count // stages for i in range(stages + 1)]
     choices = tuple(StageChoice(a, b, 1, recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(cuts))
     decision = Decision(choices, copies, micro_batch, 4, "1f1b")
     verdict = evaluate({costs.sharding: costs}, cluster, job, decision)
-    chosen = pricer.entry(micro_batch, costs.sharding)
-    entry = StageSharding(chosen.inner, chosen.sharded)
-    sized = pricer.graph_at(micro_batch)
     plan = assemble(
-        sized,
-        pricer.chain,
+        graph,
+        chain,
         cluster,
         job,
         decision,
         verdict,
         Certificate(verdict.iteration_s, 0.0, "one decision", False),
-        origins=pricer.profiles(micro_batch)[0].origin,
+        origins=prices.origin,
         provenance=Provenance("shardplan", "0.0", (), model, hardware),
         shardings={costs.sharding: entry},
     )
-    return Sample(plan, sized, cluster, entry)
+    return Sample(plan, graph, cluster, entry)
 
 
 @functools.cache
