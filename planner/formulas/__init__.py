@@ -180,7 +180,8 @@ _MODELS, _HETPIPE = "planner.formulas.models", "planner.formulas.hetpipe"
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Pipelines that fill and drain": {
         _PIPELINES: (
-            "pipeline_makespan_s", "pipeline_bubble", "pipeline_bubble_over_ideal", "pipeline_memory", "recompute_overhead",
+            "pipeline_makespan_s", "pipeline_bubble", "pipeline_bubble_over_ideal", "pipeline_memory",
+            "recompute_overhead",
         ),
     },
     "GPipe": {
