@@ -18,7 +18,7 @@ from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from planner.importers import load_graph
 from planner.operators import graph_specs
 from planner.operators.batching import Mark, rebatch
-from planner.operators.batching.shapes import place
+from planner.operators.batching.shapes import places
 from planner.operators.classes import call_classes
 from tests.shared_data import shared_path
 
@@ -143,6 +143,7 @@ def test_a_repeated_class_token_follows_the_batch() -> None:
         ([node("Gather", "x i", "y", axis=0)], {"x": (4, 8), "y": (1, 8)}, {"i": (0,)}, "picks fixed positions"),
         ([node("Reshape", "x s", "y")], {"x": (4, 6), "y": (3, 8)}, {"s": (3, 8)}, "mixes the batch"),
         ([node("Concat", "x W", "y", axis=0)], {"x": (4, 6), "W": (1, 6), "y": (5, 6)}, {}, "joins along the batch"),
+        ([node("MatMul", "x W", "y")], {"x": (8, 4), "W": (4, 6), "y": (8, 6)}, {}, "sums over the batch"),
         ([node("vendor.Mystery", "x", "y")], {"x": (2, 4), "y": (2, 4)}, {}, "is not known"),
     ],
 )  # fmt: skip
@@ -215,9 +216,7 @@ def test_place_keeps_the_batch_where_it_lies(dims: list[int], batch: int, at: in
         for size in shape[start:stop]:
             product *= size
         merged.append(product)
-    found = place(below, batch, merged)
-    assert found is not None
-    dim, mark = found
+    dim, mark = places(below, batch, merged)[0]
     suffix = 1
     for size in merged[dim + 1 :]:
         suffix *= size
@@ -313,3 +312,38 @@ def test_nodes_that_are_alike_at_one_size_only_are_told_apart() -> None:
     assert call_classes(larger).index.tolist() == [0, 1, 2, 3]
     assert [s.vector_flops for s in graph_specs(larger)[1:3]] == [8.0, 32.0]
     assert graph_specs(larger) == graph_specs(replace(larger))
+
+
+def test_a_guess_that_a_weight_contradicts_is_revised() -> None:
+    """The target says 4 x 6 x 8 in full: only the product with four experts' weights shows that places grow."""
+    graph = graph_of(
+        [
+            node("Transpose", "x", "t", perm=(1, 0, 2, 3)),
+            node("Reshape", "t shape", "rows"),
+            node("MatMul", "rows W", "y"),
+        ],
+        {"x": (1, 4, 6, 8), "t": (4, 1, 6, 8), "rows": (4, 6, 8), "W": (4, 8, 3), "y": (4, 6, 3)},
+        batch=1, shape=(4, 6, 8),
+    )  # fmt: skip
+    larger = rebatch(graph, 5)
+    assert larger.tensors["y"].shape == (4, 30, 3)
+    assert larger.constants["shape"] == (4, 30, 8)
+
+
+def test_what_no_guess_explains_is_said_of_the_first() -> None:
+    graph = graph_of(
+        [node("Reshape", "x shape", "rows"), node("MatMul", "rows W", "y"), node("Slice", "y a b c", "z")],
+        {"x": (1, 4, 6), "rows": (4, 6), "W": (6, 3), "y": (4, 3), "z": (2, 1)},
+        batch=1, shape=(4, 6), a=(0, 0), b=(2, 1), c=(0, 1),
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="takes 2 of 4 along dimension 0"):
+        rebatch(graph, 5)
+
+
+def test_a_quantised_product_follows_its_second_matrix() -> None:
+    graph = graph_of(
+        [node("QLinearMatMul", "x s z W s z s z", "y")],
+        {"x": (4, 6, 8), "s": (), "z": (), "W": (8, 3), "y": (4, 6, 3)},
+        batch=4,
+    )
+    assert rebatch(graph, 2).tensors["y"].shape == (2, 6, 3)

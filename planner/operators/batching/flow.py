@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import ModelError
@@ -29,12 +29,16 @@ class Flow:
         batch: the batch its shapes are for.
         marks: marks of every tensor that has any.
         edits: for a node's constant operand, by (node, position): which of its values are proportional to the batch.
+        guesses: which of several possible places the batch takes, by situation; the first where nothing is said.
+        open: situations met that leave a choice, and among how many places.
     """
 
     graph: Graph
     batch: int
     marks: dict[str, Marks] = field(default_factory=dict)
     edits: dict[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
+    guesses: dict[Hashable, int] = field(default_factory=dict)
+    open: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, name: str) -> Marks:
         """Marks of a tensor, one entry a dimension."""
@@ -45,6 +49,21 @@ class Flow:
         """Write the marks of a result; results nobody reads have no tensor and are skipped."""
         if name and name in self.graph.tensors and any(marks):
             self.marks[name] = tuple(marks)
+
+    def guess(self, situation: Hashable, fitting: Sequence[tuple[int, Mark]]) -> tuple[int, Mark]:
+        """One of several places for the batch; equal situations are decided alike."""
+        if len(fitting) > 1:
+            self.open.setdefault(situation, len(fitting))
+        return fitting[self.guesses.get(situation, 0)]
+
+    def other_guesses(self) -> dict[Hashable, int] | None:
+        """The next combination of guesses to try after this one failed, the latest changed first; None without one."""
+        met = list(self.open)
+        for k in reversed(range(len(met))):
+            now = self.guesses.get(met[k], 0)
+            if now + 1 < self.open[met[k]]:
+                return {**{s: self.guesses.get(s, 0) for s in met[:k]}, met[k]: now + 1}
+        return None
 
     def fail(self, i: int, why: str) -> ModelError:
         """The error that names a node which stops the batch."""

@@ -12,6 +12,8 @@ from planner.operators.batching.flow import Flow, Mark, Marks
 from planner.operators.batching.rules import RULES
 from planner.operators.classes import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 
+_MOST_TRIES = 40
+
 
 @dataclass(frozen=True)
 class BatchFlow:
@@ -36,11 +38,32 @@ class BatchFlow:
 def batch_flow(graph: Graph) -> BatchFlow:
     """Follow the batch through a graph. O(nodes); remembered as long as the graph lives.
 
+    A batch of 1 can be in several dimensions after a reshape. A guess that a later node contradicts is revised, at most
+    so many times.
+
     Raises:
         ModelError: the batch size is unknown, no input has it, or a node stops it; the message names the node and why.
     """
-    batch = graph.batch or _common_first_dimension(graph)
-    flow = Flow(graph, batch)
+    flow = Flow(graph, graph.batch or _common_first_dimension(graph))
+    first: ModelError | None = None
+    for _ in range(_MOST_TRIES):
+        try:
+            _follow(flow)
+        except ModelError as error:
+            first = first or error
+            guesses = flow.other_guesses()
+            if guesses is None:
+                break
+            flow = Flow(graph, flow.batch, guesses=guesses)
+            continue
+        per_sample = {name: graph.constants[name] for name in flow.marks if name in graph.constants}
+        return BatchFlow(flow.batch, flow.batch, per_sample, flow.marks, flow.edits)
+    raise first or ModelError("the batch size cannot be changed")
+
+
+def _follow(flow: Flow) -> None:
+    """Walk through the graph once."""
+    graph, batch = flow.graph, flow.batch
     for name in graph.inputs:
         dim = _batch_dimension(graph.tensors[name], batch) if name in graph.tensors else None
         if dim is not None:
@@ -50,8 +73,6 @@ def batch_flow(graph: Graph) -> BatchFlow:
     for i, node in enumerate(graph.nodes):
         if any(name in flow.marks for name in node.inputs):
             RULES.get(node.op, leading)(flow, i, node)
-    per_sample = {name: graph.constants[name] for name in flow.marks if name in graph.constants}
-    return BatchFlow(batch, batch, per_sample, flow.marks, flow.edits)
 
 
 @per_graph

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from planner.graph import Node
+from planner.graph import Node, TensorKind
 from planner.operators.batching.flow import Flow, Mark
 from planner.operators.batching.operands import axes_of, axis_of, merge, tensor_of
 
 
+def _contracted(flow: Flow, i: int, left: tuple[str, int], right: tuple[str, int]) -> None:
+    """A sum over the batch needs it on both sides; no weight has it there."""
+    for (name, d), (other, o) in ((left, right), (right, left)):
+        mark = flow.of(name)[d]
+        if mark is None:
+            continue
+        tensor = tensor_of(flow, other)
+        if tensor.kind is TensorKind.PARAMETER and flow.of(other)[o] is None:
+            raise flow.fail(i, f"sums over the batch with the weight {other!r}")
+        flow.require(i, other, o % len(tensor.shape), mark)
+
+
 def matmul(flow: Flow, i: int, node: Node) -> None:
     """`... m k, ... k n -> ... m n`, the leading dimensions broadcast."""
-    a, b, output = node.inputs[0], node.inputs[1], node.outputs[0]
+    a, b, output = node.inputs[0], node.inputs[3 if node.op == "QLinearMatMul" else 1], node.outputs[0]
+    _contracted(flow, i, (a, -1), (b, -2 if len(flow.of(b)) > 1 else -1))
     left, right = flow.of(a), flow.of(b)
     rank = len(tensor_of(flow, output).shape)
     merged: list[Mark | None] = [None] * rank
@@ -32,9 +45,10 @@ def matmul(flow: Flow, i: int, node: Node) -> None:
 
 def gemm(flow: Flow, i: int, node: Node) -> None:
     """`m k, k n -> m n`, operands transposed on demand, plus a broadcast bias."""
+    turned, other = bool(node.attributes.get("transA")), bool(node.attributes.get("transB"))
+    _contracted(flow, i, (node.inputs[0], 0 if turned else 1), (node.inputs[1], 1 if other else 0))
     left, right = flow.of(node.inputs[0]), flow.of(node.inputs[1])
-    rows = left[1] if node.attributes.get("transA") else left[0]
-    columns = right[0] if node.attributes.get("transB") else right[1]
+    rows, columns = left[1] if turned else left[0], right[0] if other else right[1]
     flow.set(node.outputs[0], (rows, columns))
     if len(node.inputs) > 2 and node.inputs[2]:
         merge(flow, i, [node.outputs[0], node.inputs[2]], node.outputs[0])

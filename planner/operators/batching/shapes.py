@@ -19,17 +19,24 @@ def transpose(flow: Flow, i: int, node: Node) -> None:
 
 
 def reshape(flow: Flow, i: int, node: Node) -> None:
-    """The same elements in row-major order: the batch keeps the number of elements that lie below it."""
+    """The same elements in row-major order: the batch keeps the number of elements that lie below it.
+
+    Where several dimensions fit, one that is exactly the batch comes first, then the one that the reshape leaves open,
+    then the leftmost; the others are tried where that turns out wrong.
+    """
     source, output = tensor_of(flow, node.inputs[0]), tensor_of(flow, node.outputs[0])
     result: list[Mark | None] = [None] * len(output.shape)
     for d, mark in enumerate(flow.of(source.name)):
         if mark is None:
             continue
         below = mark.inner * math.prod(source.shape[d + 1 :])
-        found = place(below, flow.batch, output.shape, _open_dimension(flow, node, output.name))
-        if found is None or result[found[0]] is not None:
+        fitting = [at for at in places(below, flow.batch, output.shape) if result[at[0]] is None]
+        if not fitting:
             raise flow.fail(i, f"mixes the batch with other dimensions: {list(source.shape)} -> {list(output.shape)}")
-        result[found[0]] = found[1]
+        left_open = _open_dimension(flow, node, output.name)
+        fitting.sort(key=lambda at: (at[1] != Mark(), at[0] != left_open))
+        dim, placed = flow.guess((source.shape, d, mark, output.shape, left_open), fitting)
+        result[dim] = placed
     flow.set(output.name, result)
     if node.op == "Reshape":
         flow.note_shape(i, 1, output.name)
@@ -43,11 +50,10 @@ def _open_dimension(flow: Flow, node: Node, output: str) -> int | None:
     return target.index(-1)
 
 
-def place(below: int, batch: int, shape: Sequence[int], open_dim: int | None = None) -> tuple[int, Mark] | None:
-    """The dimension of a row-major shape that holds a factor `batch` with `below` elements under it.
+def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, Mark]]:
+    """The dimensions of a row-major shape that can hold a factor `batch` with `below` elements under it, in order.
 
-    Above 1 at most one dimension fits, up to dimensions of size 1. A batch of 1 fits in many places: a dimension that
-    is exactly the batch is preferred, then the one that the reshape leaves open, then the leftmost.
+    Above 1 at most one dimension fits, up to dimensions of size 1. A batch of 1 fits in many places.
     """
     fitting: list[tuple[int, Mark]] = []
     suffix = math.prod(shape)
@@ -57,11 +63,8 @@ def place(below: int, batch: int, shape: Sequence[int], open_dim: int | None = N
             continue
         inner = below // suffix
         if size % (inner * batch) == 0 and inner * batch <= size:
-            mark = Mark(size // (inner * batch), inner)
-            if mark == Mark():
-                return d, mark
-            fitting.append((d, mark))
-    return next((found for found in fitting if found[0] == open_dim), fitting[0] if fitting else None)
+            fitting.append((d, Mark(size // (inner * batch), inner)))
+    return fitting
 
 
 def squeeze(flow: Flow, i: int, node: Node) -> None:
