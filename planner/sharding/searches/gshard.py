@@ -2,8 +2,9 @@
 
 Two ways to complete them. `gshard`: annotated tensors and weights rest as written, the rest is chosen exactly so that
 work and changes of layout take the least time; where annotations do not fit together the layout is changed between
-them. `gshard-propagate`: the paper's propagation fixes where every tensor rests, operators then follow; annotations
-that cannot both be respected are an error. Annotations stand in `Setting.annotations`.
+them. Where the fastest does not fit the memory, memory gets a price. `gshard-propagate`: the paper's propagation fixes
+where every tensor rests, operators then follow; annotations that cannot both be respected are an error. Annotations
+stand in `Setting.annotations`.
 
 A mixture of experts needs nothing more: tokens annotated along their groups and expert weights along the experts make
 dispatch and combine changes of layout from one cut to another, which are all-to-alls.
@@ -25,7 +26,9 @@ from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Setting, ShardingProblem, resting_value
 from planner.sharding.propagation import propagate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.searches.ilp import by_prices
 from planner.sharding.strategies import Strategy
+from planner.units import format_bytes
 
 
 def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str, Annotation]) -> ShardingProblem:
@@ -75,22 +78,26 @@ def _unmet(wish: Annotation, why: str) -> InfeasibleError:
 
 
 def _answer(setting: Setting, problem: ShardingProblem, memory_bytes: float | None, method: str) -> ShardingAnswer:
-    found = minimise(problem.sizes, problem.factors())
-    if found is None:
-        raise InfeasibleError("the graph's operators hang together too closely", hint="annotate more tensors")
-    decision = problem.decision(found[1])
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
-        raise InfeasibleError(
-            f"as annotated a device holds {verdict.memory_bytes:.4g} bytes, {memory_bytes:.4g} are there",
-            hint="annotate large weights with a split, or use the ilp search",
-        )
-    return ShardingAnswer(decision, verdict, found[0], method)
+    if memory_bytes is None:
+        found = minimise(problem.sizes, problem.factors())
+        if found is None:
+            raise InfeasibleError("the graph's operators hang together too closely", hint="annotate more tensors")
+        bound_s, chosen = found
+    else:
+        within = by_prices(problem, memory_bytes)
+        if not within.chosen:
+            raise InfeasibleError(
+                f"no completion of the annotations was found that fits {format_bytes(memory_bytes)} a device",
+                hint="annotate large weights with a split, or use a larger mesh",
+            )
+        bound_s, chosen = within.bound_s, within.chosen
+    decision = problem.decision(chosen)
+    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), bound_s, method)
 
 
 @SEARCHES.entry("gshard")
 def gshard(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Annotated tensors as written, everything else as it is fastest; the bound holds under the annotations.
+    """Annotated tensors as written, everything else as it is fastest within memory; the bound holds under them.
 
     Raises:
         UsageError: annotations that name no tensor, a layout that it cannot have, or two layouts of one tensor.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,11 +23,13 @@ from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.named_layout import best_layout, brute_force_layout
 from planner.sharding.named_program import NamedOperation, NamedTensor, Program
-from planner.sharding.problem import Choice, Setting, carrying_of
+from planner.sharding.priced import least_within
+from planner.sharding.problem import Choice, Setting, carrying_of, saved_of
 from planner.sharding.reshard import reshard_table
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, exchange_s, strategies
+from planner.units import format_bytes
 
 __all__ = ["best_layout", "brute_force_layout", "mesh_tensorflow", "mesh_tensorflow_memory", "program_of"]
 
@@ -75,6 +77,7 @@ class _Timed:
         }
         self.order = sorted(self.domains, key=lambda n: int(n[1:]))
         self.index = {name: v for v, name in enumerate(self.order)}
+        self.saved = saved_of(setting, self.specs)
 
     def layout(self, tensor: str, where: Mapping[str, int]) -> TensorLayout | None:
         """A tensor's layout under a map; None when two of its dimensions want one axis."""
@@ -126,13 +129,54 @@ class _Timed:
         table = reshard_table(self.mesh, tensor.shape, self.setting.bytes_of(tensor))
         return float(table.seconds[table.position(layout), table.position(_reduced(layout))])
 
-    def factor(self, i: int) -> Factor:
-        """Seconds of one operator over the axes of its names."""
+    def factors(self, i: int) -> tuple[Factor, Factor]:
+        """Seconds of one operator over the axes of its names, and bytes that it keeps for backward besides tensors."""
         names = sorted(set(self.names.nest[i].values()), key=self.index.__getitem__)
-        table = np.empty([len(self.domains[n]) for n in names])
-        for at in np.ndindex(*table.shape):
-            table[at] = self.seconds(i, {n: self.domains[n][c] for n, c in zip(names, at, strict=True)})
-        return factor([self.index[n] for n in names], table)
+        extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        seconds = np.empty([len(self.domains[n]) for n in names])
+        held = np.zeros_like(seconds)
+        for at in np.ndindex(*seconds.shape):
+            where = {n: self.domains[n][c] for n, c in zip(names, at, strict=True)}
+            seconds[at] = self.seconds(i, where)
+            if extra and (chosen := self.strategy(i, where)) is not None:
+                held[at] = chosen.share * extra
+        order = [self.index[n] for n in names]
+        return factor(order, seconds), factor(order, held)
+
+    def held(self) -> list[Factor]:
+        """Bytes of weights with their states and of kept tensors over the axes of their names."""
+        whole: dict[str, float] = {}
+        for i in self.setting.members:
+            for s in self.saved[i]:
+                if s.storage in self.graph.tensors:
+                    whole[s.storage] = max(whole.get(s.storage, 0.0), s.byte_count)
+            for name in self.graph.nodes[i].inputs:
+                if name and self.graph.tensors[name].kind is TensorKind.PARAMETER:
+                    whole[name] = self._state_bytes(name)
+        return [self._cut(name, size) for name, size in whole.items()]
+
+    def _state_bytes(self, name: str) -> float:
+        tensor, state = self.graph.tensors[name], self.setting.state
+        each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
+        return tensor.elements * (each + (state.gradient + state.optimizer) * (name in self.carrying))
+
+    def _cut(self, name: str, size: float) -> Factor:
+        """Bytes of a rank's part of a tensor, from those of the whole."""
+        dims = self.names.tensor(name, len(self.graph.tensors[name].shape))
+        led = sorted({self.index[d] for d in dims if d})
+        table = np.asarray(size)
+        for v in led:
+            cut = [self.mesh.axes[a].size if a >= 0 else 1 for a in self.domains[self.order[v]]]
+            table = table[..., None] / np.asarray(cut, dtype=float)
+        return Factor(tuple(led), table)
+
+
+def _summed(factors: Iterable[Factor]) -> list[Factor]:
+    """One factor for each set of variables."""
+    found: dict[tuple[int, ...], np.ndarray] = {}
+    for f in factors:
+        found[f.variables] = found[f.variables] + f.table if f.variables in found else f.table
+    return [Factor(variables, table) for variables, table in found.items()]
 
 
 def _reduced(layout: TensorLayout) -> TensorLayout:
@@ -164,20 +208,32 @@ def _decision(timed: _Timed, where: Mapping[str, int]) -> dict[str, Choice]:
 
 @SEARCHES.entry("mesh-tensorflow")
 def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest global layout.
+    """The fastest global layout; within memory, the fastest that some price on memory finds.
 
     Raises:
-        InfeasibleError: no map is legal, or the fastest does not fit the memory.
+        InfeasibleError: no map is legal, or none was found that fits the memory.
     """
     timed = _Timed(setting)
     sizes = [len(timed.domains[n]) for n in timed.order]
-    found = minimise(sizes, [timed.factor(i) for i in setting.members if timed.names.nest[i]])
-    if found is None:
-        raise InfeasibleError("too many dimensions hang together", hint="use fewer mesh axes")
-    where = {n: timed.domains[n][c] for n, c in zip(timed.order, found[1], strict=True)}
+    made = [timed.factors(i) for i in setting.members if timed.names.nest[i]]
+    times = _summed(time for time, _ in made)
+    if memory_bytes is None:
+        found = minimise(sizes, times)
+        if found is None:
+            raise InfeasibleError("too many dimensions hang together", hint="use fewer mesh axes")
+        chosen = found[1]
+    else:
+        within = least_within(sizes, times, _summed([*timed.held(), *(kept for _, kept in made)]), memory_bytes)
+        chosen = within.chosen
+        if not chosen:
+            raise InfeasibleError(
+                f"no layout of named dimensions was found that fits {format_bytes(memory_bytes)} a device",
+                hint="use a larger mesh, more recomputation or a smaller micro-batch",
+            )
+    where = {n: timed.domains[n][c] for n, c in zip(timed.order, chosen, strict=True)}
     decision = _decision(timed, where)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
+    if memory_bytes is not None and verdict.memory_bytes > memory_bytes * (1 + 1e-9):
         raise InfeasibleError("the fastest layout does not fit the devices' memory", hint="use a larger mesh")
     return ShardingAnswer(decision, verdict, 0.0, "elimination over names", math.prod(sizes))
 
