@@ -1,7 +1,12 @@
 """Plans how to split a DNN training job over devices, and proves it.
 
 The front door re-exports the names that users and the command line need; each is imported when first used, so that
-`import planner` is cheap.
+`import planner` is cheap. Where to begin:
+
+- `planner.plan`: a model on a cluster; `planner.compare_systems`: what each published system would do with it;
+- `planner.measure_schedule`: any pipeline schedule played with times by stage (`planner.schedules.names()`);
+- `planner.formulas`: the closed forms of the published systems by name (`planner.formulas.names("chimera")`);
+- `planner.partition`: published partition problems from their files; `planner.sync`: exchange of gradients.
 """
 
 from __future__ import annotations
@@ -122,6 +127,8 @@ if TYPE_CHECKING:
     from planner.systems import comparison_markdown as comparison_markdown
     from planner.systems import comparison_marks as comparison_marks
     from planner.systems import comparison_svg as comparison_svg
+    from planner.systems import plan_keeper as plan_keeper
+    from planner.systems import plan_system as plan_system
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
     from planner.units import format_flop_rate as format_flop_rate
@@ -185,6 +192,8 @@ _EXPORTS = {
     "resolved_profile": "planner.hardware",
     # systems
     "compare_systems": "planner.systems",
+    "plan_keeper": "planner.systems",
+    "plan_system": "planner.systems",
     "comparison_cells": "planner.systems",
     "comparison_columns": "planner.systems",
     "comparison_csv": "planner.systems",

@@ -399,9 +399,7 @@ def zero(_: str, given: Answers) -> Answers:
 def autoddl(name: str, given: Answers) -> Answers:
     if name.startswith("linear"):
         found = formulas.autoddl_linear_elements(given["b"], given["i"], given["o"], given["P"])
-        side = round(given["P"] ** 0.5)
-        note = f"2D: all-gather/reduce-scatter of x, y, w shards over rows/cols of an {side}x{side} grid"
-        return {"dp": found.data_parallel, "d2": found.grid, "note": note}
+        return {"dp": found.data_parallel, "d2": found.grid}
     return {
         "allreduce": formulas.all_reduce_bytes,
         "reduce_scatter": formulas.reduce_scatter_bytes,

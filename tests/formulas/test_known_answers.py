@@ -11,7 +11,7 @@ import pytest
 from tests.formulas.answers import ANSWER
 from tests.shared_data import ROOT, shared_path
 
-NOTES = {("Piper", "note"), ("HetPipe", "boundaries"), ("HetPipe", "order")}
+NOTES = {("Piper", "note"), ("AutoDDL", "note"), ("HetPipe", "boundaries"), ("HetPipe", "order")}
 """Remarks of the reference, and plans of which several are as good (their figures are compared)."""
 
 
