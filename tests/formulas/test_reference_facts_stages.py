@@ -120,6 +120,18 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
         lambda: f.pipedream_partition([3, 2, 4], [9] * 3, [0, 0, 0], 2, 1, "released").data_parallel_s,
         31.5,
     ),
+    (
+        "PipeDream",
+        "two levels: max(max(4, 2 x 4/4)/2, 2 x 4/1)/2",
+        lambda: f.pipedream_partition([4], [4], [0], [2, 2], [4, 1]).bottleneck_s,
+        4,
+    ),
+    (
+        "PipeDream",
+        "released: (4 + 4 x 4/(2 x 4))/2 = 3, (3 + 4 x 4/2/2)/2",
+        lambda: f.pipedream_partition([4], [4], [0], [2, 2], [4, 1], "released").bottleneck_s,
+        3.5,
+    ),
     # BaPipe's choice
     ("BaPipe", "6 B in 1 s", lambda: f.bapipe_bandwidth_byte_per_s("as", 6, 1, 2), 6),
 ]
