@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from typing import Any
 
@@ -47,6 +49,12 @@ PLAIN_WIDTH = 200
     help="What to print.",
 )
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
+@click.option(
+    "--write-plans",
+    "plans_folder",
+    type=click.Path(file_okay=False),
+    help="Write what each system decides as a plan file into this folder.",
+)
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
 def command(
     model: str,
@@ -61,6 +69,7 @@ def command(
     dims: tuple[str, ...],
     form: str,
     plot: str | None,
+    plans_folder: str | None,
     output: str | None,
 ) -> None:
     """Compare what GPipe, PipeDream, Chimera, ... would do with MODEL on a cluster, and `auto`, the best of all.
@@ -79,16 +88,41 @@ def command(
     batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision, optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)
+    plans: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     found = planner.compare_systems(
-        planner.Pricer(graph, cluster, job), cluster, job, systems=chosen, semantics=semantics
+        planner.Pricer(graph, cluster, job),
+        cluster,
+        job,
+        systems=chosen,
+        semantics=semantics,
+        keep=planner.plan_keeper(plans, refused, provenance) if plans_folder else None,
     )
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
+    if plans_folder:
+        _write_plans(plans_folder, plans, refused)
     text = _text(found, form)
     if output:
         planner.write_whole(output, text)
     else:
         click.echo(text, nl=False)
+
+
+def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
+    """One file a system; what has none is said."""
+    import planner
+
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise planner.OutputError(f"cannot make the folder: {error.strerror}", where=folder) from error
+    for name, plan in plans.items():
+        planner.write_plan(plan, os.path.join(folder, f"{re.sub(r'[^a-z0-9-]+', '-', name)}.plan.json"))
+    click.echo(f"wrote {len(plans)} plan{'s' if len(plans) != 1 else ''} to {folder}", err=True)
+    for name, reason in refused.items():
+        click.echo(f"no plan file for {name}: {reason}", err=True)
 
 
 def _text(found: Any, form: str) -> str:  # noqa: ANN401

@@ -39,6 +39,7 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
+from planner.systems._planned import plan_keeper, plan_system  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
 from planner.systems.plot import comparison_svg  # noqa: E402
 from planner.systems.report import (  # noqa: E402
@@ -74,6 +75,8 @@ __all__ = [
     "comparison_svg",
     "get",
     "names",
+    "plan_keeper",
+    "plan_system",
     "run_system",
     "system_names",
 ]

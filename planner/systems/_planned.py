@@ -1,0 +1,346 @@
+"""What a system decides as a plan file: its stages, schedule and corrections, and how its gradients travel."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from importlib.metadata import version
+
+import numpy as np
+
+from planner import schedules
+from planner.errors import InfeasibleError, PlanError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.files import seal
+from planner.plan.scheduled import Scheduled, lay_out
+from planner.plan.system_sections import ExchangeSection, FusedMessage, LinkBytes, SystemSection, TensorExchange
+from planner.plan.words import significant
+from planner.schedules.types import Pipeline, Schedule
+from planner.simulate import Transfers, simulate
+from planner.space.pricer import Pricer
+from planner.space.types import Certificate, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
+from planner.sync import Exchange
+from planner.systems import SYSTEMS, get
+from planner.systems._bench import Bench
+from planner.systems._exchanged import price_exchange
+from planner.systems._play import Played
+from planner.systems._price import Figures, price, rank_table
+from planner.systems._search import SEARCHES, Found
+from planner.systems.compare import Keep
+from planner.systems.types import Point, System
+
+_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
+_SPACE = "the plan's own stages in any order of work: the busiest device computes as long"
+
+
+def plan_system(
+    name: str,
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    *,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """What a system's own planner chooses, as a plan.
+
+    Args:
+        name: of the system, with options.
+        graph: the model.
+        cluster: the machine.
+        job: global batch, precision, optimizer.
+        strict_ops: refuse operators that no rule describes.
+        provenance: how the plan came to be, for its file.
+
+    Raises:
+        UsageError: no system has that name.
+        InfeasibleError: the system cannot train the model on the cluster; says why.
+        PlanError: what it decides cannot be written as a plan; says why.
+    """
+    system = get(name)
+    bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    return plan_of(bench, system, ask(bench, system), provenance)
+
+
+def ask(bench: Bench, system: System) -> Found:
+    """Let a system decide by its own rules.
+
+    Raises:
+        ShardplanError: it cannot.
+    """
+    for module in _MODULES:
+        importlib.import_module(f"planner.systems.{module}")
+    return SEARCHES[system.search](bench, system)
+
+
+def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance | None = None) -> Plan:
+    """What was found as a plan, simulated.
+
+    Raises:
+        InfeasibleError: nothing was found.
+        PlanError: the plan cannot be written; says why.
+    """
+    if found.reason or not math.isfinite(found.iteration_s):
+        raise InfeasibleError(f"{system.title}: {found.reason or 'nothing was found'}", hint="use more devices")
+    author = _author(bench, system, found)
+    if author.search == "sharded":
+        raise PlanError(
+            f"{author.title} shards every operator over one mesh: its row has no plan file",
+            hint="`shardplan plan` writes shardings of its own search",
+        )
+    if found.played is not None:
+        plan = _of_point(bench, author, found.played, provenance)
+    else:
+        plan = _of_exchange(bench, system, author, found.micro_batch, provenance)
+    told = SystemSection(system.key, system.title, system.source, {**system.backend, **found.tells}, found.notes)
+    plan = seal(dataclasses.replace(plan, system=told))
+    return with_simulation(plan, simulate(plan).step_s)
+
+
+def plan_keeper(plans: dict[str, Plan], refused: dict[str, str], provenance: Provenance | None = None) -> Keep:
+    """What `compare_systems` is to be given as `keep` to make a plan of every row.
+
+    Args:
+        plans: filled with the plan of each system by its name.
+        refused: filled with the reasons of systems whose row cannot be written as a plan.
+        provenance: how the plans came to be.
+    """
+
+    def keep(bench: Bench, system: System, found: Found) -> None:
+        try:
+            plans[system.key] = plan_of(bench, system, found, provenance)
+        except (PlanError, InfeasibleError) as error:
+            refused[system.key] = str(error)
+
+    return keep
+
+
+def _author(bench: Bench, system: System, found: Found) -> System:
+    """The system whose rules the result has: `auto` and others may take another's."""
+    if system.search in ("pipedream", "bapipe") and found.played is None:
+        return SYSTEMS.get("data-parallel")
+    if system.search != "auto":
+        return system
+    same = (
+        name
+        for name, other in sorted(bench.results.items())
+        if (other.played, other.iteration_s) == (found.played, found.iteration_s)
+    )
+    return get(next(same, system.key))
+
+
+def _provenance(bench: Bench) -> Provenance:
+    return Provenance("shardplan", version("shardplan"), (), bench.prices.chain.graph.name, bench.cluster.name)
+
+
+def _of_point(bench: Bench, system: System, played: Played, provenance: Provenance | None) -> Plan:
+    """A pipeline as it was played."""
+    point = played.point
+    if played.devices > point.copies * rank_table(point).shape[1]:
+        raise PlanError(
+            f"{system.title} cuts the model differently for each kind of virtual worker: one plan file has one cut",
+            hint="use as many devices of every type in each virtual worker, or devices of one type",
+        )
+    schedule = schedules.get(point.schedule)
+    transfers = Transfers.BLOCKING if system.search == "auto" else system.transfers
+    states = int(system.options.get("states", "0"))
+    return plan_point(bench, point, schedule, played.iteration_s, transfers, states=states, provenance=provenance)
+
+
+def plan_point(
+    bench: Bench,
+    point: Point,
+    schedule: Schedule,
+    iteration_s: float,
+    transfers: Transfers,
+    *,
+    states: int = 0,
+    holders: tuple[tuple[int, ...], ...] = (),
+    provenance: Provenance | None = None,
+) -> Plan:
+    """A point of the space as a plan.
+
+    Args:
+        bench: model, cluster and job.
+        point: stages, copies, micro-batches.
+        schedule: the order of work.
+        iteration_s: what playing the point found.
+        transfers: what a transfer was taken to occupy.
+        states: further buffers as large as the weights that are kept.
+        holders: workers of one copy that have each stage, where the schedule's name does not say it.
+        provenance: how the plan came to be.
+    """
+    decision = Decision(
+        point.stages, point.copies, point.micro_batch, point.micro_batches, schedule.name, point.zero,
+        point.slice_devices,
+    )  # fmt: skip
+    ranks = rank_table(point).tolist() if point.ranks else ()
+    laid = lay_out(decision, schedule=schedule, ranks=ranks, transfers=transfers.value)
+    figures = price(bench, point, holders)
+    terms = _terms(bench, point, schedule, figures, states)
+    pace = [t.total_s / len(own) for t, own in zip(terms, figures.holders, strict=True)]
+    evaluation = Evaluation(iteration_s, terms, (), pace.index(max(pace)))
+    plan = _assembled(bench, decision, evaluation, _busiest_s(point, figures), laid, provenance)
+    workers = max(worker for own in figures.holders for worker in own) + 1
+    work_s = sum(
+        (t.forward_s + t.backward_s) * point.micro_batches + t.update_s * len(own)
+        for t, own in zip(terms, figures.holders, strict=True)
+    )
+    bubble = significant(max(0.0, 1.0 - work_s / (workers * iteration_s)))
+    predictions = dataclasses.replace(plan.predictions, bubble_fraction=bubble)
+    stages = plan.stages
+    if point.whole:
+        stages = tuple(dataclasses.replace(stage, kept_blocks=()) for stage in stages)
+    return seal(dataclasses.replace(plan, predictions=predictions, stages=stages))
+
+
+def _assembled(
+    bench: Bench,
+    decision: Decision,
+    evaluation: Evaluation,
+    busiest_s: float,
+    laid: Scheduled,
+    provenance: Provenance | None,
+) -> Plan:
+    size, iteration_s = decision.micro_batch, evaluation.iteration_s
+    bound_s = min(busiest_s, iteration_s)
+    return assemble(
+        bench.prices.graph_at(size),
+        bench.prices.chain,
+        bench.cluster,
+        bench.job,
+        decision,
+        evaluation,
+        Certificate(bound_s, 1.0 - bound_s / iteration_s, _SPACE, False),
+        origins=bench.prices.profiles(size)[0].origin,
+        provenance=provenance or _provenance(bench),
+        scheduled=laid,
+    )
+
+
+def _terms(bench: Bench, point: Point, schedule: Schedule, figures: Figures, states: int) -> tuple[StageTerms, ...]:
+    """What each stage costs and keeps, on one of the devices that hold it."""
+    pipeline = Pipeline(tuple(s.replicas for s in point.stages), point.micro_batches)
+    kept, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
+    parts = schedule.work(pipeline).parts
+    hidden = len(point.stages) > 1 and not schedule.weight_policy.synchronous
+    found = []
+    for at, choice in enumerate(point.stages):
+        workspace = float(bench.tables(point.micro_batch).workspace[choice.start, choice.stop])
+        unit, weights = float(figures.unit_bytes[at]) / parts, float(figures.weight_bytes[at])
+        memory = MemoryBytes(
+            weights=weights * versions[at],
+            gradients=float(figures.gradient_bytes[at]),
+            optimizer=float(figures.optimizer_bytes[at]) + states * weights,
+            activations=kept[at] * unit + float(figures.working_bytes[at]) - workspace,
+            workspace=workspace,
+            reserve=float(figures.reserve_bytes[at]),
+        )
+        sync_s = float(figures.sync_s[at])
+        found.append(
+            StageTerms(
+                forward_s=float(figures.forward_s[at]),
+                backward_s=float(figures.backward_s[at]),
+                recompute_s=_recompute_s(bench, point, figures, at),
+                receive_s=float(figures.receive_s[at]),
+                sync_s=sync_s,
+                exposed_sync_s=0.0 if hidden else sync_s,
+                update_s=float(figures.update_s[at]),
+                in_flight=kept[at],
+                memory=memory,
+                capacity_bytes=float(figures.capacity_bytes[at]),
+                return_s=float(figures.return_s[at]),
+                unit_bytes=unit,
+            )
+        )
+    return tuple(found)
+
+
+def _recompute_s(bench: Bench, point: Point, figures: Figures, at: int) -> float:
+    """The part of the backward that repeats the forward."""
+    choice, costs = point.stages[at], bench.costs(point.micro_batch)
+    if not choice.recompute:
+        return 0.0
+    if point.whole:
+        return float(figures.forward_s[at])
+    repeated = np.ones(bench.blocks, bool) if costs.repeated is None else costs.repeated
+    types = np.unique(bench.cluster.device_types[rank_table(point)[:, list(figures.holders[at])]]).tolist()
+    return max(float((costs.forward_s[t] * repeated)[choice.start : choice.stop].sum()) for t in types)
+
+
+def _busiest_s(point: Point, figures: Figures) -> float:
+    """Computation of the device that has most of it, in an iteration."""
+    work_s = [0.0] * (max(worker for own in figures.holders for worker in own) + 1)
+    for at, own in enumerate(figures.holders):
+        each = float(figures.forward_s[at] + figures.backward_s[at]) * point.micro_batches / len(own)
+        for worker in own:
+            work_s[worker] += each
+    return max(work_s)
+
+
+def _of_exchange(bench: Bench, system: System, author: System, micro_batch: int, provenance: Provenance | None) -> Plan:
+    """Data parallelism with the gradients exchanged as the system does it."""
+    priced = price_exchange(bench, author, micro_batch)
+    if priced.exchange is None:
+        raise InfeasibleError(f"{system.title}: a replica does not fit", hint="use smaller micro-batches")
+    blocks, costs = bench.blocks, bench.costs(micro_batch)
+    decision = Decision((StageChoice(0, blocks, 1),), priced.replicas, micro_batch, priced.count, "1f1b")
+    types = sorted(set(bench.cluster.device_types[: priced.replicas].tolist()))
+    slow = max(types, key=lambda t: float((costs.forward_s + costs.backward_s)[t].sum()))
+    forward_s, backward_s = float(costs.forward_s[slow].sum()), float(costs.backward_s[slow].sum())
+    exposed_s = priced.exchange.exposed_s
+    work_s = priced.count * (forward_s + backward_s)
+    terms = StageTerms(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        recompute_s=0.0,
+        receive_s=0.0,
+        sync_s=max(priced.exchange.seconds, exposed_s),
+        exposed_sync_s=exposed_s,
+        update_s=max(0.0, priced.iteration_s - exposed_s - work_s),
+        in_flight=1,
+        memory=priced.memory,
+        capacity_bytes=priced.capacity_bytes,
+        unit_bytes=priced.memory.activations,
+    )
+    evaluation = Evaluation(priced.iteration_s, (terms,), (), 0)
+    plan = _assembled(bench, decision, evaluation, work_s, lay_out(decision), provenance)
+    if author.key == "data-parallel":
+        return plan
+    (stage,) = plan.predictions.stages
+    predictions = dataclasses.replace(plan.predictions, stages=(dataclasses.replace(stage, collectives=()),))
+    gradients = {v.name: v.gradient_bytes for v in priced.step.variables} if priced.step else {}
+    return dataclasses.replace(plan, predictions=predictions, exchange=exchange_section(priced.exchange, gradients))
+
+
+def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
+    """An exchange by tensor, tensors that travel alike together.
+
+    Args:
+        exchange: the exchange.
+        gradient_bytes: of each tensor.
+    """
+    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
+    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+    for name, method in exchange.methods.items():
+        groups.setdefault((method, shares.get(name, ())), []).append(name)
+    fused = any(len(t.variables) > 1 for t in exchange.transfers)
+    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    return ExchangeSection(
+        scheme=exchange.scheme,
+        seconds=significant(exchange.seconds),
+        exposed_s=significant(exchange.exposed_s),
+        tensors=tuple(
+            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
+            for (method, held), names in groups.items()
+        ),
+        links=tuple(
+            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
+            for v in exchange.traffic.by_level()
+        ),
+        messages=messages if fused else (),
+        notes=exchange.notes,
+    )
