@@ -289,7 +289,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO and FSDP": {_SYNC: ("zero_state_bytes", "zero_parts", "zero_elements")},
     "AutoDDL and tensor parallelism": {_SHARDING: ("autoddl_linear_elements", "tensor_parallel_layer_elements")},
     "Piper": {_STAGES: ("piper_stage_s", "piper_time_per_sample_s", "piper_in_flight", "contiguous_sets")},
-    "Partition of a DAG by load": {_STAGES: ("max_load_bound",), _PARTITIONS: ("max_load_partition",)},
+    "Acyclic partition of a DAG (Archer et al.)": {_STAGES: ("max_load_bound",), _PARTITIONS: ("max_load_partition",)},
     "Sizes of models": {
         _MODELS: (
             "transformer_block_parameters", "bert_embedding_parameters", "bert_parameters", "gpt_embedding_parameters",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,7 +132,17 @@ SIMULATED = {
 
 def formulas_page() -> str:
     """Markdown of docs/formulas.md."""
-    return "\n".join([_HEAD, *_sections()])
+    return "\n".join([_HEAD, *_index(), "", *_sections()])
+
+
+def _index() -> Iterator[str]:
+    """A table of all systems with the names of their formulas."""
+    yield "| system | formulas |"
+    yield "|---|---|"
+    for system, modules in formulas.GROUPS.items():
+        own = ", ".join(f"`{name}`" for names in modules.values() for name in names)
+        anchor = re.sub(r"[^a-z0-9 -]", "", system.lower()).replace(" ", "-")
+        yield f"| [{system}](#{anchor}) | {own} |"
 
 
 def _sections() -> Iterator[str]:
