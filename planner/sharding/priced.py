@@ -47,9 +47,9 @@ class Within:
     bound_s: float = 0.0
     price: float = 0.0
 
-    def closed(self) -> bool:
-        """Whether the choice is the best."""
-        return self.seconds <= self.bound_s * (1 + CLOSE)
+    def closed(self, close: float = CLOSE) -> bool:
+        """Whether the choice is the best, but for a fraction."""
+        return self.seconds <= self.bound_s * (1 + close)
 
 
 @dataclass
@@ -116,7 +116,9 @@ class _Prices:
         return True
 
 
-def least_within(sizes: Sequence[int], times: Sequence[Factor], held: Sequence[Factor], limit: float) -> Within:
+def least_within(
+    sizes: Sequence[int], times: Sequence[Factor], held: Sequence[Factor], limit: float, close: float = CLOSE
+) -> Within:
     """The fastest choice found that fits, and a bound.
 
     Args:
@@ -124,6 +126,7 @@ def least_within(sizes: Sequence[int], times: Sequence[Factor], held: Sequence[F
         times: tables of seconds.
         held: tables of bytes, at most one for the same variables.
         limit: bytes.
+        close: relative gap at which the search ends.
 
     Returns:
         The choice, `chosen` empty where none was found.
@@ -144,14 +147,14 @@ def least_within(sizes: Sequence[int], times: Sequence[Factor], held: Sequence[F
     if not math.isfinite(high):
         low, high = prices.look([unit * 4.0 ** (FIRST_POWERS[-1] + 2 * k) for k in range(1, 12)])
     for _ in range(ROUNDS):
-        if not math.isfinite(high) or prices.best.closed() or high - low < 1e-9 * high:
+        if not math.isfinite(high) or prices.best.closed(close) or high - low < 1e-9 * high:
             return prices.best
         steps = np.linspace(low, high, STEPS + 2)[1:-1].tolist()
         below, above = prices.look(steps)
         low, high = max(low, below), min(high, above)
     below, above = high * (1 - TILT), high * (1 + TILT)
     for _ in range(TILTED_ROUNDS):
-        if prices.best.closed() or not math.isfinite(above):
+        if prices.best.closed(close) or not math.isfinite(above):
             break
         low, high = prices.look(np.linspace(below, above, STEPS + 2)[1:-1].tolist(), TILT)
         below, above = max(low, below), min(high, above)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.errors import InfeasibleError, ShardplanError
-from planner.graph import TensorKind
 from planner.sharding import Setting, StateBytes, Verdict, mesh_on
 from planner.sharding.searches import get
 from planner.space.types import MemoryBytes
@@ -23,11 +22,7 @@ A mesh works on one micro-batch together, so that larger ones have less to excha
 """
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch that fits, on the mesh that follows the levels, is searched, and not
-again within memory where the fastest layouts exceed it."""
-
-LARGE_WEIGHT = 1_000_000
-"""Elements from which a weight is annotated with a split."""
+"""With more operators only the largest micro-batch that fits, on the mesh that follows the levels, is searched."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -168,39 +163,12 @@ def _layouts(system: System, setting: Setting, room: float) -> Verdict:
     fastest = get(system.options["layouts"])(setting).verdict
     if fastest.memory_bytes <= room or "within_memory" not in system.options:
         return fastest
-    if len(setting.graph.nodes) <= LARGE_GRAPH:
+    for name in dict.fromkeys((system.options["layouts"], system.options["within_memory"])):
         try:
-            return get(system.options["within_memory"])(setting, memory_bytes=room).verdict
+            return get(name)(setting, memory_bytes=room).verdict
         except InfeasibleError:
-            return fastest
-    if system.options["layouts"] == "gshard":
-        return get("gshard")(replace(setting, annotations=split_weights(setting))).verdict
-    return fastest
-
-
-def split_weights(setting: Setting) -> dict[str, str]:
-    """Annotations that cut every large weight matrix over all mesh axes.
-
-    The innermost axis takes the largest dimension (heads, widths, experts), the axis before it the next, as GSPMD's
-    annotations of transformers do.
-    """
-    found = {}
-    for name, tensor in setting.graph.tensors.items():
-        if tensor.kind is not TensorKind.PARAMETER or tensor.elements < LARGE_WEIGHT:
             continue
-        if any(dim % size for dim in tensor.shape for size in setting.mesh.sizes):
-            continue  # its transposed reading could not lie so
-        left = list(tensor.shape)
-        layout: list[str] = []
-        for size in reversed(setting.mesh.sizes):
-            dim = max(range(len(left)), key=lambda d: left[d] if left[d] % size == 0 else 0, default=None)
-            if dim is None or left[dim] % size or left[dim] < size:
-                break
-            left[dim] = 1 if len(left) > len(layout) + 1 else left[dim] // size
-            layout.append(f"S{dim}")
-        if len(layout) == len(setting.mesh.sizes) and len(left) > 1:
-            found[name] = "".join(reversed(layout))
-    return found
+    return fastest
 
 
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:

@@ -32,12 +32,11 @@ SYSTEMS.register(
         },
         open=(
             (
-                "layouts are completed by least time without annotations; where that does not fit, by an integer"
-                " program within memory, or, with more than 1,000 operators, with every large weight annotated "
-                "as cut over all axes"
+                "layouts are completed by least time within memory, without annotations; memory gets the price at which "
+                "they fit"
             ),
             "every expert is taken to receive its share of the tokens",
         ),
-        options={"layouts": "gshard", "span": "cluster", "within_memory": "ilp"},
+        options={"layouts": "gshard", "span": "cluster", "within_memory": "gshard"},
     ),
 )

@@ -25,8 +25,8 @@ SYSTEMS.register(
         },
         open=(
             (
-                "the released optimizer minimises peak memory only; here the fastest layout is taken, and the "
-                "released one where that does not fit, in graphs of up to 1,000 operators"
+                "the released optimizer minimises peak memory only; here the fastest layout within memory is taken, by "
+                "a price on memory, and the released one where none is found"
             ),
             "meshes: all devices in a line, and one dimension a level of the cluster",
         ),

@@ -30,6 +30,9 @@ from planner.sharding.searches.ilp import by_prices
 from planner.sharding.strategies import Strategy
 from planner.units import format_bytes
 
+CLOSE = 0.02
+"""Relative gap at which completing annotations within memory ends."""
+
 
 def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str, Annotation]) -> ShardingProblem:
     """The problem with the annotated tensors resting as written; a network's input is read as written."""
@@ -84,7 +87,7 @@ def _answer(setting: Setting, problem: ShardingProblem, memory_bytes: float | No
             raise InfeasibleError("the graph's operators hang together too closely", hint="annotate more tensors")
         bound_s, chosen = found
     else:
-        within = by_prices(problem, memory_bytes)
+        within = by_prices(problem, memory_bytes, CLOSE)
         if not within.chosen:
             raise InfeasibleError(
                 f"no completion of the annotations was found that fits {format_bytes(memory_bytes)} a device",

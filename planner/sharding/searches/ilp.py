@@ -60,14 +60,14 @@ def _least_memory(problem: ShardingProblem) -> float:
     return float(sum(kept.min() for kept in problem.bytes))
 
 
-def by_prices(problem: ShardingProblem, limit: float) -> Within:
-    """The fastest choice within memory that some price on memory finds, and a bound.
+def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> Within:
+    """The fastest choice within memory that some price on memory finds, to a relative gap, and a bound.
 
     Raises:
         InfeasibleError: exact elimination would need too large a table.
     """
     held = [Factor((v,), kept) for v, kept in enumerate(problem.bytes)]
-    return least_within(problem.sizes, problem.factors(), held, limit)
+    return least_within(problem.sizes, problem.factors(), held, limit, close)
 
 
 def _reduced(problem: ShardingProblem, limit: float, best: Within) -> tuple[ShardingProblem, list[np.ndarray]]:
