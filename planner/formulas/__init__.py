@@ -123,8 +123,10 @@ if TYPE_CHECKING:
     from planner.formulas.sharding import mesh_tensorflow_assignments as mesh_tensorflow_assignments
     from planner.formulas.sharding import mesh_tensorflow_feed_forward_elements as mesh_tensorflow_feed_forward_elements
     from planner.formulas.sharding import mesh_tensorflow_layout as mesh_tensorflow_layout
+    from planner.formulas.sharding import mesh_tensorflow_layout_and_mesh as mesh_tensorflow_layout_and_mesh
     from planner.formulas.sharding import mesh_tensorflow_mesh_shapes as mesh_tensorflow_mesh_shapes
     from planner.formulas.sharding import mesh_tensorflow_peak_bytes as mesh_tensorflow_peak_bytes
+    from planner.formulas.sharding import mesh_tensorflow_schedule as mesh_tensorflow_schedule
     from planner.formulas.sharding import named_program as named_program
     from planner.formulas.sharding import tensor_parallel_layer_elements as tensor_parallel_layer_elements
     from planner.formulas.sharding import tofu_operator_bytes as tofu_operator_bytes
@@ -255,8 +257,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Mesh-TensorFlow": {
         _SHARDING: (
-            "mesh_tensorflow_feed_forward_elements", "mesh_tensorflow_layout", "mesh_tensorflow_peak_bytes",
-            "mesh_tensorflow_assignments", "mesh_tensorflow_mesh_shapes", "named_program",
+            "mesh_tensorflow_feed_forward_elements", "mesh_tensorflow_layout", "mesh_tensorflow_layout_and_mesh",
+            "mesh_tensorflow_peak_bytes",
+            "mesh_tensorflow_schedule", "mesh_tensorflow_assignments", "mesh_tensorflow_mesh_shapes", "named_program",
         ),
     },
     "Collectives": {

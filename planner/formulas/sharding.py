@@ -12,7 +12,15 @@ from planner.formulas._checks import chosen, divides, same_length, whole
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
-from planner.sharding.named_program import LayoutAnswer, NamedOperation, NamedTensor, Program, assignments, peak_bytes
+from planner.sharding.named_program import (
+    LayoutAnswer,
+    NamedOperation,
+    NamedTensor,
+    Program,
+    assignments,
+    peak_bytes,
+    schedule,
+)
 from planner.sharding.searches.mesh_tensorflow import best_layout
 from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 from planner.sharding.states import state_bytes
@@ -192,13 +200,13 @@ def mesh_tensorflow_feed_forward_elements(
     return FeedForwardElements(activations, all_reduce_bytes(2 * width * hidden / hidden_ranks, batch_ranks))
 
 
-def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int = 2) -> tuple[tuple[int, ...], ...]:
+def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> tuple[tuple[int, ...], ...]:
     """All shapes of a mesh, dimensions not increasing, at most so many.
 
-    >>> formulas.mesh_tensorflow_mesh_shapes(16)
-    ((16,), (8, 2), (4, 4))
+    >>> formulas.mesh_tensorflow_mesh_shapes(16, most_dims=2), len(formulas.mesh_tensorflow_mesh_shapes(512))
+    (((16,), (8, 2), (4, 4)), 30)
     """
-    whole(devices=devices, most_dims=most_dims)
+    whole(devices=devices, most_dims=1 if most_dims is None else most_dims)
 
     def shapes(left: int, largest: int, dims: int) -> list[tuple[int, ...]]:
         if left == 1:
@@ -210,7 +218,41 @@ def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int = 2) -> tuple[tuple
             for rest in shapes(left // n, n, dims - 1)
         ]
 
-    return tuple(shapes(devices, devices, most_dims)) if devices > 1 else ((1,),)
+    return tuple(shapes(devices, devices, most_dims or devices)) if devices > 1 else ((1,),)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshChoice:
+    """A mesh with the layout on it: ranks of each mesh dimension, the layout `a:mesh_1;c:mesh_0`, a rank's peak."""
+
+    mesh: dict[str, int]
+    layout: str
+    peak_bytes: float
+
+
+def mesh_tensorflow_layout_and_mesh(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    devices: int,
+    most_dims: int | None = None,
+    unsplittable: Sequence[str] = (),
+    item_bytes: float = 4.0,
+) -> MeshChoice:
+    """The mesh shape and layout of least peak memory on so many devices; among equals the first shape.
+
+    >>> formulas.mesh_tensorflow_layout_and_mesh("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, devices=8)
+    MeshChoice(mesh={'mesh_0': 4, 'mesh_1': 2}, layout='a:mesh_1;c:mesh_0', peak_bytes=300.0)
+    """
+    program = named_program(equations, sizes, item_bytes)
+    best: MeshChoice | None = None
+    for shape in mesh_tensorflow_mesh_shapes(devices, most_dims):
+        mesh = {f"mesh_{i}": ranks for i, ranks in enumerate(shape)}
+        found = best_layout(program, mesh, unsplittable=unsplittable)
+        if best is None or found.peak_bytes < best.peak_bytes:
+            best = MeshChoice(mesh, str(found), found.peak_bytes)
+    if best is None:
+        raise UsageError(f"{devices} devices make no mesh", hint="use one or more")
+    return best
 
 
 def mesh_tensorflow_layout(
@@ -224,6 +266,7 @@ def mesh_tensorflow_layout(
 
     Args:
         equations: einsums over one-letter dimensions; a tensor used twice has a name (`x:ab,bc->y:ac`, `y:ac,cd->ad`).
+            Operands that no equation makes are inputs, in memory all the time.
         sizes: of each dimension.
         mesh: ranks of each mesh dimension.
         unsplittable: dimensions that stay whole.
@@ -258,6 +301,19 @@ def mesh_tensorflow_peak_bytes(
     return peak_bytes(program, mesh, where)
 
 
+def mesh_tensorflow_schedule(equations: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The order in which auto_mtf takes the operations to run: of those ready, the one after which least is alive.
+
+    An equation without operands (`->x:ab`) makes a tensor that is freed after its last use; results that nobody reads
+    are kept.
+
+    >>> made = ["->x:ab", "->y:bc", "x:ab,y:bc->z:abc", "x:ab,y:bc->w:ac", "w:ac->v:abc"]
+    >>> formulas.mesh_tensorflow_schedule(made, {"a": 3, "b": 4, "c": 5})
+    (0, 1, 3, 2, 4)
+    """
+    return schedule(named_program(equations, sizes))
+
+
 def mesh_tensorflow_assignments(dims: int, mesh_dims: int) -> int:
     """Ways to give the dimensions of a tensor to mesh dimensions, no two to one: sum over k of C(n,k) m!/(m-k)!.
 
@@ -283,7 +339,7 @@ def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item
     for equation in [equations] if isinstance(equations, str) else equations:
         reads, _, write = equation.replace(" ", "").partition("->")
         names = []
-        for term in (*reads.split(","), write):
+        for term in (*(reads.split(",") if reads else ()), write):
             name, colon, dims = term.partition(":")
             name, dims = (name, dims) if colon else (f"t{len(tensors)}", name)
             missing = [d for d in dims if d not in sizes]

@@ -81,10 +81,28 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     (
         "Mesh-TF",
         "1024 in at most 2 dims",
-        lambda: f.mesh_tensorflow_mesh_shapes(1024)[1:],
+        lambda: f.mesh_tensorflow_mesh_shapes(1024, 2)[1:],
         ((512, 2), (256, 4), (128, 8), (64, 16), (32, 32)),
     ),
     ("Mesh-TF", "8 in at most 3 dims", lambda: f.mesh_tensorflow_mesh_shapes(8, 3), ((8,), (4, 2), (2, 2, 2))),
+    (
+        "Mesh-TF",
+        "3 then 6 - 3, before 4",
+        lambda: f.mesh_tensorflow_schedule(["->x:a", "->y:b", "y:b->z:bc"], {"a": 4, "b": 3, "c": 2}),
+        (1, 2, 0),
+    ),
+    (
+        "Mesh-TF",
+        "one mesh dimension of 8 divides nothing",
+        lambda: f.mesh_tensorflow_layout_and_mesh("ab,bc->ac", SIZES, 8, most_dims=1).layout,
+        "",
+    ),
+    (
+        "Mesh-TF",
+        "2 x 2 on 4 devices: 4 (25 + 50 + 50), 4: 4 (50 + 25 + 50)",
+        lambda: f.mesh_tensorflow_layout_and_mesh("ab,bc->ac", SIZES, 4).peak_bytes,
+        500,
+    ),
     ("Mesh-TF", "1 + 4 + 2", lambda: f.mesh_tensorflow_assignments(2, 2), 7),
     ("Mesh-TF", "1 + 4 x 2 + 6 x 2", lambda: f.mesh_tensorflow_assignments(4, 2), 21),
     (
@@ -173,7 +191,7 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
 @pytest.mark.parametrize(("call", "expected"), [pytest.param(*row[2:], id=f"{row[0]}: {row[1]}") for row in FACTS])
 def test_fact(call: Callable[[], Any], expected: Any) -> None:
     found = call()
-    exact = isinstance(expected, tuple)
+    exact = isinstance(expected, (tuple, str))
     assert found == expected if exact else found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
