@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,56 @@ dims_option: Decorator = click.option(
     metavar="NAME=SIZE",
     help="Size of a symbolic dimension, or of `batch`/`seq` of a bundled model; repeatable.",
 )
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """`8` or `1,2,4,8`: whole numbers of at least one."""
+
+    name = "N[,N..]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401
+        """A tuple, ascending."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(part.isdigit() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+class Meshes(click.ParamType):  # type: ignore[type-arg]
+    """`8` or `2x8,4x8`: ranks by axis, outermost first."""
+
+    name = "NxN[,NxN..]"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[tuple[int, ...], ...]:
+        """A tuple of meshes."""
+        if isinstance(value, tuple):
+            return value
+        axes = [mesh.strip().lower().split("x") for mesh in str(value).split(",")]
+        if not all(size.isdigit() and int(size) > 0 for mesh in axes for size in mesh):
+            self.fail(f"{value!r} is not a mesh such as 8 or 2x8", param, ctx)
+        return tuple(dict.fromkeys(tuple(int(size) for size in mesh) for mesh in axes))
+
+
+class Kept(click.ParamType):  # type: ignore[type-arg]
+    """`layer3 on stage 0`, or `layer3=0`."""
+
+    name = "BLOCK on stage N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:  # noqa: ANN401
+        """A block's name and a stage's number."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"\s*(.+?)\s*(?:\s+on\s+stage\s+|=)\s*(-?\d+)\s*", str(value))
+        if not found:
+            self.fail(f"{value!r} is not like `layer3 on stage 0`", param, ctx)
+        return found[1], int(found[2])
 
 
 def parse_dims(values: Sequence[str]) -> dict[str, int]:

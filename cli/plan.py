@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims
+from ._options import Kept, Meshes, Numbers, dims_option, model_argument, parse_dims
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._progress import progress_line
 
@@ -52,6 +52,22 @@ SAMPLES_A_DEVICE = 8
     type=click.IntRange(0, 1),
     help="Allow only this ZeRO stage; repeatable. [default: 0 and 1]",
 )
+@click.option(
+    "--tp", "tensor_parallel", type=Numbers(), help="Allow only these numbers of ranks sharing every operator."
+)
+@click.option("--pp", "pipeline_stages", type=Numbers(), help="Allow only these numbers of pipeline stages.")
+@click.option("--dp", "data_parallel", type=Numbers(), help="Allow only these numbers of replicas of every stage.")
+@click.option(
+    "--mesh", "meshes", type=Meshes(), help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
+)
+@click.option("--keep", multiple=True, type=Kept(), help="Keep a block on a stage (-1: the last); repeatable.")
+@click.option(
+    "--forbid",
+    multiple=True,
+    metavar="OPERATOR:DIM",
+    help="Rule out a split, such as MatMul:k or layers.0.attn*:n; repeatable.",
+)
+@click.option("--uniform", is_flag=True, help="The same number of replicas for all stages, as most frameworks want it.")
 @click.option("--max-stages", type=click.IntRange(min=1), help="Most pipeline stages.")
 @click.option(
     "--overlap",
@@ -105,6 +121,7 @@ def command(
     Examples:
       shardplan plan model.onnx --hardware dgx-a100 --global-batch 512 -o model.plan.json
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
+      shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --tp 8 --pp 2,4 --uniform --keep "layer0 on stage 0"
       shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
@@ -149,11 +166,13 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     given = {
         "micro_batches": tuple(sorted(set(options["micro_batches"]))),
         "max_stages": options["max_stages"] or 0,
+        "uniform": options["uniform"],
         "devices": devices,
         "fused_attention": options["attention"] == "fused",
         "dropout": not options["no_dropout"],
         "assume_dropout": options["assume_dropout"],
     }
     given |= {name: options[name] for name in ("precision", "optimizer", "recompute", "overlap")}
-    given |= {name: tuple(options[name]) for name in ("schedules", "zero") if options[name]}
+    lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
+    given |= {name: tuple(options[name]) for name in lists if options[name]}
     return planner.Job(global_batch=options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count), **given)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from planner import schedules
 from planner.bundled import build_bundled, bundled_names
-from planner.errors import JobError, ModelError, UsageError
+from planner.errors import InfeasibleError, JobError, ModelError, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
@@ -29,9 +29,12 @@ from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Pipeline
-from planner.sharding import StageSharding
+from planner.sharding import StageSharding, unmatched
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
+from planner.solvers.conflict import conflict, limited
+from planner.space.meshes import meshes_for
+from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.types import Candidate, Certificate, Decision, Job
 
@@ -106,9 +109,8 @@ def plan(
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = _allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    answer = search(
-        pricer.costs, cluster, dataclasses.replace(job, micro_batches=sizes), shardings=pricer, progress=progress
-    )
+    _check_limits(pricer, job)
+    answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress)
     chosen, simulated_s, others = _decide(answer)
     sized = pricer.graph_at(chosen.decision.micro_batch)
     profiles = pricer.profiles(chosen.decision.micro_batch)
@@ -126,6 +128,52 @@ def plan(
         shardings=_shardings(pricer, chosen.decision),
     )
     return with_simulation(assembled, simulated_s)
+
+
+def _check_limits(pricer: Pricer, job: Job) -> None:
+    """Refuse limits that name nothing.
+
+    Raises:
+        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or no mesh
+            has the ranks that are asked for.
+    """
+    pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
+    for problem in unmatched(pricer.graph, job.forbid)[:1]:
+        raise JobError(problem.message, where=problem.where, hint=problem.hint)
+    offered = {1, *(math.prod(mesh) for mesh in pricer.meshes)}
+    free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=()))
+    reached = offered | {math.prod(mesh) for mesh in free}
+    for ranks in sorted(set(job.tensor_parallel) - offered):
+        raise JobError(
+            f"no mesh of {ranks} ranks lies alike everywhere on {pricer.cluster.name}",
+            hint=f"use {', '.join(map(str, sorted(reached)))}, or give a mesh of another shape",
+        )
+
+
+def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:
+    """The search's answer.
+
+    Raises:
+        InfeasibleError: nothing fits; if the user's own limits exclude everything, which.
+    """
+    own = limited(asked)
+    try:
+        return search(pricer.costs, pricer.cluster, job, shardings=pricer, progress=progress, diagnose=not own)
+    except InfeasibleError as error:
+        if not own:
+            raise
+        raise conflict(asked, lambda freer: _some_s(pricer.graph, pricer.cluster, freer)) from error
+
+
+def _some_s(graph: Graph, cluster: Cluster, job: Job) -> float | None:
+    """Seconds of some plan of a job; None where nothing fits."""
+    pricer = Pricer(graph, cluster, job)
+    try:
+        return search(
+            pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=False
+        ).best.evaluation.iteration_s
+    except (InfeasibleError, JobError):
+        return None
 
 
 def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:

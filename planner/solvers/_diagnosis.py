@@ -87,6 +87,8 @@ def _circumstances(decision: Decision, terms: StageTerms, index: int, over: int)
     stage, count = decision.stages[index], len(decision.stages)
     replicas = decision.copies * stage.replicas
     yield f"micro-batch {decision.micro_batch}"
+    if stage.ranks > 1:
+        yield f"shared by {stage.ranks} ranks"
     if terms.memory.activations > _NEGLIGIBLE * terms.memory.total:
         yield f"{terms.in_flight} in flight"
     if stage.recompute:

@@ -160,7 +160,8 @@ class Frontier:
         """Put what is known more closely in its place, if one of the shardings might win."""
         floors = self._alike(entry.floor)
         if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
-            self.left_out_s = min(self.left_out_s, *(max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors))
+            reached_s = (max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors)
+            self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
         for costs, key in self._refine(entry.floor.micro_batch, entry.key):
             if key is None:
@@ -210,7 +211,7 @@ class Frontier:
 
     def _alike(self, costs: BlockCosts) -> list[Alike]:
         job, formulator = self._job, self._formulator
-        batches = job.global_batch // costs.micro_batch
+        batches, fewest = job.global_batch // costs.micro_batch, min(job.pipeline_stages, default=1)
         order = sorted(job.schedules, key=lambda name: name != "1f1b")
         kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
         widest = max(ALL_DIVISORS_UP_TO, len(costs.parameter_elements))
@@ -219,6 +220,7 @@ class Frontier:
             for used in self._device_counts(costs.ranks)
             for copies in range(1, used + 1)
             if batches % copies == 0 and formulator.replica_options(batches // copies, copies, used // copies)
+            if used // copies >= fewest
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
         outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}

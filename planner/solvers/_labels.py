@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers._contexts import contexts
+from planner.solvers._pins import Pins
 from planner.solvers._relaxation import Relaxation, band, longest
 from planner.solvers._stages import StageTables
 from planner.space.problem import StageProblem
@@ -108,6 +109,7 @@ class LabelSearch:
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
         self._band = band(problem, tables, cutoff_s)
         self._contexts = contexts(problem)
+        self._pins = Pins.of(problem)
         n = problem.blocks
         self._starts = np.zeros(n + 2, dtype=np.int64)
         self._columns: dict[str, np.ndarray] = {}
@@ -181,6 +183,13 @@ class LabelSearch:
         kept &= self._contexts.follows[o, context] & np.isfinite(relaxed.delay_s[i, at])
         if problem.max_stages:
             kept &= columns["stages"][first : self.states] < problem.max_stages
+        if len(problem.stage_counts):
+            total = columns["stages"][first : self.states] + 1
+            kept &= total + (i > 0) <= problem.stage_counts[-1]
+            kept &= total + np.minimum(i, at) >= problem.stage_counts[0]
+        if len(problem.pins):
+            ends = columns["position"][first : self.states], columns["stages"][first : self.states]
+            kept &= self._pins.allow(i, *ends)
         rows = np.flatnonzero(kept)
         if not len(rows):
             return None
@@ -262,7 +271,8 @@ class LabelSearch:
 
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
-        limited, exact = bool(self._problem.max_stages), len(self._problem.stage_counts) > 0
+        limited = bool(self._problem.max_stages)
+        exact = len(self._problem.stage_counts) > 0 or bool(self._pins.behind)
         costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
         group = batch.stages if exact else np.zeros(len(batch.stages), dtype=np.int64)
         order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, group, batch.tied, batch.context))

@@ -8,10 +8,11 @@ nothing below the ceiling was left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.errors import ShardplanError
 from planner.solvers._labels import LabelSearch, Stages
+from planner.solvers._pins import by_count
 from planner.solvers._registry import SOLVERS
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, stage_tables
@@ -48,6 +49,9 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     Raises:
         ShardplanError: the judge contradicts the solver, which is a defect of one of them.
     """
+    cases = by_count(problem)
+    if len(cases) != 1 or cases[0] is not problem:
+        return _best_of([solve(case, judge, cutoff_s=cutoff_s, keep=keep) for case in cases], keep)
     tables = stage_tables(problem)
     compute_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
     bound_s, states = compute_s, 0
@@ -69,6 +73,13 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
                 return Solution(tuple(judged), max(bound_s, reached_s - slack_s), states)
             bound_s = max(bound_s, ceiling_s - slack_s)
     return Solution((), bound_s, states)
+
+
+def _best_of(solutions: Sequence[Solution], keep: int) -> Solution:
+    """What is known of a problem from its parts."""
+    found = sorted((entry for s in solutions for entry in s.found), key=lambda entry: entry[1].iteration_s)
+    bound_s = min((s.bound_s for s in solutions), default=math.inf)
+    return Solution(tuple(found[:keep]), bound_s, sum(s.states for s in solutions))
 
 
 def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterator[float]:

@@ -12,15 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner.errors import JobError
+from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.solvers._diagnosis import infeasible
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
+from planner.solvers._wording import either, space_in_words
 from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Shardings, Solution
 from planner.space import evaluate
-from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
+from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
 
@@ -54,6 +55,8 @@ def search(
     shardings: Shardings | None = None,
     progress: Progress | None = None,
     solver: str = "chain_dp",
+    any_plan: bool = False,
+    diagnose: bool = True,
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, and prove it.
 
@@ -64,6 +67,8 @@ def search(
         shardings: ways to share operators among several ranks; without them every replica is one device.
         progress: told about every problem that is settled.
         solver: which solver works on the problems.
+        any_plan: end with the first problem that has a decision, whether or not it is the fastest.
+        diagnose: find out why nothing fits, and what would, where that is so.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves nothing to choose from.
@@ -73,7 +78,7 @@ def search(
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
     run = _Search(costs_for, cluster, job, shardings, progress, solver)
-    return run.answer()
+    return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
 class _Search:
@@ -96,7 +101,7 @@ class _Search:
         self._known: dict[Decision, Evaluation] = {}
         self._best_s = self._bound_s = math.inf
 
-    def answer(self) -> Answer:
+    def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search."""
         trivial = TrivialPlans(self._cluster, self._job)
         priced = self._price(trivial)
@@ -104,22 +109,38 @@ class _Search:
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._remember(candidate.decision, candidate.evaluation)
-        alone = not self._job.tensor_parallel or 1 in self._job.tensor_parallel
         frontier = Frontier(
             self._formulator,
             self._cluster,
             self._job,
-            priced if alone else (),
+            priced if self._alone else (),
             self._floors(),
             self._refine,
             first,
         )
-        while (alike := frontier.pop(self._cutoff_s)) is not None:
+        while not (any_plan and self._known) and (alike := frontier.pop(self._cutoff_s)) is not None:
             self._settle(frontier, alike)
         self._bound_s = min(self._bound_s, frontier.left_out_s)
         if not self._known:
-            raise infeasible(priced, self._cluster, self._job, self._costs_for)
+            if not diagnose:
+                raise InfeasibleError("no plan fits", hint="allow more choices")
+            raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
         return self._assemble(priced, trivial.candidates())
+
+    def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
+        """Costs with the least memory among those of the smallest micro-batch: what comes nearest to fitting."""
+        size = self._sizes[0]
+        known = [c for c in self._shelves.get(size, {}).values() if c.ranks > 1]
+        if self._shardings is not None:
+            known += [c for c in self._shardings.even_split(size) if c.ranks > 1]
+            self._shelves.setdefault(size, {}).update((c.sharding, c) for c in known)
+        leanest = sorted(known, key=lambda c: (float(c.parameter_elements.sum()), float(c.saved_bytes[0, -1])))[:1]
+        return leanest + (priced if self._alone or not leanest else [])
+
+    @property
+    def _alone(self) -> bool:
+        """Whether a replica may be a single device."""
+        return not self._job.tensor_parallel or 1 in self._job.tensor_parallel
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Costs of all sizes worth looking at, smallest first; the trivial plans are priced on the way."""
@@ -244,6 +265,11 @@ class _Search:
             )
         )
 
+    def _space(self, priced: list[BlockCosts]) -> str:
+        sizes = [costs.micro_batch for costs in priced]
+        words = space_in_words(self._job, self._formulator.devices(), priced[0], sizes, self._sizes[len(sizes) :])
+        return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
+
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
         found: dict[Decision, Evaluation] = {}
         for decision, evaluation in sorted(self._known.items(), key=lambda e: (e[1].iteration_s, repr(e[0])))[
@@ -259,44 +285,11 @@ class _Search:
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
         return Answer(candidates[0], tuple(candidates[1:]), trivial, certificate, tuple(self._explored))
 
-    def _space(self, priced: list[BlockCosts]) -> str:
-        """What the bound speaks of, in words."""
-        job, devices = self._job, self._formulator.devices()
-        sizes = [costs.micro_batch for costs in priced]
-        skipped = self._sizes[len(sizes) :]
-        replicas = "any number of replicas that divides the micro-batches"
-        if devices > ALL_DIVISORS_UP_TO:
-            replicas += (
-                f" (in slices of more than {ALL_DIVISORS_UP_TO} devices: powers of two and the largest), slices of at most "
-                f"{max(ALL_DIVISORS_UP_TO, len(priced[0].parameter_elements))} devices where the batch can be dealt to more"
-            )
-        parts = [
-            f"all cuts of {len(priced[0].parameter_elements)} blocks into stages"
-            + (f" (at most {job.max_stages})" if job.max_stages else ""),
-            f"on at most {devices} devices in line, dealt to copies of the pipeline in equal slices",
-            f"{replicas} for each stage",
-            f"recompute {job.recompute}, ZeRO {_either(job.zero)}, schedule {_either(job.schedules)}",
-            f"micro-batch size {_either(sizes)}",
-        ]
-        last = len(priced[0].parameter_elements) - 1
-        if any(tie.blocks != (0, last) for tie in priced[0].ties):
-            parts.append(
-                "the bound leaves out summing gradients of weights that other blocks than the first and last share"
-            )
-        if skipped:
-            parts.append(f"sizes from {skipped[0]} on left out (a block does not fit, or one alone takes longer)")
-        return "; ".join(parts)
-
 
 def _preference(entry: tuple[Decision, Evaluation]) -> tuple[float, int, int, str]:
     """Faster first; of those that only rounding tells apart, fewer stages, then fewer copies."""
     decision, evaluation = entry
     return float(f"{evaluation.iteration_s:.9e}"), len(decision.stages), decision.copies, repr(decision)
-
-
-def _either(values: tuple[object, ...] | list[int]) -> str:
-    texts = [str(v) for v in values]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:
@@ -317,8 +310,8 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
         asked = max(1, *job.micro_batches)
         near = sorted(sorted(divisors, key=lambda b: (abs(math.log(b / asked)), b))[:6])
         raise JobError(
-            f"no micro-batch size of {_either(job.micro_batches)} divides the global batch of {job.global_batch}",
-            hint=f"use a micro-batch size of {_either(near)}, or another global batch",
+            f"no micro-batch size of {either(job.micro_batches)} divides the global batch of {job.global_batch}",
+            hint=f"use a micro-batch size of {either(near)}, or another global batch",
         )
     return chosen
 

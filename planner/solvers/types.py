@@ -54,6 +54,9 @@ Key = tuple[object, ...]
 class Shardings(Protocol):
     """The ways to share operators among several ranks that a search may ask for, worked out when it does."""
 
+    def in_words(self) -> str:
+        """Which they are, as part of what a bound speaks of."""
+
     def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, Key]]:
         """By mesh, what no sharding on it is cheaper than."""
 

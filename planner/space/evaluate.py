@@ -71,7 +71,7 @@ def evaluate(costs: Shelf, cluster: Cluster, job: Job, decision: Decision) -> Ev
     )
     pace = [terms.total_s / choice.replicas for choice, terms in zip(decision.stages, stages, strict=True)]
     iteration_s = sum(terms.total_s for terms in stages) + _steady_s(decision, stages) + _tail_s(stages)
-    violations = (*forbidden_choices(job, decision), *overfull_stages(stages))
+    violations = (*forbidden_choices(job, decision, of_stage[0].names), *overfull_stages(stages))
     return Evaluation(iteration_s, stages, violations, pace.index(max(pace)))
 
 

@@ -11,6 +11,7 @@ from planner.costs.precision import Precision, optimizer_state_bytes, precision
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, Collective
+from planner.space.pins import pinned_blocks
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
@@ -111,11 +112,11 @@ class Formulator:
     def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
         """Replicas that a stage may have in one copy (`replica_options`, and what the job allows over all copies)."""
         allowed = self._job.data_parallel
-        found = replica_options(micro_batches, slice_devices)
+        found = (1,) if self._job.uniform else replica_options(micro_batches, slice_devices)
         if not allowed:
             return found
         wanted = sorted({count // copies for count in allowed if count % copies == 0})
-        return tuple(r for r in wanted if 0 < r <= slice_devices and micro_batches % r == 0)
+        return tuple(r for r in wanted if 0 < r <= slice_devices and micro_batches % r == 0 and (r in found))
 
     def placements(self, ranks: int) -> Placements:
         """Where stages can lie."""
@@ -148,6 +149,7 @@ class Formulator:
             zero=zero,
             recompute=job.recompute,
             max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
+            pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=job.overlap,
             replicas=placement.replicas,

@@ -8,6 +8,7 @@ from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.schedules import names
 from planner.space.layout import slice_width
+from planner.space.pins import pinned_blocks
 from planner.space.types import BlockCosts, Decision, Job, StageTerms, Violation
 
 MEMORY_TOLERANCE = 1e-9
@@ -104,8 +105,14 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Decision) -> list[Viola
     return found
 
 
-def forbidden_choices(job: Job, decision: Decision) -> list[Violation]:
-    """Choices that the job does not allow."""
+def forbidden_choices(job: Job, decision: Decision, names: Sequence[str]) -> list[Violation]:
+    """Choices that the job does not allow.
+
+    Args:
+        job: what is to be trained.
+        decision: the point of the space.
+        names: of the blocks.
+    """
     if job.recompute not in ("never", "always", "auto"):
         raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     found = []
@@ -121,6 +128,12 @@ def forbidden_choices(job: Job, decision: Decision) -> list[Violation]:
     for words, allowed, taken in _counts(job, decision):
         for count in sorted(taken - set(allowed)) if allowed else ():
             found.append(Violation("option", 0, f"{words} {count} is not among {allowed}"))
+    for block, wanted in pinned_blocks(job, names) if job.keep else ():
+        index = next(k for k, s in enumerate(decision.stages) if s.start <= block < s.stop)
+        if wanted not in (index, index - len(decision.stages)):
+            found.append(Violation("option", index, f"block {names[block]!r} is on stage {index}, not on {wanted}"))
+    if job.uniform and len({s.replicas for s in decision.stages}) > 1:
+        found.append(Violation("option", 0, "stages differ in their number of replicas"))
     for index, stage in enumerate(decision.stages):
         if (job.recompute == "never" and stage.recompute) or (job.recompute == "always" and not stage.recompute):
             found.append(Violation("option", index, f"stage {index}: recompute must be used {job.recompute}"))

@@ -64,7 +64,7 @@ class Pricer:
 
     def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
         self.chain: Chain = build_chain(graph)
-        self._graph, self._cluster, self._job, self._strict = graph, cluster, job, strict_ops
+        self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._inner = InnerCache()
         self._known: dict[int, list[Sharded]] = {}
@@ -81,7 +81,7 @@ class Pricer:
 
     def _graph_at(self, micro_batch: int) -> Graph:
         """The model at a micro-batch size."""
-        return self._graph if micro_batch == self._graph.batch else rebatch(self._graph, micro_batch)
+        return self.graph if micro_batch == self.graph.batch else rebatch(self.graph, micro_batch)
 
     def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
         """The model's prices on each device type."""
@@ -96,7 +96,7 @@ class Pricer:
                 assume_dropout=job.assume_dropout,
                 strict_ops=self._strict,
             )
-            for device in self._cluster.devices
+            for device in self.cluster.devices
         )
 
     def _costs(self, micro_batch: int) -> BlockCosts:
@@ -105,10 +105,21 @@ class Pricer:
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch),
-            self._cluster.devices,
+            self.cluster.devices,
             precision(self._job.precision),
             self._job.optimizer,
             self._differentiable,
+        )
+
+    def in_words(self) -> str:
+        """The meshes, and what is chosen on them."""
+        if not self.meshes:
+            return "every replica one device"
+        shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
+        return (
+            f"every replica one device, or operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
+            "boundaries replicated, cut by sequence or by batch; of the ways to share a block those that some price of "
+            "memory prefers"
         )
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
@@ -118,7 +129,7 @@ class Pricer:
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
-        node = self._cluster.node_size or self._cluster.device_count
+        node = self.cluster.node_size or self.cluster.device_count
         found: list[BlockCosts] = []
         for mesh in [mesh for mesh in self.meshes if math.prod(mesh) <= node][-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._by_boundary(micro_batch, mesh)]
@@ -171,11 +182,12 @@ class Pricer:
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[0],
-            mesh_on(self._cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
+            mesh_on(self.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
             options=InnerOptions(
                 item_bytes=chosen.compute.bits / 8,
                 state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
+                forbidden=job.forbid,
             ),
             cache=self._inner,
         )
@@ -183,7 +195,7 @@ class Pricer:
     def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
         inner, job = self._inner_on(micro_batch, mesh), self._job
-        training = Training(self._cluster.devices[0], precision(job.precision), job.optimizer)
+        training = Training(self.cluster.devices[0], precision(job.precision), job.optimizer)
         known = self._known.setdefault(micro_batch, [])
         first = len(known)
         for each in sharded_costs(inner, self._differentiable, boundaries=(boundary,)):

@@ -60,6 +60,7 @@ class StageProblem:
             the two overlap. No class (T = 0) without such weights.
         tied_class: int64 [R], class of a last stage with replicas[o].
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
+        pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
         sharding: number of the way in which they share operators.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
@@ -98,6 +99,7 @@ class StageProblem:
     receive_s: np.ndarray
     return_s: np.ndarray
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
     sharding: int = 0
 

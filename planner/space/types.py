@@ -24,6 +24,10 @@ class Job:
         tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
         pipeline_stages: allowed numbers of pipeline stages; empty means any.
         data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
+        keep: blocks that are to be on a certain stage: name or pattern (`planner.space.pins`) and the stage's number,
+            negative ones counting from the last.
+        forbid: splits of operators that are not wanted, `MatMul:k` (`planner.sharding.forbidden`).
+        uniform: all stages have the same number of replicas, as most training frameworks want it.
         meshes: meshes of those ranks to consider, ranks by axis, outermost first; empty means those that suit the
             cluster.
         devices: use at most that many devices of the cluster; 0 means all.
@@ -45,6 +49,9 @@ class Job:
     tensor_parallel: tuple[int, ...] = ()
     pipeline_stages: tuple[int, ...] = ()
     data_parallel: tuple[int, ...] = ()
+    keep: tuple[tuple[str, int], ...] = ()
+    forbid: tuple[str, ...] = ()
+    uniform: bool = False
     meshes: tuple[tuple[int, ...], ...] = ()
     devices: int = 0
     fused_attention: bool = True

@@ -1,0 +1,62 @@
+"""What a certificate speaks of, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.space.formulate import ALL_DIVISORS_UP_TO
+from planner.space.types import BlockCosts, Job
+
+
+def either(values: Sequence[object]) -> str:
+    """`1, 2 or 4`."""
+    texts = [str(v) for v in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def space_in_words(job: Job, devices: int, costs: BlockCosts, sizes: Sequence[int], skipped: Sequence[int]) -> str:
+    """The decisions among which none is faster than the bound.
+
+    Args:
+        job: what is to be trained.
+        devices: how many are used at the most.
+        costs: of any micro-batch size.
+        sizes: micro-batch sizes that were looked at.
+        skipped: allowed ones that were not.
+    """
+    blocks = len(costs.parameter_elements)
+    parts = [
+        f"all cuts of {blocks} blocks into stages" + _counted(job),
+        f"on at most {devices} devices in line, dealt to copies of the pipeline in equal slices",
+        f"{_replicas(job, devices, blocks)} for each stage",
+        f"recompute {job.recompute}, ZeRO {either(job.zero)}, schedule {either(job.schedules)}",
+        f"micro-batch size {either(sizes)}",
+    ]
+    parts += [f"{name!r} on stage {stage}" for name, stage in job.keep]
+    if any(tie.blocks != (0, blocks - 1) for tie in costs.ties):
+        parts.append(
+            "the bound leaves out summing gradients of weights that other blocks than the first and last share"
+        )
+    if skipped:
+        parts.append(f"sizes from {skipped[0]} on left out (a block does not fit, or one alone takes longer)")
+    return "; ".join(parts)
+
+
+def _counted(job: Job) -> str:
+    if job.pipeline_stages:
+        return f" ({either(job.pipeline_stages)} of them)"
+    return f" (at most {job.max_stages})" if job.max_stages else ""
+
+
+def _replicas(job: Job, devices: int, blocks: int) -> str:
+    if job.uniform:
+        return "equal numbers of replicas"
+    if job.data_parallel:
+        return f"{either(job.data_parallel)} replicas in all"
+    words = "any number of replicas that divides the micro-batches"
+    if devices > ALL_DIVISORS_UP_TO:
+        words += (
+            f" (in slices of more than {ALL_DIVISORS_UP_TO} devices: powers of two and the largest; slices of at most "
+            f"{max(ALL_DIVISORS_UP_TO, blocks)} where the batch can be dealt to more copies)"
+        )
+    return words
