@@ -22,7 +22,8 @@ def imported_profile(graph: Graph, *, micro_batch: int | None = None) -> Profile
     """The profile that a graph carries.
 
     Every node keeps its results for backward; in-place operators, views and picked results share their operand's
-    storage. Times and sizes grow with the micro-batch in proportion to the batch they were measured at.
+    storage. Times and sizes grow with the micro-batch in proportion to the batch they were measured at, which the nodes
+    say too (`measured_batch`), so that a graph set to another batch keeps its prices a sample.
 
     Args:
         graph: a graph whose nodes have `forward_s` and `backward_s` among their attributes.
@@ -35,15 +36,16 @@ def imported_profile(graph: Graph, *, micro_batch: int | None = None) -> Profile
     if not is_priced(graph):
         raise UsageError("the model carries no measured times", hint="price it with --device or --measure")
     sized = graph if micro_batch is None else rebatch(graph, micro_batch)
-    scale = sized.batch / graph.batch
+    measured = _number(graph.nodes[0], "measured_batch") or float(graph.batch)
+    scale = sized.batch / measured
     sizes = element_bytes(sized, 4.0)
     outputs, workspace = tensor_bytes(sized, sizes)
-    forward = np.array([_seconds(node, "forward_s") for node in graph.nodes]) * scale
-    backward = np.array([_seconds(node, "backward_s") for node in graph.nodes]) * scale
+    forward = np.array([_number(node, "forward_s") for node in graph.nodes]) * scale
+    backward = np.array([_number(node, "backward_s") for node in graph.nodes]) * scale
     note = Note(
         NoteLevel.INFO,
         "imported-profile",
-        f"times were measured in fp32 by the profile's authors on their device, for batches of {graph.batch}",
+        f"times were measured in fp32 by the profile's authors on their device, for batches of {measured:g}",
     )
     zeros = np.zeros(len(sized.nodes))
     return Profile(
@@ -65,8 +67,8 @@ def imported_profile(graph: Graph, *, micro_batch: int | None = None) -> Profile
     )
 
 
-def _seconds(node: Node, name: str) -> float:
-    value = node.attributes[name]
+def _number(node: Node, name: str) -> float:
+    value = node.attributes.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 

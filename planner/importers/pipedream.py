@@ -6,8 +6,9 @@ A line for each node, then one for each edge, all ASCII:
     <TAB>node4 -- node5
 
 Times are milliseconds for one minibatch, sizes are fp32 bytes; a size may be a list `[a; b]`, one for each result. The
-measured figures travel with the graph as attributes of its nodes (`forward_s`, `backward_s`, and `recorded_bytes`, the
-results' size as the file says it), so that `planner.costs.imported_profile` prices exactly this graph.
+measured figures travel with the graph as attributes of its nodes (`forward_s`, `backward_s`, the batch they hold for as
+`measured_batch`, and `recorded_bytes`, the results' size as the file says it), so that `planner.costs.imported_profile`
+prices exactly this graph.
 """
 
 from __future__ import annotations
@@ -205,6 +206,7 @@ class _Builder:
                 "forward_s": line.forward_ms / 1e3,
                 "backward_s": line.backward_ms / 1e3,
                 "recorded_bytes": sum(line.result_bytes),
+                "measured_batch": self.batch,
                 "view": int(line.op in ("__getitem__", "View", "Size") or "inplace" in line.text),
             },
             module=name,

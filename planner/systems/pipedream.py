@@ -40,8 +40,8 @@ SYSTEMS.register(
             "NOAM starves stages that feed wider ones: where a longer warm-up that fits is faster, it is taken",
             (
                 "partitions by the paper's stage cost (the longer of computation and exchange) and by the released"
-                " program's (their sum) are played, level by level of the cluster and with all devices on one level of"
-                " the narrowest links; the fastest is taken"
+                " program's (their sum, with a server's bytes and with a ring's) are played, level by level of the"
+                " cluster and with all devices on one level of the narrowest links; the fastest is taken"
             ),
         ),
         transfers=Transfers.OVERLAPPED,

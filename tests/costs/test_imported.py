@@ -9,6 +9,7 @@ import pytest
 from planner.costs import imported_profile, is_priced, profile
 from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
+from planner.operators.batching import rebatch
 from planner.operators.saved import unique_bytes
 from tests.costs.test_roofline import DEVICE, product
 from tests.shared_data import shared_path
@@ -65,6 +66,7 @@ def test_prices_follow_the_micro_batch(tmp_path: Path) -> None:
     assert half.micro_batch == 2
     assert half.forward_s.sum() == pytest.approx(1.75e-3)
     assert unique_bytes(half.saved) * 2 == unique_bytes(imported_profile(graph).saved)
+    assert imported_profile(rebatch(graph, 2)).forward_s.sum() == pytest.approx(1.75e-3)  # set to that batch before
 
 
 def test_the_graph_carries_its_prices_into_profile(tmp_path: Path) -> None:
