@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from planner.formulas.asynchronous import pipedream_weight_versions as pipedream_weight_versions
     from planner.formulas.asynchronous import pipelined_backprop_delays as pipelined_backprop_delays
     from planner.formulas.asynchronous import pipelined_backprop_in_flight as pipelined_backprop_in_flight
+    from planner.formulas.asynchronous import pipemare_backward_weight as pipemare_backward_weight
     from planner.formulas.asynchronous import pipemare_delays as pipemare_delays
     from planner.formulas.asynchronous import pipemare_flushed_utilisation as pipemare_flushed_utilisation
     from planner.formulas.asynchronous import pipemare_gain as pipemare_gain
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from planner.formulas.asynchronous import pipemare_memory_factor as pipemare_memory_factor
     from planner.formulas.asynchronous import pipemare_stashed_copies as pipemare_stashed_copies
     from planner.formulas.asynchronous import pipemare_throughput as pipemare_throughput
+    from planner.formulas.asynchronous import pipemare_velocity as pipemare_velocity
     from planner.formulas.asynchronous import pipemare_velocity_decay as pipemare_velocity_decay
     from planner.formulas.asynchronous import pipeoptim_horizons as pipeoptim_horizons
     from planner.formulas.asynchronous import predicted_weight as predicted_weight
@@ -79,6 +81,16 @@ if TYPE_CHECKING:
     from planner.formulas.hetpipe import hetpipe_clock_may_advance as hetpipe_clock_may_advance
     from planner.formulas.hetpipe import hetpipe_in_flight as hetpipe_in_flight
     from planner.formulas.hetpipe import hetpipe_staleness as hetpipe_staleness
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_assignments as mesh_tensorflow_assignments
+    from planner.formulas.mesh_tensorflow import (
+        mesh_tensorflow_feed_forward_elements as mesh_tensorflow_feed_forward_elements,
+    )
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_layout as mesh_tensorflow_layout
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_layout_and_mesh as mesh_tensorflow_layout_and_mesh
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_mesh_shapes as mesh_tensorflow_mesh_shapes
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_peak_bytes as mesh_tensorflow_peak_bytes
+    from planner.formulas.mesh_tensorflow import mesh_tensorflow_schedule as mesh_tensorflow_schedule
+    from planner.formulas.mesh_tensorflow import named_program as named_program
     from planner.formulas.models import bert_embedding_parameters as bert_embedding_parameters
     from planner.formulas.models import bert_parameters as bert_parameters
     from planner.formulas.models import gpt_embedding_parameters as gpt_embedding_parameters
@@ -111,6 +123,7 @@ if TYPE_CHECKING:
     from planner.formulas.pipelines import recompute_overhead as recompute_overhead
     from planner.formulas.pipelines import seq1f1b_bubble as seq1f1b_bubble
     from planner.formulas.pipelines import seq1f1b_in_flight as seq1f1b_in_flight
+    from planner.formulas.pipelines import seq1f1b_lengths as seq1f1b_lengths
     from planner.formulas.pipelines import seq1f1b_warm_up as seq1f1b_warm_up
     from planner.formulas.sharding import alpa_collective_cost as alpa_collective_cost
     from planner.formulas.sharding import alpa_submeshes as alpa_submeshes
@@ -120,14 +133,6 @@ if TYPE_CHECKING:
     from planner.formulas.sharding import gshard_all_to_all_growth as gshard_all_to_all_growth
     from planner.formulas.sharding import gshard_capacity as gshard_capacity
     from planner.formulas.sharding import gshard_expert_parameters as gshard_expert_parameters
-    from planner.formulas.sharding import mesh_tensorflow_assignments as mesh_tensorflow_assignments
-    from planner.formulas.sharding import mesh_tensorflow_feed_forward_elements as mesh_tensorflow_feed_forward_elements
-    from planner.formulas.sharding import mesh_tensorflow_layout as mesh_tensorflow_layout
-    from planner.formulas.sharding import mesh_tensorflow_layout_and_mesh as mesh_tensorflow_layout_and_mesh
-    from planner.formulas.sharding import mesh_tensorflow_mesh_shapes as mesh_tensorflow_mesh_shapes
-    from planner.formulas.sharding import mesh_tensorflow_peak_bytes as mesh_tensorflow_peak_bytes
-    from planner.formulas.sharding import mesh_tensorflow_schedule as mesh_tensorflow_schedule
-    from planner.formulas.sharding import named_program as named_program
     from planner.formulas.sharding import tensor_parallel_layer_elements as tensor_parallel_layer_elements
     from planner.formulas.sharding import tofu_operator_bytes as tofu_operator_bytes
     from planner.formulas.sharding import tofu_recursion_is_optimal as tofu_recursion_is_optimal
@@ -178,6 +183,7 @@ _ASYNCHRONOUS, _STAGES = "planner.formulas.asynchronous", "planner.formulas.stag
 _PARTITIONS, _SHARDING = "planner.formulas.partitions", "planner.formulas.sharding"
 _EXCHANGE, _SYNC, _COUNTS = "planner.formulas.exchange", "planner.sync.formulas", "planner.sync.partitions"
 _MODELS, _HETPIPE = "planner.formulas.models", "planner.formulas.hetpipe"
+_MESH = "planner.formulas.mesh_tensorflow"
 
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Pipelines that fill and drain": {
@@ -229,7 +235,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "PipeMare": {
         _ASYNCHRONOUS: (
             "pipemare_delays", "pipemare_stashed_copies", "pipemare_flushed_utilisation", "pipemare_gain",
-            "pipemare_learning_rate", "pipemare_velocity_decay", "pipemare_throughput", "pipemare_memory_factor",
+            "pipemare_learning_rate", "pipemare_velocity_decay", "pipemare_velocity", "pipemare_backward_weight",
+            "pipemare_throughput", "pipemare_memory_factor",
         ),
     },
     "Pipelined Backpropagation": {
@@ -256,7 +263,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Mesh-TensorFlow": {
-        _SHARDING: (
+        _MESH: (
             "mesh_tensorflow_feed_forward_elements", "mesh_tensorflow_layout", "mesh_tensorflow_layout_and_mesh",
             "mesh_tensorflow_peak_bytes",
             "mesh_tensorflow_schedule", "mesh_tensorflow_assignments", "mesh_tensorflow_mesh_shapes", "named_program",
@@ -283,7 +290,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Hanayo": {_DIRECTIONS: ("hanayo_makespan", "hanayo_bubble")},
     "BPipe": {_PIPELINES: ("bpipe_in_flight",)},
     "DualPipe": {_DIRECTIONS: ("dualpipe_bubble_s", "dualpipe_in_flight", "dualpipe_weight_copies")},
-    "Seq1F1B": {_PIPELINES: ("seq1f1b_bubble", "seq1f1b_in_flight", "seq1f1b_warm_up")},
+    "Seq1F1B": {_PIPELINES: ("seq1f1b_bubble", "seq1f1b_in_flight", "seq1f1b_warm_up", "seq1f1b_lengths")},
     "Alpa": {
         _STAGES: ("alpa_latency_s",),
         _PARTITIONS: ("alpa_partition",),

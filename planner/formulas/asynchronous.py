@@ -237,6 +237,24 @@ def pipemare_velocity_decay(tau_forward: float, tau_backward: float = 0.0, decay
     return pipemare.velocity_decay(tau_forward - tau_backward, decay)
 
 
+def pipemare_velocity(velocity: float, new_weight: float, old_weight: float, gamma: float) -> float:
+    """T2, the running mean of the weights' steps: delta <- gamma delta + (1 - gamma)(w_new - w_old).
+
+    >>> formulas.pipemare_velocity(1.0, new_weight=5.0, old_weight=2.0, gamma=0.5)
+    2.0
+    """
+    return gamma * velocity + (1 - gamma) * (new_weight - old_weight)
+
+
+def pipemare_backward_weight(weight: float, velocity: float, tau_forward: float, tau_backward: float = 0.0) -> float:
+    """T2, the weight that the backward computes with: u = w - (tau_fwd - tau_bkwd) delta.
+
+    >>> formulas.pipemare_backward_weight(5.0, velocity=2.0, tau_forward=1.75)
+    1.5
+    """
+    return weight - (tau_forward - tau_backward) * velocity
+
+
 def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: float) -> float:
     """T3, throughput relative to no bubble when that share of the epochs runs at N/(N+P-1).
 

@@ -6,9 +6,11 @@ equal to the simulation of its schedule (`planner.measure_schedule`) over ranges
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
-from planner.errors import PlanError
+from planner.errors import PlanError, UsageError
 from planner.formulas._checks import divides, positive, whole
 from planner.schedules import bpipe, get
 from planner.schedules.types import ActivationUnit, Pipeline
@@ -225,6 +227,26 @@ def seq1f1b_warm_up(stages: int, splits: int) -> tuple[int, ...]:
     """
     whole(stages=stages, splits=splits)
     return tuple(stages - r - 2 + splits for r in range(stages))
+
+
+def seq1f1b_lengths(sequence: int, splits: int, hidden: int) -> tuple[int, ...]:
+    """Tokens of k sub-sequences of about equal work under causal attention: 24 h^2 t + 2 h t^2 up to token t.
+
+    The first are the longest, as later tokens attend to all before.
+
+    >>> formulas.seq1f1b_lengths(8192, 4, hidden=1024), formulas.seq1f1b_lengths(8192, 4, hidden=1 << 20)
+    ((2783, 2102, 1761, 1546), (2049, 2048, 2048, 2047))
+    """
+    whole(sequence=sequence, splits=splits, hidden=hidden)
+    if splits > sequence:
+        raise UsageError(f"{sequence} tokens do not make {splits} sub-sequences", hint="use fewer")
+    linear, pairs = 12 * hidden, 1.0
+    total = linear * sequence + pairs * sequence**2
+    ends = [0]
+    for part in range(1, splits + 1):
+        end = (math.sqrt(linear**2 + 4 * pairs * total * part / splits) - linear) / (2 * pairs)
+        ends.append(min(max(round(end), ends[-1] + 1), sequence - (splits - part)))
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 @dataclass(frozen=True, slots=True)

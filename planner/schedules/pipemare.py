@@ -5,7 +5,8 @@ tau_i = (2(P-i)+1)/N mini-batches older than those the gradient is applied to, a
 (Yang et al., MLSys 2021). What a trainer needs for each stage:
 
 - T1: learning rate alpha_k / tau^p, p = 1 - min(k/K, 1), at step k of K annealed steps;
-- T2: forward weights u = w - tau delta, where delta <- gamma delta + (1-gamma)(w_new - w_old), gamma = D^(1/tau);
+- T2: backward weights u = w - tau delta, close to those of the forward, where delta <- gamma delta + (1-gamma)(w_new -
+  w_old), gamma = D^(1/tau);
 - T3: a number of first epochs is trained synchronously.
 
 The order keeps 2(P-i)+2 micro-batches at stage i (the forward of each comes before the backward whose place it takes),

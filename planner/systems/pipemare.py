@@ -23,7 +23,7 @@ SYSTEMS.register(
             "weight_versions": "1, and one buffer as large as the weights for T2",
             "T1": "learning rate divided by tau_i^p, p annealed from 1 to 0",
             "T2": (
-                "forward weights u = w - tau delta with delta a running mean of weight changes, gamma = 0.135^(1/tau)"
+                "backward weights u = w - tau delta with delta a running mean of weight changes, gamma = 0.135^(1/tau)"
             ),
             "T3": "the first epochs synchronous",
         },
