@@ -298,9 +298,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in _PACKAGES:
         return importlib.import_module(f"planner.{name}")
     if name not in _EXPORTS:
+        from planner.formulas import names
         from planner.registry import did_you_mean
 
-        raise AttributeError(f"module 'planner' has no attribute {name!r}; {did_you_mean(name, __all__)}")
+        known = (*__all__, *(f"formulas.{formula}" for formula in names()))
+        raise AttributeError(f"module 'planner' has no attribute {name!r}; {did_you_mean(name, known)}")
     value = getattr(importlib.import_module(_EXPORTS[name]), name)
     return globals().setdefault(name, value)
 
