@@ -203,15 +203,14 @@ def _exchanged(written: _Written) -> _Written:
     """With a SYNC before each UPDATE where replicas alone need none but copies do."""
     lanes, steady = [], []
     for at, lane in enumerate(written.work.lanes):
-        part = written.steady[at]
-        if any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane):
-            lanes.append(lane)
-            steady.append(part)
-            continue
-        spread = [list(_with_sync(action)) for action in lane]
+        alone = not any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane)
+        spread = [list(_with_sync(action)) if alone else [action] for action in lane]
         lanes.append(tuple(action for own in spread for action in own))
-        ends = [sum(len(own) for own in spread[:stop]) for stop in part[:2]]
-        steady.append(Steady(ends[0], ends[1], part.steps._replace(exchange=part.steps.update)))
+        if written.steady:
+            part = written.steady[at]
+            start, stop = (sum(len(own) for own in spread[:end]) for end in part[:2])
+            exchange = part.steps.update if alone else part.steps.exchange
+            steady.append(Steady(start, stop, part.steps._replace(exchange=exchange)))
     return _Written(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
 
 
@@ -256,11 +255,14 @@ def _section(
 
 def _averaged(written: _Written, pipeline: Pipeline, copies: int) -> tuple[int, ...]:
     """By stage, micro-batches of all that take part in an update; () where it is those of an iteration."""
-    found = [0] * pipeline.stages
-    for lane, part in zip(written.work.lanes, written.steady, strict=True):
-        kinds = [action.kind for action in lane[part.start : part.stop]]
-        together = pipeline.replicas[lane[0].stage] * copies if ActionKind.LAUNCH_SYNC not in kinds else 1
-        found[lane[0].stage] = kinds.count(ActionKind.FORWARD) * together // max(kinds.count(ActionKind.UPDATE), 1)
+    found = [pipeline.micro_batches * copies] * pipeline.stages
+    for at, lane in enumerate(written.work.lanes):
+        body = lane[slice(*written.steady[at][:2])] if written.steady else lane
+        for stage in {action.stage for action in body}:
+            kinds = [action.kind for action in body if action.stage == stage]
+            together = pipeline.replicas[stage] * copies if ActionKind.LAUNCH_SYNC not in kinds else 1
+            if ActionKind.UPDATE in kinds:
+                found[stage] = kinds.count(ActionKind.FORWARD) * together // kinds.count(ActionKind.UPDATE)
     return tuple(found) if min(found) < pipeline.micro_batches * copies else ()
 
 

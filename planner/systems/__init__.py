@@ -39,6 +39,7 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
+from planner.systems._ordered import plan_schedule  # noqa: E402
 from planner.systems._planned import plan_keeper, plan_system  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
 from planner.systems.plot import comparison_svg  # noqa: E402
@@ -76,6 +77,7 @@ __all__ = [
     "get",
     "names",
     "plan_keeper",
+    "plan_schedule",
     "plan_system",
     "run_system",
     "system_names",

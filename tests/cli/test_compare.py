@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cli.check import command as check
 from cli.compare import command
 from cli.main import main
+from cli.simulate import command as simulate
 
 GNMT = ["gnmt-8", "--hardware", "v100-pcie-4", "--precision", "fp32", "--global-batch", "64"]
 FEW = ["--systems", "gpipe,pipedream-2bw,chimera,data-parallel,auto"]
@@ -75,3 +77,17 @@ def test_an_unknown_system_is_one_line_with_a_hint(capsys: pytest.CaptureFixture
         main(["compare", *GNMT, "--systems", "gpip"])
     assert stop.value.code == 2
     assert "gpipe" in capsys.readouterr().err
+
+
+def test_plans_of_the_rows_are_written_and_hold(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "plans"
+    result = CliRunner().invoke(command, [*GNMT, *FEW, "--write-plans", str(folder)], catch_exceptions=False)
+    assert f"wrote 5 plans to {folder}" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "auto.plan.json", "chimera.plan.json", "data-parallel.plan.json", "gpipe.plan.json", "pipedream-2bw.plan.json",
+    ]  # fmt: skip
+    file = str(folder / "chimera.plan.json")
+    checked = CliRunner().invoke(check, [file, "--model", "gnmt-8", "--hardware", "v100-pcie-4"])
+    assert checked.exit_code == 0, checked.output
+    played = CliRunner().invoke(simulate, [str(folder / "pipedream-2bw.plan.json")])
+    assert "the plan predicts the same" in played.output

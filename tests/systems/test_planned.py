@@ -1,0 +1,174 @@
+"""What systems decide, and the best stages for a schedule or for orders of one's own, as plan files."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.errors import InfeasibleError, JobError, PlanError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, dumps, loads
+from planner.plan.validate import validate
+from planner.schedules import names as schedule_names
+from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_schedule, plan_system
+
+SHARDED = ("gshard", "mesh-tensorflow", "tofu")
+JOB = planner.Job(global_batch=64, precision="fp32")
+SHORT = "F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"
+
+
+@cache
+def loaded(model: str = "gnmt-8", hardware: str = "v100-pcie-4") -> tuple[Graph, Cluster]:
+    return planner.load_graph(model), planner.load_cluster(hardware)
+
+
+@cache
+def planned() -> tuple[dict[str, SystemRow], dict[str, Plan], dict[str, str]]:
+    """Rows, plans, and why there is none."""
+    graph, cluster = loaded()
+    plans: dict[str, Plan] = {}
+    refused: dict[str, str] = {}
+    pricer = planner.Pricer(graph, cluster, JOB)
+    asked = sorted(set(names()) - set(SHARDED))
+    found = compare_systems(pricer, cluster, JOB, systems=asked, keep=plan_keeper(plans, refused))
+    return {row.system: row for row in found.rows}, plans, refused
+
+
+def test_every_row_that_fits_has_a_plan() -> None:
+    rows, plans, refused = planned()
+    assert set(plans) == {name for name, row in rows.items() if row.feasible}
+    assert refused == {}
+
+
+def test_rows_without_a_plan_file_say_why() -> None:
+    graph, cluster = loaded()
+    plans: dict[str, Plan] = {}
+    refused: dict[str, str] = {}
+    keep = plan_keeper(plans, refused)
+    compare_systems(planner.Pricer(graph, cluster, JOB), cluster, JOB, systems=["tofu"], keep=keep)
+    assert plans == {}
+    assert "Tofu shards every operator over one mesh: its row has no plan file" in refused["tofu"]
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - set(SHARDED)))
+def test_a_plan_says_what_its_row_says(name: str) -> None:
+    graph, cluster = loaded()
+    rows, plans, _ = planned()
+    plan, row = plans[name], rows[name]
+    assert loads(dumps(plan)) == plan
+    assert validate(plan, planner.rebatch(graph, plan.micro_batches.size), cluster) == []
+    assert plan.predictions.iteration_s == pytest.approx(row.iteration_s)
+    assert plan.predictions.simulated_iteration_s == pytest.approx(row.iteration_s, rel=0.02)
+    assert plan.micro_batches.size == row.micro_batch
+    assert plan.world_size - len(plan.idle_ranks) == row.devices
+    assert plan.system is not None
+    assert plan.system.name == name
+    assert ("async_weights" in plan.requires) == (row.semantics.value == "async")
+    assert max(plan.schedule.versions, default=1) == row.weight_versions
+
+
+def test_asynchronous_plans_carry_what_keeps_training_right() -> None:
+    _, plans, _ = planned()
+    stages = len(plans["pipemare"].stages)
+    count = plans["pipemare"].micro_batches.count
+    taus = [c.forward_delay for c in plans["pipemare"].schedule.corrections]
+    assert taus == pytest.approx([(2 * (stages - i) - 1) / count for i in range(stages)])
+    assert plans["pipemare"].system is not None
+    assert "T3" in plans["pipemare"].system.tells
+    assert plans["pipelined-backprop"].schedule.averaged == (1,) * len(plans["pipelined-backprop"].stages)
+    assert plans["hetpipe"].schedule.clock_distance == 0
+    assert plans["pipedream-2bw"].schedule.versions == (2,) * len(plans["pipedream-2bw"].stages)
+
+
+def test_gradients_of_servers_stand_in_the_plan_by_tensor() -> None:
+    _, plans, _ = planned()
+    found = {name: plans[name].exchange for name in ("byteps", "herring", "parallax")}
+    assert plans["data-parallel"].exchange is None
+    parallax, herring = found["parallax"], found["herring"]
+    assert parallax is not None
+    assert herring is not None
+    ways = {tensor: e.method for e in parallax.tensors for tensor in e.tensors}
+    sparse = {tensor for tensor, way in ways.items() if way == "ps"}
+    assert sparse
+    assert all("embed" in tensor for tensor in sparse)
+    assert {e.shares for e in herring.tensors} == {(1.0,)}  # one machine
+    assert len(herring.messages) > 1
+    assert max(m.bytes for m in herring.messages) <= 25e6
+    weights = {
+        p.name for stage in range(len(plans["herring"].stages)) for p in plans["herring"].stage_parameters(stage)
+    }
+    assert {tensor for e in herring.tensors for tensor in e.tensors} <= weights
+
+
+def test_a_system_by_name() -> None:
+    plan = plan_system("chimera", *loaded(), JOB)
+    assert plan.schedule.name.startswith("chimera")
+    assert plan == planned()[1]["chimera"]
+    with pytest.raises(PlanError, match="Tofu shards every operator over one mesh"):
+        plan_system("tofu", *loaded(), JOB)
+    with pytest.raises(InfeasibleError, match=r"GPipe: .*does not fit"):
+        plan_system("gpipe", *loaded("gpt3-13b"), JOB)
+
+
+@pytest.mark.parametrize("name", sorted(set(schedule_names()) - {"dualpipe-v"}))
+def test_the_best_stages_for_any_schedule(name: str) -> None:
+    graph, cluster = loaded()
+    plan = plan_schedule(name, graph, cluster, planner.Job(global_batch=64, precision="fp32", micro_batches=(8,)))
+    assert plan.schedule.name == name
+    assert plan.predictions.simulated_iteration_s == pytest.approx(plan.predictions.iteration_s)
+    assert validate(plan, planner.rebatch(graph, 8), cluster) == []
+
+
+def orders(folder: Path, *lanes: str) -> Path:
+    path = folder / "mine.csv"
+    rows = [f"{worker},{word}" for worker, lane in enumerate(lanes) for word in lane.split()]
+    path.write_text("\n".join(["worker,action", *rows]) + "\n")
+    return path
+
+
+def test_orders_of_ones_own_are_planned_with(tmp_path: Path) -> None:
+    """1F1B written by hand: as fast as the schedule of that name with the same stages and micro-batches."""
+    graph, cluster = loaded()
+    job = planner.Job(global_batch=64, precision="fp32", micro_batches=(8,), recompute="never")
+    own = plan_schedule(orders(tmp_path, *SHORT), graph, cluster, job)
+    assert own.schedule.name == "mine"
+    assert (len(own.stages), own.copies, own.micro_batches.count) == (2, 2, 8)
+    assert [line.actions for line in own.schedule.orders] == [
+        "F0.0-1 (B0.0 F0.2)*2 B0.2-3 S0 U0",
+        "(F1.0 B1.0)*4 S1 U1",
+    ]
+    named = plan_schedule("1f1b", graph, cluster, planner.Job(**{**vars_of(job), "max_stages": 2}))
+    assert named.copies == 2
+    assert own.predictions.iteration_s == pytest.approx(named.predictions.iteration_s)
+
+
+def vars_of(job: planner.Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in ("global_batch", "precision", "micro_batches", "recompute")}
+
+
+def test_orders_that_wait_for_each_other_show_the_cycle_and_the_line(tmp_path: Path) -> None:
+    path = orders(tmp_path, "F0.0 B0.0 F0.1 B0.1", "F1.1 B1.1 F1.0 B1.0")
+    with pytest.raises(
+        PlanError, match=r"mine.csv:3: .*worker 0 at B0.0 waits for B1.0; worker 1 at F1.1 waits for F0.1"
+    ):
+        plan_schedule(path, *loaded(), JOB)
+
+
+def test_orders_that_do_not_fit_say_what_and_when(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"mine: worker \d holds .* of 16 GB, too much from the start"):
+        plan_schedule(orders(tmp_path, *SHORT), *loaded("gpt3-13b"), JOB)
+    with pytest.raises(JobError, match="2 stages on 2 workers and 4 micro-batches, which do not come out"):
+        plan_schedule(orders(tmp_path, *SHORT), *loaded(), planner.Job(global_batch=6, precision="fp32"))
+
+
+def test_own_orders_that_read_old_weights_are_asynchronous(tmp_path: Path) -> None:
+    lanes = "F0.0@0 F0.1@0 B0.0@0 U0.0 B0.1@0 U0.1", "F1.0@0 B1.0@0 U1.0 F1.1@1 B1.1@1 U1.1"
+    job = planner.Job(global_batch=4, precision="fp32", devices=2)
+    plan = plan_schedule(orders(tmp_path, *lanes), *loaded(), job)
+    assert plan.schedule.weight_policy == "stash"
+    assert plan.schedule.versions == (2, 1)
+    assert plan.schedule.staleness == (1, 0)
