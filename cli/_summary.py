@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 132
 """Columns when the output is not a terminal."""
+LIES = {"replicated": "whole on every rank", "sequence": "cut by the sequence", "batch": "cut by the batch"}
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -44,6 +45,12 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
         f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batches of {batch.size}; "
         f"schedule {plan.schedule.name}; {_plural(len(plan.stages), 'stage')}, {_plural(plan.copies, 'copy')}"
     )
+    for sharding in plan.shardings:
+        mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
+        console.print(
+            f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
+            f"tensors between blocks {', '.join(LIES.get(how, how) for how in sharding.boundaries)}"
+        )
     console.print(
         f"[bold]{format_seconds(seconds)}[/bold] an iteration (simulated), "
         f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
@@ -63,7 +70,9 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
     table.add_column("stage", no_wrap=True)
     table.add_column("modules", overflow="fold", min_width=18)
     table.add_column("ranks", no_wrap=True)
-    for name in ("forward", "backward", "transfer", "sync", "memory", "of"):
+    shared = bool(plan.shardings)
+    for name in (*(("tp",) if shared else ()), "forward", "backward", *(("inside",) if shared else ()), "transfer",
+                 "sync", "memory", "of"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("options")
     for stage, figures in list(zip(plan.stages, plan.predictions.stages, strict=True))[:MOST_STAGES]:
@@ -72,9 +81,11 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
         table.add_row(
             f"{stage.index}{mark}",
             ", ".join(stage.modules),
-            _ranks(stage.ranks),
+            _ranks(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas),
+            *((str(stage.group_ranks),) if shared else ()),
             format_seconds(figures.forward_s),
             format_seconds(figures.backward_s),
+            *((format_seconds(_inside_s(plan, stage)),) if shared else ()),
             format_seconds(figures.receive_s + figures.return_s),
             format_seconds(figures.exposed_sync_s),
             format_bytes(figures.memory.total_bytes),
@@ -84,8 +95,10 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
     console.print(table)
     if len(plan.stages) > MOST_STAGES:
         console.print(f"[dim]... and {len(plan.stages) - MOST_STAGES} more stages[/dim]")
-    if len(plan.stages) > 1:
-        console.print("[dim]times a micro-batch (sync: an iteration); < sets the pace[/dim]")
+    if len(plan.stages) > 1 or shared:
+        once = "sync" + (" and inside, communication among the tp ranks of a group," if shared else ":")
+        pace = "; < sets the pace" if len(plan.stages) > 1 else ""
+        console.print(f"[dim]times a micro-batch ({once} an iteration){pace}[/dim]")
 
 
 def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
@@ -128,6 +141,19 @@ def _remarks(console: Console, plan: Any) -> None:  # noqa: ANN401
     left = len(plan.notes) - min(len(warnings), MOST_NOTES)
     if left:
         console.print(f"[dim]{_plural(left, 'more import note')} in the plan (`shardplan explain`)[/dim]")
+
+
+def _inside_s(plan: Any, stage: Any) -> float:  # noqa: ANN401
+    """Seconds of communication inside a group in an iteration, recomputation's included."""
+    once, again = plan.inside_s(stage.index)
+    count: int = plan.micro_batches.count // len(stage.replicas)
+    return count * float(once + again)
+
+
+def _groups(groups: tuple[tuple[int, ...], ...]) -> str:
+    """`0-7 8-15`, or the ends of a long list of groups."""
+    shown = [_ranks(group) for group in groups]
+    return " ".join(shown if len(shown) <= 2 else [shown[0], "..", shown[-1]])
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -9,8 +9,8 @@ from ._report import show
 
 DIFFERENT = 1
 AREAS = (
-    "model", "hardware", "options", "batches", "stages", "blocks", "boundaries", "parameters", "schedule", "requires",
-    "predictions", "alternatives", "coverage", "notes",
+    "model", "hardware", "options", "batches", "stages", "blocks", "shardings", "boundaries", "parameters", "schedule",
+    "requires", "predictions", "alternatives", "coverage", "notes",
 )  # fmt: skip
 
 
@@ -41,8 +41,8 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
 def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, ...]) -> int:
     """Compare two plan files by meaning; exits with 0 when they say the same and with 1 when they differ.
 
-    Moved blocks, changed replicas, boundaries, schedules and predictions are told by name; digest and provenance do not
-    count.
+    Moved blocks, changed replicas, meshes, layouts, boundaries, schedules and predictions are told by name; digest and
+    provenance do not count.
 
     \b
     Examples:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from planner.plan.diff_shardings import mesh_facts, sharding_facts
 from planner.plan.files import left_out
 from planner.plan.types import Plan
 from planner.plan.validate import require_sound
@@ -27,6 +28,7 @@ class Area(StrEnum):
     BATCHES = "batches"
     STAGES = "stages"
     BLOCKS = "blocks"
+    SHARDINGS = "shardings"
     BOUNDARIES = "boundaries"
     PARAMETERS = "parameters"
     SCHEDULE = "schedule"
@@ -80,7 +82,10 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
-            changes += _compare(area, dict(_facts(old, area)), dict(_facts(new, area)), close)
+            before, after = dict(_facts(old, area)), dict(_facts(new, area))
+            if area is Area.SHARDINGS:
+                before, after = sharding_facts(old, new)
+            changes += _compare(area, before, after, close)
     return changes
 
 
@@ -124,7 +129,7 @@ def _relative(old: Value, new: Value) -> float | None:
 
 
 def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
-    """What a part of the plan says, as values by key."""
+    """What a part of the plan says, as values by key; of shardings nothing, which are compared kind by kind."""
     match area:
         case Area.MODEL:
             yield from _model(plan)
@@ -140,6 +145,8 @@ def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
             yield from _stages(plan)
         case Area.BLOCKS:
             yield from _blocks(plan)
+        case Area.SHARDINGS:
+            return
         case Area.BOUNDARIES:
             yield from _boundaries(plan)
         case Area.PARAMETERS:
@@ -187,8 +194,9 @@ def _stages(plan: Plan) -> Iterator[tuple[Key, Value]]:
     for stage in plan.stages:
         head = f"stage {stage.index}"
         yield (head, "modules"), stage.modules
-        yield from _fields(stage, head, leave=("index", "blocks", "modules", "replicas"))
+        yield from _fields(stage, head, leave=("index", "blocks", "modules", "replicas", "sharding"))
         yield (head, "replicas"), len(stage.replicas)
+        yield from (((head, what), value) for what, value in mesh_facts(plan, stage.index))
         yield (head, "ranks"), stage.ranks
 
 

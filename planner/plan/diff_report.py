@@ -20,6 +20,7 @@ _HEADINGS = {
     Area.BATCHES: "Micro-batches and copies",
     Area.STAGES: "Stages",
     Area.BLOCKS: "Blocks",
+    Area.SHARDINGS: "Inside groups of ranks (one block, one rank and micro-batch)",
     Area.BOUNDARIES: "Boundaries",
     Area.PARAMETERS: "Parameters",
     Area.SCHEDULE: "Schedule",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plan.explain_shardings import GroupView, group_views, inside_seconds
+from planner.plan.explain_shardings import GroupView, group_views
 from planner.plan.figures import Alternative
 from planner.plan.split_reasons import SplitReason, split_reasons
 from planner.plan.types import Loss, Plan, Stage
@@ -200,7 +200,7 @@ def _shares(plan: Plan) -> tuple[Share, ...]:
     predictions = plan.predictions
     stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
     count = plan.micro_batches.count // len(stage.replicas)
-    inside_s, again_s = inside_seconds(plan, stage)
+    inside_s, again_s = plan.inside_s(stage.index)
     parts = [
         ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
         ("recomputation", count * (terms.recompute_s - again_s)),

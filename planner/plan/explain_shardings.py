@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.plan.shardings import Sharding
-from planner.plan.types import Plan, Stage
+from planner.plan.types import Plan
 from planner.plan.words import module_ranges
 
 MOST_EXCHANGES = 8
@@ -159,13 +159,3 @@ def _exchanges(sharding: Sharding) -> list[ExchangeView]:
         for c in entry.collectives
     ]
     return sorted(found, key=lambda e: (-e.seconds * e.blocks, e.of, e.phase))
-
-
-def inside_seconds(plan: Plan, stage: Stage) -> tuple[float, float]:
-    """Seconds of communication inside a group, a micro-batch: in forward and backward, and in what is recomputed."""
-    again = 0.0
-    for block in range(*stage.blocks) if stage.recompute and stage.sharding else ():
-        found = plan.sharded_block(stage.index, block)
-        if found and block not in stage.kept_blocks:
-            again += sum(c.seconds for c in found[0].collectives if c.phase == "forward")
-    return plan.predictions.stages[stage.index].inside_s, again
