@@ -41,13 +41,12 @@ _PLAIN_WIDTH = 110
 @click.option(
     "--overlap-transfers/--blocking-transfers",
     "overlap",
-    default=False,
-    help="Whether transfers between stages run beside computation or occupy the stage, as the search assumes. "
-    "[default: blocking]",
+    default=None,
+    help="Whether transfers between stages run beside computation or occupy the stage. [default: as the plan says]",
 )
 @click.option("--width", type=click.IntRange(min=40), help="Columns of the picture. [default: the terminal's]")
 def command(
-    plan_file: str, form: str, svg_file: str | None, trace_file: str | None, overlap: bool, width: int | None
+    plan_file: str, form: str, svg_file: str | None, trace_file: str | None, overlap: bool | None, width: int | None
 ) -> None:
     """Play PLAN's schedule out: step time, bubble, memory over time, and how far the plan's own prediction is off.
 
@@ -59,10 +58,10 @@ def command(
     """
     import planner
 
-    timeline = planner.simulate_plan(
-        planner.read_plan(plan_file),
-        transfers=planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING,
-    )
+    transfers = None
+    if overlap is not None:
+        transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING
+    timeline = planner.simulate_plan(planner.read_plan(plan_file), transfers=transfers)
     if svg_file:
         planner.write_whole(svg_file, planner.draw_svg(timeline))
     if trace_file:
@@ -98,6 +97,11 @@ def _print_totals(console: Console, timeline: Timeline) -> None:
         f"[bold]{escape(timeline.name)}[/bold]: {timeline.schedule}, {timeline.micro_batches} micro-batches{copies}, "
         f"{timeline.transfers} transfers"
     )
+    if timeline.iterations > 1:
+        console.print(
+            f"never drains: {timeline.iterations} iterations played, the step is the {timeline.cost.value}",
+            style="bright_black",
+        )
     console.print(
         f"step [bold]{format_seconds(timeline.step_s, 4)}[/bold]   {timeline.samples_per_s:,.4g} samples/s   "
         f"bubble {format_fraction(timeline.bubble_fraction)} of device time"

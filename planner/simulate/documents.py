@@ -22,6 +22,8 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "copies": timeline.copies,
         "micro_batches_per_copy": timeline.micro_batches,
         "step_s": timeline.step_s,
+        "step_is": timeline.cost.value,
+        "iterations_played": timeline.iterations,
         "samples_per_s": timeline.samples_per_s,
         "bubble_fraction": timeline.bubble_fraction,
         "bubble_convention": timeline.bubble_convention,

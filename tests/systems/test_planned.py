@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_orders_of_ones_own_are_planned_with(tmp_path: Path) -> None:
     assert own.predictions.iteration_s == pytest.approx(named.predictions.iteration_s)
 
 
-def vars_of(job: planner.Job) -> dict[str, object]:
+def vars_of(job: planner.Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in ("global_batch", "precision", "micro_batches", "recompute")}
 
 
