@@ -292,7 +292,10 @@ def _broadcast(span: Span, tiers: Sequence[_Tier]) -> dict[str, _Affine]:
 
 
 def _all_to_all(span: Span, tiers: Sequence[_Tier]) -> dict[str, _Affine]:
-    """Pairwise exchange, or Bruck's in log2(n) rounds of half the payload, which suits small messages."""
+    """Pairwise exchange, or Bruck's in log2(n) rounds of half the payload, which suits small messages.
+
+    On a torus neither is faster than what passes its middle.
+    """
     ranks = span.ranks
     held = [*(tier.fewest for tier in span.tiers), ranks]
     latency_s = sum((outer - inner) * t.latency_s for (inner, outer), t in zip(pairwise(held), tiers, strict=True))
@@ -301,10 +304,24 @@ def _all_to_all(span: Span, tiers: Sequence[_Tier]) -> dict[str, _Affine]:
         busiest = min(max(ranks / 2, shape.fewest), shape.most)  # m (n - m) / n bytes leave a child of m ranks
         crossing = busiest * (ranks - busiest) / ranks / tier.port
         s_per_byte = max(s_per_byte, crossing, (ranks - shape.fewest) / ranks / tier.device)
+    middle = max(_middle_s_per_byte(ranks, tier) for tier in tiers)
     rounds = doublings(ranks)
     narrowest = min(min(t.device, t.port / shape.most) for t, shape in zip(tiers, span.tiers, strict=True))
-    bruck = rounds * max(t.latency_s for t in tiers if t.width > 1), rounds / 2 / narrowest
-    return {"pairwise": (latency_s, s_per_byte), "tree": bruck}
+    bruck = rounds * max(t.latency_s for t in tiers if t.width > 1), max(rounds / 2 / narrowest, middle)
+    return {"pairwise": (latency_s, max(s_per_byte, middle)), "tree": bruck}
+
+
+def _middle_s_per_byte(ranks: int, tier: _Tier) -> float:
+    """Seconds a byte of each rank's payload needs to pass the middle of a torus: n d / (4 k^(d-1) p).
+
+    n/2 ranks send half of their payload across, n/4 of it one way. d dimensions of side k have 2 k^(d-1) links across
+    the middle, of p / 2d each, p being what a child sends over all its 2d links: sqrt(n) / 8b on a square of links b.
+    """
+    dims = tier.level.torus
+    if not dims or tier.width < 2:
+        return 0.0
+    side: float = tier.width ** (1 / dims)
+    return ranks * dims / (4 * side ** (dims - 1) * tier.port)
 
 
 _MODELS: Mapping[Collective, Callable[[Span, Sequence[_Tier]], dict[str, _Affine]]] = {

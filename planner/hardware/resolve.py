@@ -188,6 +188,7 @@ def _level(entry: LevelEntry, size: int, child: int) -> Level:
         efficiency=entry.efficiency.value,
         fits=tuple(CollectiveFit(kind, row.ranks, row.latency, row.bandwidth) for kind, row in fits),
         peer_byte_per_s=peer.byte_per_s if peer else None,
+        torus=entry.torus or 0,
     )
 
 
@@ -206,6 +207,8 @@ def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Se
     content = {
         "devices": [{k: v for k, v in asdict(device).items() if k not in ("sources", "about")} for device in devices],
         "ranks": runs,
-        "levels": [{k: v for k, v in asdict(level).items() if k != "name"} for level in levels],
+        "levels": [
+            {k: v for k, v in asdict(level).items() if k != "name" and (k, v) != ("torus", 0)} for level in levels
+        ],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -290,6 +290,9 @@ class LevelEntry(Strict):
         None, description="ports that one device can drive; when absent the ports are dealt out, at least one each"
     )
     peer: PeerLink | None = Field(None, description="the wire between two single devices, in a mesh or torus")
+    torus: Count | None = Field(
+        None, description="dimensions of the torus as which the children are wired, such as 2 for TPU v3"
+    )
     latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
     efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
     measured: Measured | None = Field(None, description="measured collectives among devices of this level")

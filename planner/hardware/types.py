@@ -105,6 +105,8 @@ class Level:
         fits: measured collectives that override the model.
         peer_byte_per_s: what a device can send to one single peer of this tier, one direction, where links are wired
             point to point (a mesh or torus); None behind a switch, where one peer can take all of `device_byte_per_s`.
+        torus: dimensions of the torus as which the groups of this tier are wired, its sides taken equal; 0 for none.
+            What passes the middle of a torus limits an all-to-all.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Level:
     efficiency: float = 1.0
     fits: tuple[CollectiveFit, ...] = ()
     peer_byte_per_s: float | None = None
+    torus: int = 0
 
 
 @dataclass(frozen=True)

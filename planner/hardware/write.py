@@ -28,6 +28,7 @@ _HEADER = """\
 #   port       what joins ONE device (or group, or node) to the level: value, count of equal ports, and direction:
 #              `per-direction`, or `bidirectional` when the figure sums both, as vendors' NVLink figures do
 #   peer       only in a mesh or torus: the wire between two single devices
+#   torus      dimensions of the torus as which devices or nodes are wired: limits what an all-to-all takes
 #   latency    start-up time of one message;  efficiency: achievable fraction of the port's bandwidth
 #   measured   collectives that were measured here; they replace the model where the number of ranks agrees
 #

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 
@@ -80,6 +81,38 @@ def test_all_to_all() -> None:
     # pairwise: 3 peers at 1 us and 4 at 10 us; 4 * 4/8 of the payload leave a node at 40 GB/s
     # Bruck: 3 rounds of 10 us, 3/2 of the payload at 10 GB/s a device
     _close(found, {"pairwise": (43, 2 / 40), "tree": (30, 1.5 / 10)})
+
+
+@pytest.mark.parametrize("side", [4, 6])
+def test_all_to_all_on_a_square_torus_is_what_its_busiest_link_carries(side: int) -> None:
+    """Every pair's n-th of the payload routed along rows, then columns, the shorter way, ties half each way."""
+    n, loads = side * side, dict[tuple[int, int, int, int], float]()
+    for source, target in itertools.permutations(range(n), 2):
+        at, end = list(divmod(source, side)), divmod(target, side)
+        for axis in (1, 0):
+            away = (end[axis] - at[axis]) % side
+            ways = [(1, away), (-1, side - away)] if 2 * away == side else [(1, away)]
+            if 2 * away > side:
+                ways = [(-1, side - away)]
+            for step, hops in ways:
+                place = list(at)
+                for _ in range(hops):
+                    link = (place[0], place[1], axis, step)
+                    loads[link] = loads.get(link, 0.0) + 1 / n / len(ways)
+                    place[axis] = (place[axis] + step) % side
+            at[axis] = end[axis]
+    link_byte_per_s = 10e9
+    torus = Level("torus", n, 4 * link_byte_per_s, 4 * link_byte_per_s, 0.0, peer_byte_per_s=link_byte_per_s, torus=2)
+    found = collective_s(cluster(torus), Collective.ALL_TO_ALL, range(n), 1e9)
+    assert found == pytest.approx(max(loads.values()) * 1e9 / link_byte_per_s)
+    assert found == pytest.approx(side / 8 * 1e9 / link_byte_per_s)
+
+
+def test_all_to_all_on_a_pod_grows_with_its_side() -> None:
+    """GShard: sixteen times the devices of a 2-D torus, four times the time for the same bytes a device."""
+    small, large = (load_cluster("tpu-v3-pod", nodes=n) for n in (16, 256))
+    times = [collective_s(c, Collective.ALL_TO_ALL, range(c.device_count), 1e9) for c in (small, large)]
+    assert times[1] / times[0] == pytest.approx(4, rel=0.01)
 
 
 def test_one_device_a_node_uses_its_own_card() -> None:
