@@ -37,6 +37,7 @@ class Pins:
         for block, number in self.behind:
             allowed &= (after != number) | ((i <= block) & (stop > block))
             allowed &= (after >= number) | (i > block)
+            allowed &= number >= 0  # there are not so many stages
         return allowed
 
 

@@ -16,7 +16,7 @@ from planner.hardware.types import Cluster
 from planner.solvers import Solution, get
 from planner.solvers import chain_dp as module
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
-from tests.space.instances import chain, cluster, random_instance
+from tests.space.instances import chain, cluster, random_instance, shared_instance
 
 
 def solve(
@@ -55,6 +55,28 @@ def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: in
         assert evaluation == evaluate(costs, machine, job, decision)
         assert evaluation.feasible
         assert evaluation.iteration_s >= found.bound_s * (1 - 1e-9)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1]), st.integers(1, 3))
+def test_two_ranks_a_replica_and_the_users_limits_equal_brute_force(
+    seed: int, schedule: str, zero: int, copies: int
+) -> None:
+    costs, machine, job = shared_instance(seed)
+    formulator = Formulator(machine, job)
+    if copies > formulator.devices(costs.ranks) or job.global_batch % (copies * costs.micro_batch):
+        copies = 1
+    if not formulator.replica_options(job.global_batch // costs.micro_batch // copies, copies, 9):
+        return
+    problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
+    exact = solve("brute_force", problem, costs, machine, job)
+    found = solve("chain_dp", problem, costs, machine, job)
+    assert bool(found.found) == bool(exact.found)
+    if exact.found:
+        best_s = exact.found[0][1].iteration_s
+        assert found.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+        assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+        assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.found[0][0].stages)
 
 
 @settings(max_examples=40, deadline=None)

@@ -139,3 +139,42 @@ def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple
         if most and len(set(blocks)) > 1 and blocks not in [tie.blocks for tie in found]:
             found.append(Tie(float(rng.integers(1, most + 1)), blocks))
     return tuple(found)
+
+
+def shared_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
+    """A random instance in which two ranks share every operator, and limits that the user may set."""
+    costs, machine, job = random_instance(seed)
+    rng = np.random.default_rng(seed + 1)
+    n = len(costs.parameter_elements)
+    sizes = [(2,), (4,), (6,), (2, 2), (2, 3), (4, 2)][int(rng.integers(6))]
+    machine = cluster(
+        sizes,
+        tuple(float(b) for b in rng.choice([5.0, 30.0, 300.0, 1e6], len(sizes))),
+        latency_s=float(rng.choice([0.0, 0.01, 0.3])),
+        memory_bytes=(int(rng.choice([300, 800, 2000, 10**6])),),
+        types=(0,) * int(np.prod(sizes)),
+    )
+    first = {name: getattr(costs, name)[:1] for name in ("forward_s", "backward_s", "update_s")}
+    costs = dataclasses.replace(
+        costs,
+        **first,
+        ranks=2,
+        sharding=3,
+        label="2, sequence",
+        names=tuple(f"layer{b}" for b in range(n)),
+        step_s=rng.uniform(0, 0.3, n),
+        gather_s=rng.uniform(0, 0.3, n + 1) * (costs.boundary_bytes > 0),
+        gradient_gather_s=rng.uniform(0, 0.3, n + 1) * (costs.gradient_boundary_bytes > 0),
+    )
+    chance = rng.random(4)
+    return (
+        costs,
+        machine,
+        dataclasses.replace(
+            job,
+            pipeline_stages=(int(rng.integers(1, 4)), 2)[: 1 + int(rng.integers(2))] if chance[0] < 0.3 else (),
+            data_parallel=(1, 2) if chance[1] < 0.2 else (),
+            uniform=bool(chance[2] < 0.2),
+            keep=((f"layer{int(rng.integers(n))}", int(rng.integers(-2, 3))),) if chance[3] < 0.4 else (),
+        ),
+    )
