@@ -12,8 +12,9 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.solvers._reach import Reach, Share
-from planner.solvers.types import Key
+from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
+from planner.space.joined import alike, least_of
 from planner.space.types import BlockCosts, Job
 
 MOST_TYPE_CHANGES = 8
@@ -44,10 +45,12 @@ class Task:
 class Alike:
     """Problems that differ in schedule and sharding only.
 
-    Of one sharding the first has every decision of the others, in no more memory.
+    Of one ZeRO stage the first has every decision of the others, in no more memory. Every stage of a decision picks one
+    of the shardings of the shelf; `costs` are what none of them is below.
     """
 
     bound_s: float
+    shelf: tuple[BlockCosts, ...]
     costs: BlockCosts
     tasks: tuple[Task, ...]
 
@@ -59,7 +62,7 @@ class Alike:
     def at_least(self, bound_s: float) -> Alike:
         """The same with a bound that is no lower."""
         tasks = tuple(replace(task, bound_s=max(task.bound_s, bound_s)) for task in self.tasks)
-        return Alike(max(self.bound_s, bound_s), self.costs, tasks)
+        return Alike(max(self.bound_s, bound_s), self.shelf, self.costs, tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Frontier:
         job: Job,
         priced: Sequence[BlockCosts],
         unpriced: Sequence[tuple[BlockCosts, Key]] = (),
-        refine: Callable[[int, Key], Sequence[tuple[BlockCosts, Key | None]]] | None = None,
+        refine: Callable[[int, Key], Refined] | None = None,
         first: Sequence[BlockCosts] = (),
     ) -> None:
         self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
@@ -107,29 +110,30 @@ class Frontier:
         self.left_out_s = math.inf
         self._numbers = itertools.count()
         self._added: set[tuple[int, int]] = set()
-        for costs in first:
-            self._add(costs)
+        for shelf in alike(first):
+            self._add(shelf)
         if first:
             self._heap, self._later = self._later, self._heap
         for costs in priced:
-            self._add(costs)
+            self._add((costs,))
         for floor, key in unpriced:
             self._add_unpriced(floor, key)
         if first:
             self._heap, self._later = self._later, self._heap
 
     def _add_unpriced(self, floor: BlockCosts, key: Key, least_s: float = 0.0) -> None:
-        bound_s = min((alike.bound_s for alike in self._alike(floor)), default=math.inf)
+        bound_s = min((each.bound_s for each in self._alike((floor,))), default=math.inf)
         self._push(Unpriced(max(bound_s, least_s), floor, key), tight=False)
 
-    def _add(self, costs: BlockCosts, least_s: float = 0.0) -> None:
-        if (costs.micro_batch, costs.sharding) in self._added:
+    def _add(self, shelf: tuple[BlockCosts, ...], least_s: float = 0.0) -> None:
+        """Add all problems in which stages pick from a shelf, unless they were there already."""
+        if (shelf[0].micro_batch, shelf[0].sharding) in self._added:
             return
-        self._added.add((costs.micro_batch, costs.sharding))
-        found = self._alike(costs)
-        self.count += sum(len(alike.tasks) for alike in found)
-        for alike in found:
-            self._push(alike.at_least(least_s), tight=False)
+        self._added.add((shelf[0].micro_batch, shelf[0].sharding))
+        found = self._alike(shelf)
+        self.count += sum(len(each.tasks) for each in found)
+        for each in found:
+            self._push(each.at_least(least_s), tight=False)
 
     def _push(self, entry: Alike | Unpriced, *, tight: bool) -> None:
         heapq.heappush(self._heap, (*_order(entry), next(self._numbers), tight, entry))
@@ -158,23 +162,23 @@ class Frontier:
 
     def _work_out(self, entry: Unpriced, cutoff_s: Callable[[int], float]) -> None:
         """Put what is known more closely in its place, if one of the shardings might win."""
-        floors = self._alike(entry.floor)
+        floors = self._alike((entry.floor,))
         if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
             reached_s = (max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors)
             self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
-        for costs, key in self._refine(entry.floor.micro_batch, entry.key):
-            if key is None:
-                self._add(costs, entry.bound_s)
-            else:
-                self._add_unpriced(costs, key, entry.bound_s)
+        closer, worked_out = self._refine(entry.floor.micro_batch, entry.key)
+        for floor, key in closer:
+            self._add_unpriced(floor, key, entry.bound_s)
+        for shelf in alike(worked_out):
+            self._add(shelf, entry.bound_s)
 
-    def _may_win(self, alike: Alike, cutoff_s: Callable[[int], float]) -> bool:
-        most_s = cutoff_s(alike.slice_devices)
-        if alike.bound_s >= most_s:
+    def _may_win(self, entry: Alike, cutoff_s: Callable[[int], float]) -> bool:
+        most_s = cutoff_s(entry.slice_devices)
+        if entry.bound_s >= most_s:
             return False
-        first = {task.zero: task for task in reversed(alike.tasks)}
-        return any(self.reach(task, alike.costs).possible(most_s) for task in first.values())
+        first = {task.zero: task for task in reversed(entry.tasks)}
+        return any(self.reach(task, entry.costs).possible(most_s) for task in first.values())
 
     def reach(self, task: Task, costs: BlockCosts) -> Reach:
         """What a problem's decisions take at the least, wherever their stages lie."""
@@ -194,10 +198,10 @@ class Frontier:
         )
         return Reach(self._formulator.needs(costs, task.zero), share)
 
-    def _tightened(self, alike: Alike, cutoff_s: float) -> float:
+    def _tightened(self, entry: Alike, cutoff_s: float) -> float:
         """A higher bound, up to the cutoff, by halving the range (on a logarithmic scale) in which it lies."""
-        first = {task.zero: task for task in reversed(alike.tasks)}
-        reaches, low_s = [self.reach(task, alike.costs) for task in first.values()], alike.bound_s
+        first = {task.zero: task for task in reversed(entry.tasks)}
+        reaches, low_s = [self.reach(task, entry.costs) for task in first.values()], entry.bound_s
         if not any(reach.possible(cutoff_s) for reach in reaches):
             return cutoff_s
         high_s = min(cutoff_s, _WIDEN * low_s)
@@ -209,8 +213,8 @@ class Frontier:
                 low_s = middle_s
         return low_s
 
-    def _alike(self, costs: BlockCosts) -> list[Alike]:
-        job, formulator = self._job, self._formulator
+    def _alike(self, shelf: tuple[BlockCosts, ...]) -> list[Alike]:
+        job, formulator, costs = self._job, self._formulator, least_of(shelf)
         batches, fewest = job.global_batch // costs.micro_batch, min(job.pipeline_stages, default=1)
         order = sorted(job.schedules, key=lambda name: name != "1f1b")
         kinds = [(schedule, zero) for schedule in dict.fromkeys(order) for zero in sorted(set(job.zero), reverse=True)]
@@ -232,7 +236,7 @@ class Frontier:
                 Task(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
                 for schedule, zero in kinds
             )
-            found.append(Alike(min(bounds.values()), costs, tasks))
+            found.append(Alike(min(bounds.values()), shelf, costs, tasks))
         return found
 
     def _outside_s(self, costs: BlockCosts, zero: int) -> float:

@@ -235,7 +235,7 @@ class LabelSearch:
         r = int(problem.replicas[o])
         old, turns = columns["promise"][grown.rows], problem.micro_batches // r - 1
         # The first stage never begins late; any other does unless it is promised as many replicas before it.
-        promises = [r] if i == 0 else [int(v) for v in problem.replicas if v <= r]
+        promises = [r] if i == 0 else [v for v in sorted(set(problem.replicas.tolist())) if v <= r]
         batches: list[_Batch] = []
         last = columns["position"][grown.rows] == problem.blocks
         tied = np.where(last, problem.tied_class[o], columns["tied"][grown.rows])
@@ -306,6 +306,6 @@ class LabelSearch:
             at = int(self._contexts.at[columns["context"][parent]]) - r
             kept = int(problem.in_flight[option, columns["passing"][parent]])
             again = self._tables.recomputes(int(problem.place[option, at]), start, stop - 1, kept)
-            stages.append(StageChoice(start, stop, r, again))
+            stages.append(problem.stage(start, stop, option, again))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

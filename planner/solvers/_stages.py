@@ -73,7 +73,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
         again_s=forward + again,
         plain_end_s=np.maximum(problem.sync_s - problem.overlap * backward, 0.0) + problem.update_s,
         again_end_s=np.maximum(problem.sync_s - problem.overlap * again, 0.0) + problem.update_s,
-        plain_limit=nothing if always else _limit(problem, np.zeros(()), problem.saved_bytes),
+        plain_limit=nothing if always else _limit(problem, np.zeros_like(problem.saved_bytes), problem.saved_bytes),
         again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
         receive_s=receive,
         transfer_s=transfer,
@@ -85,8 +85,8 @@ def stage_tables(problem: StageProblem) -> StageTables:
 def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarray) -> np.ndarray:
     """Micro-batches in flight that fit beside what is resident."""
     capacity = problem.capacity_bytes[problem.place_kind][:, None, None] * (1 + _ROUNDING)
-    free = capacity - problem.resident_bytes - fixed_bytes
-    each = np.broadcast_to(each_bytes, free.shape)
+    free = capacity - problem.resident_bytes - fixed_bytes[problem.place_kind]
+    each = each_bytes[problem.place_kind]
     count = np.divide(free, each, out=np.full(free.shape, np.inf), where=each > 0)
     return np.where(free < 0, -1, np.floor(np.clip(count, -1, 2**60))).astype(np.int64)
 

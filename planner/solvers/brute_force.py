@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from planner.solvers._registry import SOLVERS
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
-from planner.space.types import Decision, Evaluation, StageChoice
+from planner.space.types import Decision, Evaluation
 
 
 def decisions(problem: StageProblem) -> Iterator[Decision]:
@@ -20,14 +20,14 @@ def decisions(problem: StageProblem) -> Iterator[Decision]:
     for count in range(1, most + 1):
         for cuts in itertools.combinations(range(1, problem.blocks), count - 1):
             ranges = list(itertools.pairwise((0, *cuts, problem.blocks)))
-            for chosen in itertools.product(replicas, repeat=count):
-                if sum(chosen) > problem.slice_devices:
+            for chosen in itertools.product(range(len(replicas)), repeat=count):
+                if sum(replicas[o] for o in chosen) > problem.slice_devices:
                     continue
                 for again in itertools.product(recompute, repeat=count):
                     yield problem.decision(
                         tuple(
-                            StageChoice(start, stop, r, flag)
-                            for (start, stop), r, flag in zip(ranges, chosen, again, strict=True)
+                            problem.stage(start, stop, o, flag)
+                            for (start, stop), o, flag in zip(ranges, chosen, again, strict=True)
                         )
                     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
-from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Shardings, Solution
+from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.formulate import Formulator
+from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
 
@@ -183,12 +184,11 @@ class _Search:
                 break
         return found
 
-    def _refine(self, micro_batch: int, key: Key) -> list[tuple[BlockCosts, Key | None]]:
+    def _refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for; the judge knows shardings that are worked out from then on."""
-        found = list(self._shardings.refine(micro_batch, key)) if self._shardings is not None else []
-        shelf = self._shelves.setdefault(micro_batch, {})
-        shelf.update((costs.sharding, costs) for costs, inner in found if inner is None)
-        return found
+        closer, found = self._shardings.refine(micro_batch, key) if self._shardings is not None else ((), ())
+        self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
+        return closer, found
 
     def _any_block_fits(self, costs: BlockCosts) -> bool:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
@@ -213,24 +213,27 @@ class _Search:
             elif not frontier.reach(task, alike.costs).possible(cutoff_s):
                 self._note(task, Outcome.BOUNDED, cutoff_s)
             else:
-                solved.append(self._solved(task, alike.costs, cutoff_s, solved))
+                solved.append(self._solved(task, alike.shelf, cutoff_s, solved))
             if self._progress is not None:
                 ahead_s = min((t.bound_s for t in alike.tasks[number:]), default=frontier.bound_s)
                 bound_s = min(self._best_s, ahead_s, frontier.bound_s, self._bound_s)
                 self._progress(len(self._explored), frontier.count, self._best_s, bound_s)
 
     def _solved(
-        self, task: Task, costs: BlockCosts, cutoff_s: float, alike: list[tuple[StageProblem, float]]
+        self, task: Task, shelf: Sequence[BlockCosts], cutoff_s: float, alike: list[tuple[StageProblem, float]]
     ) -> tuple[StageProblem, float]:
         """Formulate a problem and solve it, unless one of those alike does better whatever is chosen; its bound."""
-        problem = self._formulator.problem(
-            costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
-        )
+        problem = joined([
+            self._formulator.problem(
+                costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
+            )
+            for costs in shelf
+        ])  # fmt: skip
         better_s = next((bound_s for other, bound_s in alike if _covers(other, problem)), None)
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             return problem, better_s
-        solution = self._solve(problem, self._judge(costs.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
+        solution = self._solve(problem, self._judge(task.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
         for decision, evaluation in solution.found:
             self._remember(decision, evaluation)
         self._note(task, Outcome.SOLVED, solution.bound_s, solution)

@@ -51,6 +51,10 @@ Key = tuple[object, ...]
 """Names what a floor stands for; the search hands it back."""
 
 
+Refined = tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]
+"""Floors that are closer, and shardings that are worked out."""
+
+
 class Shardings(Protocol):
     """The ways to share operators among several ranks that a search may ask for, worked out when it does."""
 
@@ -63,8 +67,8 @@ class Shardings(Protocol):
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
         """A few shardings that a first plan can be made of."""
 
-    def refine(self, micro_batch: int, key: Key) -> Sequence[tuple[BlockCosts, Key | None]]:
-        """What a floor stands for: closer floors, or (with None) shardings worked out, each with its own number."""
+    def refine(self, micro_batch: int, key: Key) -> Refined:
+        """What a floor stands for: closer floors, or shardings worked out, each with a number of its own."""
 
 
 class Outcome(StrEnum):

@@ -153,12 +153,10 @@ class Formulator:
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=job.overlap,
             replicas=placement.replicas,
+            shardings=np.full(len(placement.replicas), costs.sharding, dtype=np.int64),
             place=placement.place,
             place_kind=placement.place_kind,
             sync_s=self._sync_table(placement, ranges.elements, zero),
-            saved_bytes=ranges.saved_bytes,
-            checkpoint_bytes=ranges.checkpoint_bytes,
-            working_bytes=ranges.working_bytes,
             in_flight=in_flight,
             passing=passing,
             link=placement.link,
@@ -167,7 +165,6 @@ class Formulator:
             **self._work_tables(costs, placement, ranges, copies if zero else 0),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
-            sharding=costs.sharding,
         )
 
     def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
@@ -203,6 +200,9 @@ class Formulator:
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
             "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None] + ranges.step_s,
+            "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
+            "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
+            "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
             "resident_bytes": per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
         }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,11 +137,11 @@ class Pricer:
             found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return found
 
-    def refine(self, micro_batch: int, key: Key) -> list[tuple[BlockCosts, Key | None]]:
+    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
         """Of a mesh the floors by how boundaries lie; of these the shardings that are worth trying, fastest first."""
         if len(key) == 1:
-            return list(self._by_boundary(micro_batch, key[0]))
-        return [(costs, None) for costs in self._shardings_on(micro_batch, *key)]
+            return self._by_boundary(micro_batch, key[0]), ()
+        return (), self._shardings_on(micro_batch, *key)
 
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
         """No communication, and an even share of everything on each rank, which works on it at its own speed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,8 @@ class StageProblem:
         recompute: "never", "always" or "auto".
         max_stages: most stages; 0 means no limit.
         overlap: fraction of the last micro-batch's backward behind which synchronisation hides.
-        replicas: int64 [R], the allowed replicas of a stage, ascending.
+        replicas: int64 [R], the replicas that each option of a stage has; ascending among those of a sharding.
+        shardings: int64 [R], the number of the way in which ranks share operators, by option.
         place: int64 [R, W], -1 where a + r > W.
         place_kind: int64 [P], the kind (set of device types) of each place.
         forward_s: [K, n, n] forward of blocks i..j on the slowest type of a kind; backward_s likewise, not recomputed.
@@ -46,9 +47,9 @@ class StageProblem:
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
         resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
-        saved_bytes: [n, n] activations kept for one micro-batch.
-        checkpoint_bytes: [n, n] the same when the stage is recomputed.
-        working_bytes: [n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
+        saved_bytes: [K, n, n] activations kept for one micro-batch.
+        checkpoint_bytes: [K, n, n] the same when the stage is recomputed.
+        working_bytes: [K, n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
         in_flight: int64 [R, X + 1], micro-batches kept by a replica of a stage with replicas[o] when x of them pass the
             stage after it before that one's first backward (0 for the last stage; x never falls below the number of
             devices of all later stages, except where it does not matter).
@@ -62,7 +63,6 @@ class StageProblem:
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
-        sharding: number of the way in which they share operators.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -77,6 +77,7 @@ class StageProblem:
     max_stages: int
     overlap: float
     replicas: np.ndarray
+    shardings: np.ndarray
     place: np.ndarray
     place_kind: np.ndarray
     forward_s: np.ndarray
@@ -101,18 +102,22 @@ class StageProblem:
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
-    sharding: int = 0
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
-        return len(self.saved_bytes)
+        return int(self.saved_bytes.shape[-1])
+
+    def stage(self, start: int, stop: int, option: int, recompute: bool) -> StageChoice:
+        """A stage of some blocks that takes an option."""
+        replicas, sharding = int(self.replicas[option]), int(self.shardings[option])
+        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Decision:
-        """The decision that chooses these stages, in whose ranks and shardings the problem's are put."""
+        """The decision that chooses these stages."""
         full = sum(stage.replicas for stage in stages) == self.slice_devices
         return Decision(
-            stages=tuple(replace(stage, ranks=self.ranks, sharding=self.sharding) for stage in stages),
+            stages=stages,
             copies=self.copies,
             micro_batch=self.micro_batch,
             micro_batches=self.micro_batches,

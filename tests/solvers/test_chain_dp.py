@@ -16,6 +16,7 @@ from planner.hardware.types import Cluster
 from planner.solvers import Solution, get
 from planner.solvers import chain_dp as module
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
+from planner.space.joined import alike, joined, least_of
 from tests.space.instances import chain, cluster, random_instance, shared_instance
 
 
@@ -77,6 +78,34 @@ def test_two_ranks_a_replica_and_the_users_limits_equal_brute_force(
         assert found.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
         assert found.bound_s == pytest.approx(best_s, rel=1e-9)
         assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.found[0][0].stages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1]))
+def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, schedule: str, zero: int) -> None:
+    fast, machine, job = shared_instance(seed)
+    rng = np.random.default_rng(seed + 2)
+    lean = dataclasses.replace(
+        fast,
+        sharding=4,
+        forward_s=fast.forward_s * rng.uniform(1, 1.5, fast.forward_s.shape),
+        saved_bytes=fast.saved_bytes * 0.4,
+        parameter_elements=fast.parameter_elements * rng.choice([1.0, 0.5]),
+        step_s=None,
+        ties=(),
+    )
+    shelf = [dataclasses.replace(fast, step_s=None, ties=()), lean]
+    job = dataclasses.replace(job, data_parallel=())
+    formulator = Formulator(machine, job)
+    assert alike(shelf) == [tuple(shelf)]
+    problem = joined([formulator.problem(c, copies=1, schedule=schedule, zero=zero) for c in shelf])
+    judge = lambda d: evaluate({c.sharding: c for c in shelf}, machine, job, d)  # noqa: E731
+    exact = get("brute_force")(problem, judge, cutoff_s=math.inf, keep=8)
+    found = get("chain_dp")(problem, judge, cutoff_s=math.inf, keep=8)
+    assert bool(found.found) == bool(exact.found)
+    if exact.found:
+        assert found.found[0][1].iteration_s == pytest.approx(exact.found[0][1].iteration_s, rel=1e-9)
+        assert least_of(shelf).forward_s.sum() <= fast.forward_s.sum()
 
 
 @settings(max_examples=40, deadline=None)
