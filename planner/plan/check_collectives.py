@@ -99,7 +99,7 @@ def _figures(
     for fault, name, right in checks:
         said = getattr(figures, name)
         if not math.isclose(said, right, rel_tol=_TOLERANCE, abs_tol=1e-12):
-            first = entry.members()[0][0]
+            first = entry.first[0]
             message = f"{name} of block {first} is {right:.9g}, the plan says {said:.9g}"
             yield Finding(fault, message, _MAKE_AGAIN)
 

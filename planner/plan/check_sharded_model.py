@@ -50,7 +50,7 @@ def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Find
     graph = rebuilt.graph
     split = {o.operator for o in entry.operators}
     side = {key for group in plan.duplicated for key in group.nodes}
-    wanted = dict.fromkeys(plan.block_table[entry.members()[0][0]].nodes)
+    wanted = dict.fromkeys(plan.block_table[entry.first[0]].nodes)
     for key in tuple(split | wanted.keys()):
         for name in graph.nodes[graph.producer[key]].inputs if key in graph.producer else ():
             source = graph.producer.get(name, -1)
@@ -179,7 +179,7 @@ def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
         if p.optimizer and p.tensor in rebuilt.facts.carrying
     )
     if not math.isclose(held, entry.figures.parameters, rel_tol=TOLERANCE):
-        first = entry.members()[0][0]
+        first = entry.first[0]
         message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
         yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN)
 

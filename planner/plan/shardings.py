@@ -197,6 +197,11 @@ class ShardedBlock:
         places = (p.tensor for p in self.tensors)
         return tuple(dict.fromkeys((*(o.operator for o in self.operators), *places)))
 
+    @property
+    def first(self) -> tuple[int, tuple[str, ...]]:
+        """(number, further names) of the block in whose names the entry is written."""
+        return next(self.of[0].named())
+
     def members(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """(number, further names) of every block that the entry is about, in the order of the file."""
         return tuple(member for series in self.of for member in series.named())
@@ -244,7 +249,7 @@ def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, name
     Raises:
         PlanError: the two blocks do not have the same form.
     """
-    first, own = entry.members()[0]
+    first, own = entry.first
     pairs = [
         (table[first].nodes, table[block].nodes),
         (_parameters(table[first]), _parameters(table[block])),

@@ -7,6 +7,7 @@ of all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ MOST_OPERATORS = 3
 """Costliest operators of a block that are looked at."""
 MOST_RIVALS = 5
 """Other splits of an operator that are told."""
-_WORTH = ((0.0, 0.0), (0.3, 0.3), (0.0, 1000.0), (1000.0, 0.0), (1000.0, 1000.0))
+_WORTH = tuple(itertools.product((0.0, 0.03, 0.3, 1000.0), repeat=2))
 """Prices of kept activations and of weights: what the plan holds costs that many times its seconds."""
 _SLACK = 1e-6
 
@@ -133,7 +134,7 @@ class _Block:
 
     def reasons(self, most: int) -> Iterator[SplitReason]:
         """Reasons for the costliest operators, costliest first."""
-        first = self.entry.members()[0][0]
+        first = self.entry.first[0]
         for work_s, i in self._costliest(most):
             node = self.rebuilt.graph.nodes[i]
             v = self.at[f"op:{node.key}"]
