@@ -15,7 +15,10 @@ import pytest
 
 from planner.plan import Plan, dumps, json_schema
 from planner.plan.flags import Requirement
+from planner.plan.shardings import Sharding
+from planner.plan.strict import adapter
 from tests.plan.sample import decision, language_model, make_plan
+from tests.plan.sharded_sample import mixture
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = re.compile(r"(<!-- example: [^\n]* -->\n```json\n)(.*?)(```\n<!-- end of example -->)", re.DOTALL)
@@ -56,6 +59,29 @@ def test_the_snippets_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     expanded = [(block["name"], tuple(block["nodes"])) for block in names["expand"](names["plan"]["blocks"])]
     assert expanded == [(block.name, block.nodes) for block in plan.block_table]
     assert len(names["plan"]["blocks"]) == 3
+
+
+def test_the_snippet_about_groups_finds_every_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = mixture().plan
+    (tmp_path / "model.plan.json").write_text(dumps(plan))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for snippet in PYTHON.findall((DOCS / "plan.md").read_text()):
+        exec(snippet, names)
+    document = json.loads(dumps(plan))
+    found = list(names["layouts"](document))
+    assert {block for _, block, _, _ in found} == set(range(len(plan.block_table)))
+    for stage, _, tensor, place in found:
+        known = plan.layout_of(tensor, stage)
+        assert known is not None
+        assert (known.value, known.gradient) == (place["value"], place.get("gradient", ""))
+
+
+def test_the_excerpt_of_a_sharding_is_one() -> None:
+    (excerpt,) = re.findall(r"```json shardings\n(.*?)```", (DOCS / "plan.md").read_text(), re.DOTALL)
+    sharding = adapter(Sharding).validate_json(excerpt, strict=True)
+    assert sharding.ranks == 8
+    assert [number for number, _ in sharding.blocks[0].members()] == list(range(2, 14))
 
 
 def test_every_requirement_is_on_the_page() -> None:
