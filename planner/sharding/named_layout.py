@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from planner.errors import InfeasibleError
-from planner.sharding.named_program import LayoutAnswer, Program, alive, assignments, peak_bytes, schedule
+from planner.sharding.named_program import LayoutAnswer, Program, alive, assignments, fed, peak_bytes, schedule
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -55,6 +55,7 @@ class _Model:
         from ortools.sat.python import cp_model
 
         self.program, self.mesh, self.axes = program, mesh, list(mesh)
+        self.tensors = {t.name: t for t in program.tensors}
         self.fixed = {*unsplittable, *(d for op in program.operations for d in op.unsplittable)}
         self.model = cp_model.CpModel()
         dims = program.dims()
@@ -93,31 +94,26 @@ class _Model:
 
         weight: dict[int, int] = {}
         variables: dict[int, cp_model.IntVar] = {}
-        for t in self.program.tensors:
-            if t.name in names:
-                for a, y in self.chosen[tuple(sorted(set(t.dims)))]:
-                    cut = math.prod(self.mesh[a[d]] for d in t.dims if d in a)
-                    weight[y.index] = weight.get(y.index, 0) + round(
-                        t.item_bytes * math.prod(t.sizes) * self.scale / cut
-                    )
-                    variables[y.index] = y
+        for t in (self.tensors[name] for name in sorted(names)):
+            for a, y in self.chosen[tuple(sorted(set(t.dims)))]:
+                cut = math.prod(self.mesh[a[d]] for d in t.dims if d in a)
+                weight[y.index] = weight.get(y.index, 0) + round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)
+                variables[y.index] = y
         terms = cp_model.LinearExpr.weighted_sum([variables[k] for k in weight], list(weight.values()))
         return cp_model.LinearExpr.sum([terms])
 
     def _peak(self) -> cp_model.IntVar:
         """At least what is alive at any time. What is always alive is added up once."""
         whole = math.ceil(sum(t.item_bytes * math.prod(t.sizes) for t in self.program.tensors) * self.scale)
-        times = sorted(set(alive(self.program, schedule(self.program))), key=lambda names: (-len(names), sorted(names)))
-        always = frozenset.intersection(*times) if times else frozenset()
         base = self.model.new_int_var(0, whole, "always")
         peak = self.model.new_int_var(0, whole, "peak")
-        self.model.add(base == self._held(always))
+        self.model.add(base == self._held(fed(self.program)))
+        self.model.add(base <= peak)
         most: list[frozenset[str]] = []
-        for names in times:
-            rest = names - always
-            if not any(rest <= other for other in most):
-                most.append(rest)
-                self.model.add(base + self._held(rest) <= peak)
+        for names in sorted(dict.fromkeys(alive(self.program, schedule(self.program))), key=len, reverse=True):
+            if not any(names <= other for other in most):
+                most.append(names)
+                self.model.add(base + self._held(names) <= peak)
         return peak
 
     def _solve(self) -> cp_model.CpSolver:

@@ -113,8 +113,14 @@ def schedule(program: Program) -> tuple[int, ...]:
     return tuple(done)
 
 
+def fed(program: Program) -> tuple[str, ...]:
+    """Tensors that no operation writes; they are in memory always."""
+    made = {name for op in program.operations for name in op.outputs}
+    return tuple(t.name for t in program.tensors if t.name not in made)
+
+
 def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
-    """Tensors in memory while each scheduled operation runs: the program's inputs always, results while read."""
+    """Results in memory while each scheduled operation runs: from the one that writes them to the last that reads."""
     made = {name for op in program.operations for name in op.outputs}
     last: dict[str, int] = {}
     for at, i in enumerate(order):
@@ -123,7 +129,7 @@ def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
     ends: list[list[str]] = [[] for _ in order]
     for name, at in last.items():
         ends[at].append(name)
-    held = {t.name for t in program.tensors if t.name not in made}
+    held: set[str] = set()
     found = []
     for at, i in enumerate(order):
         held.update(program.operations[i].outputs)
@@ -138,4 +144,5 @@ def peak_bytes(program: Program, mesh: Mapping[str, int], assignment: Assignment
         t.name: t.item_bytes * math.prod(t.sizes) / math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
         for t in program.tensors
     }
-    return max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
+    most = max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
+    return sum(held[n] for n in fed(program)) + most

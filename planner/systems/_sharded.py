@@ -21,6 +21,9 @@ MOST_TRIED, MOST_FITTING = 5, 3
 A mesh works on one micro-batch together, so that larger ones have less to exchange for each sample.
 """
 
+SHRINK = 8
+"""How much smaller the next micro-batch is where not even the weights fit: they may lie otherwise with less to keep."""
+
 LARGE_GRAPH = 1000
 """With more operators only the largest micro-batch that fits, on the mesh that follows the levels, is searched."""
 
@@ -124,9 +127,11 @@ def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int) -> l
         found.append(price)
         room = price.capacity_bytes - price.memory.total + price.memory.activations
         fit += price.memory.activations <= room
-        if fit >= most or room <= 0 or len(found) >= MOST_TRIED:
+        if fit >= most or len(found) >= MOST_TRIED:
             break
-        if price.memory.activations > room:
+        if room <= 0:
+            limit = max(1.0, size / SHRINK)
+        elif price.memory.activations > room:
             limit = max(1.0, size * room / price.memory.activations)
     if not found and refused is not None:
         raise refused
@@ -155,20 +160,18 @@ def _widest_join(bench: Bench) -> tuple[str, int]:
 def _layouts(system: System, setting: Setting, room: float) -> Verdict:
     """What the system's search says, or, where its fastest layouts exceed the memory, its search within memory.
 
-    The verdict may still exceed the memory.
+    Where that finds nothing, the verdict exceeds the memory as little as the system's leanest layouts do.
 
     Raises:
         InfeasibleError: no layout is legal.
     """
-    fastest = get(system.options["layouts"])(setting).verdict
-    if fastest.memory_bytes <= room or "within_memory" not in system.options:
-        return fastest
-    for name in dict.fromkeys((system.options["layouts"], system.options["within_memory"])):
-        try:
-            return get(name)(setting, memory_bytes=room).verdict
-        except InfeasibleError:
-            continue
-    return fastest
+    search = get(system.options["layouts"])
+    if "within_memory" not in system.options:
+        return search(setting).verdict
+    try:
+        return search(setting, memory_bytes=room).verdict
+    except InfeasibleError:
+        return get(system.options["within_memory"])(setting).verdict
 
 
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:

@@ -32,11 +32,11 @@ SYSTEMS.register(
         },
         open=(
             (
-                "layouts are completed by least time within memory, without annotations; memory gets the price at which "
-                "they fit"
+                "layouts are completed by least time within memory, without annotations; memory gets the price at "
+                "which they fit"
             ),
             "every expert is taken to receive its share of the tokens",
         ),
-        options={"layouts": "gshard", "span": "cluster", "within_memory": "gshard"},
+        options={"layouts": "gshard", "span": "cluster", "within_memory": "leanest"},
     ),
 )

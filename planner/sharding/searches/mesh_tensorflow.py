@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
 from planner.operators import OpCall, graph_specs
-from planner.sharding.elimination import Factor, factor, minimise
+from planner.sharding.elimination import Factor, minimise
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
@@ -78,6 +78,8 @@ class _Timed:
         self.order = sorted(self.domains, key=lambda n: int(n[1:]))
         self.index = {name: v for v, name in enumerate(self.order)}
         self.saved = saved_of(setting, self.specs)
+        self._tables: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
+        self._shares: dict[Hashable, tuple[float, ...]] = {}
 
     def layout(self, tensor: str, where: Mapping[str, int]) -> TensorLayout | None:
         """A tensor's layout under a map; None when two of its dimensions want one axis."""
@@ -99,10 +101,12 @@ class _Timed:
                 if wanted[axis]:
                     return None
                 wanted[axis] = dim
+        return next((s for s in self._strategies(i) if s.splits == tuple(wanted)), None)
+
+    def _strategies(self, i: int) -> tuple[Strategy, ...]:
         call = OpCall.of(self.graph, self.graph.nodes[i])
         options = replace(self.setting.options, interleaved=False)
-        found = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
-        return next((s for s in found if s.splits == tuple(wanted)), None)
+        return strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
 
     def seconds(self, i: int, where: Mapping[str, int]) -> float:
         """Seconds of one operator: work, exchanges, and sums of partial results and gradients."""
@@ -133,6 +137,36 @@ class _Timed:
         """Seconds of one operator over the axes of its names, and bytes that it keeps for backward besides tensors."""
         names = sorted(set(self.names.nest[i].values()), key=self.index.__getitem__)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        key = self._alike(i, names, extra)
+        if key not in self._tables:
+            self._tables[key] = self._filled(i, names, extra)
+        order = tuple(self.index[n] for n in names)
+        seconds, held = self._tables[key]
+        return Factor(order, seconds), Factor(order, held)
+
+    def _alike(self, i: int, names: Sequence[str], extra: float) -> Hashable:
+        """Equal for operators with equal tables: their call, how names lead their dimensions, and their prices."""
+        node, place = self.graph.nodes[i], {n: k for k, n in enumerate(names)}
+        call = OpCall.of(self.graph, node)
+        like = (call.signature(), id(self.specs[i]))
+        if like not in self._shares:
+            self._shares[like] = tuple(sorted({s.share for s in self._strategies(i)}))
+        operands = [n for n in (*node.inputs, *node.outputs) if n]
+        return (
+            like,
+            tuple(sorted((dim, place[n]) for dim, n in self.names.nest[i].items())),
+            tuple(tuple(self.domains[n]) for n in names),
+            tuple(
+                (name in self.carrying, *(place.get(d, -1) for d in self.names.tensor(name, len(tensor.shape))))
+                for name in operands
+                for tensor in (self.graph.tensors[name],)
+            ),
+            tuple(self.setting.node_s(i, share) for share in self._shares[like]),
+            extra,
+            node.repeat,
+        )
+
+    def _filled(self, i: int, names: Sequence[str], extra: float) -> tuple[np.ndarray, np.ndarray]:
         seconds = np.empty([len(self.domains[n]) for n in names])
         held = np.zeros_like(seconds)
         for at in np.ndindex(*seconds.shape):
@@ -140,8 +174,7 @@ class _Timed:
             seconds[at] = self.seconds(i, where)
             if extra and (chosen := self.strategy(i, where)) is not None:
                 held[at] = chosen.share * extra
-        order = [self.index[n] for n in names]
-        return factor(order, seconds), factor(order, held)
+        return seconds, held
 
     def held(self) -> list[Factor]:
         """Bytes of weights with their states and of kept tensors over the axes of their names."""
