@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks import headlines_recorded
+from benchmarks.headline import Headline
 from planner.hardware import load_cluster
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
@@ -22,9 +21,7 @@ from planner.importers import load_graph
 from planner.schedules import pipemare
 from planner.sharding.mixtures import Mixture, model_parameters
 from planner.simulate import measure_schedule
-from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeDecision, BaPipeProblem, BaPipeSchedule
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import Layers, recorded_layers
 from planner.space.partition.pipedream_terms import StageCost
@@ -33,58 +30,18 @@ from planner.sync import formulas
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """One figure: what it is, as published, ours, and what was assumed."""
-
-    system: str
-    what: str
-    published: float
-    ours: float
-    assumed: str = ""
-
-    @property
-    def error(self) -> float:
-        """(ours - published) / published."""
-        return self.ours / self.published - 1
-
-
 def _layers(folder: Path, name: str) -> Layers:
     return recorded_layers(load_graph(folder / f"{name}.graph.txt"))
 
 
-def pipedream(folder: Path) -> Iterator[Headline]:
-    """Speed-up of the best replicated pipeline over data parallelism, by both published cost models."""
-    cases = (
-        ("vgg16", "VGG-16, 16 V100, 10 Gb/s", (16,), (1.25e9,), 5.28),
-        ("vgg16", "VGG-16, 4 x 4 V100, 10 Gb/s", (4, 4), (12e9, 1.25e9), 5.28),
-        ("alexnet", "AlexNet, 16 V100, 10 Gb/s (recalled)", (16,), (1.25e9,), 4.92),
-        ("gnmt", "GNMT, 4 V100 (recalled)", (4,), (12e9,), 1.5),
-    )
-    for name, text, machines, speeds, published in cases:
-        for cost in (StageCost.RELEASED, StageCost.PAPER):
-            problem = PipeDreamProblem(_layers(folder, name), machines, speeds, cost=cost)
-            found = solve_pipedream(problem, time_limit_s=30).objective
-            data = problem.judge(dict(problem.trivial())["data-parallel"]).objective
-            assumed = f"{cost.value} stage cost; the profile's own minibatch"
-            yield Headline("PipeDream", f"{text}: over data parallelism", published, data / found, assumed)
-
-
-def bapipe(folder: Path) -> Iterator[Headline]:
-    """Balanced pipeline against data parallelism on four devices; the published figure is the largest of all cases."""
-    for name in ("vgg16", "resnet50", "gnmt"):
-        layers, count = _layers(folder, name), 16
-        work = np.tile(layers.compute_s / 4, (1, 4, 1))
-        crossing = np.concatenate([[0.0], layers.output_bytes])
-        problem = BaPipeProblem(
-            (1,), work / 3, work * 2 / 3, layers.saved_bytes[None] / 4, crossing[None] / 4, layers.weight_bytes,
-            np.full(4, np.inf), 12e9, count, schedules=(*SYNCHRONOUS, BaPipeSchedule.DATA_PARALLEL),
-        )  # fmt: skip
-        data = problem.judge(BaPipeDecision((0, layers.count), BaPipeSchedule.DATA_PARALLEL, 1)).objective
-        pipelined = replace(problem, schedules=SYNCHRONOUS)
-        ours = data / solve_bapipe(pipelined, time_limit_s=30).objective
-        assumed = "4 devices over PCIe, 12 GB/s, 16 micro-batches of a quarter of the profile's; layers taken as a line"
-        yield Headline("BaPipe", f"{name}: pipeline over data parallelism (published: up to 3.2)", 3.2, ours, assumed)
+def cost_models(folder: Path) -> Iterator[Headline]:
+    """PipeDream's speed-up by its two published cost models alone, on one level of 16 workers."""
+    for cost in StageCost:
+        problem = PipeDreamProblem(_layers(folder, "vgg16"), (16,), (1.25e9,), cost=cost)
+        found = solve_pipedream(problem, time_limit_s=30).objective
+        data = problem.judge(dict(problem.trivial())["data-parallel"]).objective
+        text = f"VGG-16, 16 V100, 10 Gb/s, by the {cost.value} stage cost alone"
+        yield Headline("PipeDream", text, 5.28, data / found, "the profile's own minibatch; nothing is played")
 
 
 def chimera() -> Iterator[Headline]:
@@ -101,20 +58,23 @@ def gpipe() -> Iterator[Headline]:
     for stages, published in ((2, 1.8), (4, 3.4), (8, 6.3)):
         found = measure_schedule("gpipe", stages, 32, forward_s=1 / stages, backward_s=2 / stages).iteration_s
         yield Headline("GPipe", f"Transformer-48, M = 32, K = {stages}", published, 32 * 3 / found, "equal stages")
+    two, eight = (measure_schedule("gpipe", k, 32, forward_s=1 / k, backward_s=2 / k).iteration_s for k in (2, 8))
+    yield Headline("GPipe", "Transformer-24, P100 on PCIe, K = 8 over K = 2", 3.3, two / eight, "equal stages")
 
 
 def exchanges() -> Iterator[Headline]:
     """Bounds and growth of exchanges."""
     gain = formulas.ring_all_reduce_s(1, 32, 1) / formulas.byteps_s(1, 32, 32, 1)
     yield Headline("BytePS", "VGG-16 over all-reduce, bound at k = n = 32", 2.0, gain, "all time is exchange")
-    pod = load_cluster("tpu-v3-pod")
-    small, large = (
-        collective_s(pod, Collective.ALL_TO_ALL, range(n), 2048 * 1024 * 2 * 2)
-        for n in (max(2, pod.device_count // 16), pod.device_count)
+    pods = [load_cluster("tpu-v3-pod", nodes=n) for n in (16, 256)]
+    cases = (
+        (2048 * 1024 * 2 * 2, "2,048 tokens of 1,024 a chip, top-2, bf16: start-up times count"),
+        (1e9, "1 GB a chip"),
     )
-    yield Headline(
-        "GShard", "all-to-all time, 16 times the devices", 4.0, large / small, "sqrt(D) claimed; this profile"
-    )
+    for payload, text in cases:
+        small, large = (collective_s(pod, Collective.ALL_TO_ALL, range(pod.device_count), payload) for pod in pods)
+        assumed = f"sqrt(D) claimed; 64 and 1,024 chips on a torus; {text}"
+        yield Headline("GShard", "all-to-all time, 16 times the devices", 4.0, large / small, assumed)
 
 
 def sizes() -> Iterator[Headline]:
@@ -146,11 +106,13 @@ def rates() -> Iterator[Headline]:
 
 def headlines(folder: Path) -> Iterator[Headline]:
     """All of them."""
-    yield from pipedream(folder)
-    yield from bapipe(folder)
+    yield from headlines_recorded.pipedream(folder)
+    yield from cost_models(folder)
+    yield from headlines_recorded.bapipe(folder)
     yield from chimera()
     yield from gpipe()
     yield from exchanges()
+    yield from headlines_recorded.byteps(folder)
     yield from sizes()
     yield from rates()
 
