@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,7 +31,17 @@ SAMPLES_A_DEVICE = 8
     type=click.IntRange(min=1),
     help="Allow only this micro-batch size; repeatable.",
 )
-@click.option("--schedule", "schedules", multiple=True, help="Allow only this schedule; repeatable. [default: all]")
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    help="1f1b or gpipe: allow only this schedule; repeatable. [default: both] Any other one (`chimera:pairs=2`, "
+    "`zb-h1`, ..): the best stages for it.",
+)
+@click.option(
+    "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
+)
+@click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
 @click.option(
     "--precision",
     default="bf16",
@@ -123,6 +134,8 @@ def command(
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --tp 8 --pp 2,4 --uniform --keep "layer0 on stage 0"
       shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
+      shardplan plan gpt2 --hardware dgx-a100 --schedule chimera:pairs=2
+      shardplan plan gpt2 --hardware dgx-a100 --system pipedream-2bw -o 2bw.plan.json
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
     """
@@ -140,13 +153,8 @@ def command(
     cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"))
     job = _job(cluster.device_count, options)
     with progress_line(quiet or form == "json") as progress:
-        plan = planner.plan(
-            graph,
-            cluster,
-            job,
-            progress=progress,
-            strict_ops=options["strict_ops"],
-            provenance=planner.default_provenance(model, hardware, sys.argv[1:]),
+        plan = _planned(
+            graph, cluster, job, progress, planner.default_provenance(model, hardware, sys.argv[1:]), options
         )
     if output:
         planner.write_plan(plan, output)
@@ -156,6 +164,25 @@ def command(
         from ._summary import print_summary
 
         print_summary(plan, batch_given=options["global_batch"] is not None, output=output)
+
+
+def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The plan: of the joint search, of a system, or the best stages for one schedule."""
+    import planner
+
+    given = {"strict_ops": options["strict_ops"], "provenance": provenance}
+    searched = planner.Job(1).schedules
+    others = [name for name in options["schedules"] if name not in searched]
+    orders = [*others, *([Path(options["schedule_file"])] if options["schedule_file"] else [])]
+    if options["system"] and (orders or options["schedules"]):
+        raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
+    if options["system"] and options["system"] != "auto":
+        return planner.plan_system(options["system"], graph, cluster, job, **given)
+    if orders and len(orders) + len(options["schedules"]) - len(others) > 1:
+        raise click.UsageError(f"the search can weigh {' and '.join(searched)} only: give one other schedule by itself")
+    if orders:
+        return planner.plan_schedule(orders[0], graph, cluster, job, **given)
+    return planner.plan(graph, cluster, job, progress=progress, **given)
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -175,4 +202,6 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     given |= {name: options[name] for name in ("precision", "optimizer", "recompute", "overlap")}
     lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
     given |= {name: tuple(options[name]) for name in lists if options[name]}
+    if any(name not in planner.Job(1).schedules for name in options["schedules"]):
+        del given["schedules"]
     return planner.Job(global_batch=options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count), **given)

@@ -91,6 +91,10 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
             f"{author.title} shards every operator over one mesh: its row has no plan file",
             hint="`shardplan plan` writes shardings of its own search",
         )
+    if author.search == "auto" and found.played is None:
+        raise PlanError(
+            "the own search lets groups of ranks share every operator", hint="`shardplan plan` writes such plans"
+        )
     if found.played is not None:
         plan = _of_point(bench, author, found.played, provenance)
     else:
