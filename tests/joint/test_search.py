@@ -1,0 +1,136 @@
+"""The joint search over made-up shardings: as good as enumeration, and it behaves as a search for the least time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner.errors import InfeasibleError
+from planner.hardware.types import Cluster
+from planner.solvers import Answer, search
+from planner.space import BlockCosts, Job
+from planner.space.types import Decision
+from tests.joint.enumeration import best_s, judged
+from tests.joint.instances import Ways, random_joint
+
+SEEDS = st.integers(0, 10**6)
+LIMITS = st.sampled_from(["tensor_parallel", "pipeline_stages", "data_parallel"])
+some = settings(max_examples=10, deadline=None)
+
+
+def found(ways: Ways, cluster: Cluster, job: Job) -> Answer | None:
+    """The search's answer, None where nothing fits."""
+    try:
+        return search(ways.costs, cluster, job, shardings=ways.only(job.tensor_parallel))
+    except InfeasibleError:
+        return None
+
+
+def seconds(answer: Answer | None) -> float:
+    """The answer's time, infinite where there is none."""
+    return math.inf if answer is None else answer.best.evaluation.iteration_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS)
+def test_search_equals_enumeration(seed: int) -> None:
+    ways, cluster, job = random_joint(seed)
+    answer = found(ways, cluster, job)
+    expected = best_s(judged(ways.shelves, cluster, job))
+    assert seconds(answer) == pytest.approx(expected, rel=1e-9)
+    if answer is not None:
+        assert answer.certificate.bound_s <= expected * (1 + 1e-9)
+
+
+def test_ways_to_share_operators_win_and_lose_among_the_instances() -> None:
+    """What enumeration is compared on is not one-sided."""
+    ranks = {seconds_ranks(*random_joint(seed)) for seed in range(12)}
+    assert {1, 2} <= ranks
+
+
+def seconds_ranks(ways: Ways, cluster: Cluster, job: Job) -> int:
+    """Ranks of the answer's groups, 0 where there is none."""
+    answer = found(ways, cluster, job)
+    return answer.best.decision.stages[0].ranks if answer else 0
+
+
+@some
+@given(SEEDS)
+def test_the_gap_is_that_of_answer_and_bound(seed: int) -> None:
+    answer = found(*random_joint(seed))
+    assume(answer is not None)
+    assert answer is not None
+    certificate, best = answer.certificate, answer.best.evaluation.iteration_s
+    assert 0 <= certificate.bound_s <= best
+    assert certificate.gap == pytest.approx((best - certificate.bound_s) / best, abs=1e-12)
+    assert all(best <= other.evaluation.iteration_s * (1 + 1e-9) for other in answer.runners_up)
+
+
+@some
+@given(SEEDS, st.floats(1.05, 4.0))
+def test_more_memory_never_makes_the_best_plan_slower(seed: int, factor: float) -> None:
+    ways, cluster, job = random_joint(seed)
+    (device,) = cluster.devices
+    roomier = dataclasses.replace(
+        cluster, devices=(dataclasses.replace(device, memory_bytes=int(device.memory_bytes * factor) + 1),)
+    )
+    assert seconds(found(ways, roomier, job)) <= seconds(found(ways, cluster, job)) * (1 + 1e-9)
+
+
+@some
+@given(SEEDS, st.sampled_from([0.125, 0.5, 3.0, 1e3]))
+def test_everything_slower_by_a_factor_is_an_answer_slower_by_that_factor(seed: int, factor: float) -> None:
+    ways, cluster, job = random_joint(seed)
+    times = ("forward_s", "backward_s", "update_s", "step_s", "gather_s", "gradient_gather_s")
+
+    def slower(costs: BlockCosts) -> BlockCosts:
+        scaled = {name: getattr(costs, name) for name in times}
+        return dataclasses.replace(costs, **{k: None if v is None else v * factor for k, v in scaled.items()})
+
+    levels = tuple(
+        dataclasses.replace(
+            level,
+            byte_per_s=level.byte_per_s / factor,
+            device_byte_per_s=level.device_byte_per_s / factor,
+            latency_s=level.latency_s * factor,
+        )
+        for level in cluster.levels
+    )
+    slow = Ways(
+        {b: slower(c) for b, c in ways.plain.items()},
+        {b: tuple(map(slower, each)) for b, each in ways.sharded.items()},
+    )
+    before, after = found(ways, cluster, job), found(slow, dataclasses.replace(cluster, levels=levels), job)
+    assert (before is None) == (after is None)
+    if before is not None and after is not None:
+        assert seconds(after) == pytest.approx(seconds(before) * factor, rel=1e-9)
+        assert after.certificate.bound_s == pytest.approx(before.certificate.bound_s * factor, rel=1e-6)
+
+
+def honours(decision: Decision, name: str, allowed: tuple[int, ...]) -> bool:
+    """Whether a decision keeps to one of the job's limits."""
+    taken = {
+        "tensor_parallel": {stage.ranks for stage in decision.stages},
+        "pipeline_stages": {len(decision.stages)},
+        "data_parallel": {decision.copies * stage.replicas for stage in decision.stages},
+    }
+    return taken[name] <= set(allowed)
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS, LIMITS, st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1))
+def test_constraints_hold_and_cost_what_enumeration_says(seed: int, name: str, values: set[int]) -> None:
+    ways, cluster, job = random_joint(seed)
+    expected = best_s(e for e in judged(ways.shelves, cluster, job) if honours(e[0], name, tuple(values)))
+    assume(math.isfinite(expected))
+    allowed: dict[str, Any] = {name: tuple(sorted(values))}
+    answer = found(ways, cluster, dataclasses.replace(job, **allowed))
+    assert seconds(answer) == pytest.approx(expected, rel=1e-9)
+    assert seconds(found(ways, cluster, job)) <= seconds(answer) * (1 + 1e-9)
+    assert answer is not None
+    assert honours(answer.best.decision, name, tuple(values))
