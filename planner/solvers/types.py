@@ -65,7 +65,7 @@ class Shardings(Protocol):
         """By mesh, what no sharding on it is cheaper than."""
 
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
-        """A few shardings that a first plan can be made of."""
+        """A few shardings that a first plan can be made of, and with each all that stages can choose beside it."""
 
     def refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for: closer floors, or shardings worked out, each with a number of its own."""

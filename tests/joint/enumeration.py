@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware.types import Cluster
 from planner.space import BlockCosts, Job, evaluate
@@ -14,44 +14,49 @@ Shelves = Mapping[int, Mapping[int, BlockCosts]]
 """Costs by micro-batch size and sharding."""
 
 
-def decisions(costs: BlockCosts, devices: int, job: Job) -> Iterator[Decision]:
-    """All decisions in which groups of `costs.ranks` devices share every operator in one way."""
-    blocks, batches, groups = len(costs.parameter_elements), job.global_batch // costs.micro_batch, 0
-    groups = devices // costs.ranks
-    again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
+def decisions(ways: Sequence[BlockCosts], devices: int, job: Job) -> Iterator[Decision]:
+    """All decisions in which groups of equally many devices share operators, each stage in one of some ways."""
+    first = ways[0]
+    blocks, batches = len(first.parameter_elements), job.global_batch // first.micro_batch
+    groups = devices // first.ranks
     for copies in range(1, groups + 1):
         if batches % copies:
             continue
         width, micro_batches = groups // copies, batches // copies
-        for stages in _stages(blocks, width, micro_batches, again, costs, job.max_stages or blocks):
+        for stages in _stages(blocks, width, micro_batches, ways, job):
             full = sum(stage.replicas for stage in stages) == width
-            slice_devices = 0 if full else width * costs.ranks
+            slice_devices = 0 if full else width * first.ranks
             for schedule, zero in itertools.product(job.schedules, job.zero):
-                yield Decision(stages, copies, costs.micro_batch, micro_batches, schedule, zero, slice_devices)
+                yield Decision(stages, copies, first.micro_batch, micro_batches, schedule, zero, slice_devices)
 
 
 def _stages(
-    blocks: int, width: int, micro_batches: int, again: tuple[bool, ...], costs: BlockCosts, most: int
+    blocks: int, width: int, micro_batches: int, ways: Sequence[BlockCosts], job: Job
 ) -> Iterator[tuple[StageChoice, ...]]:
+    again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
+    numbers, ranks = [way.sharding for way in ways], ways[0].ranks
     replicas = [r for r in range(1, width + 1) if micro_batches % r == 0]
-    for count in range(1, min(blocks, width, most) + 1):
+    for count in range(1, min(blocks, width, job.max_stages or blocks) + 1):
+        dealt = [chosen for chosen in itertools.product(replicas, repeat=count) if sum(chosen) <= width]
+        options = list(itertools.product(itertools.product(again, numbers), repeat=count))
         for cuts in itertools.combinations(range(1, blocks), count - 1):
             ranges = list(itertools.pairwise((0, *cuts, blocks)))
-            for chosen in itertools.product(replicas, repeat=count):
-                if sum(chosen) <= width:
-                    for flags in itertools.product(again, repeat=count):
-                        yield tuple(
-                            StageChoice(a, b, r, flag, costs.ranks, costs.sharding)
-                            for (a, b), r, flag in zip(ranges, chosen, flags, strict=True)
-                        )
+            for chosen, taken in itertools.product(dealt, options):
+                yield tuple(
+                    StageChoice(a, b, r, flag, ranks, number)
+                    for (a, b), r, (flag, number) in zip(ranges, chosen, taken, strict=True)
+                )
 
 
 def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Decision, Evaluation]]:
     """Every feasible decision with what the judge says of it."""
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     for shelf in shelves.values():
+        by_label: dict[str, list[BlockCosts]] = {}
         for costs in shelf.values():
-            for decision in decisions(costs, devices, job):
+            by_label.setdefault(costs.label, []).append(costs)
+        for ways in by_label.values():
+            for decision in decisions(ways, devices, job):
                 verdict = evaluate(dict(shelf), cluster, job, decision)
                 if verdict.feasible:
                     yield decision, verdict

@@ -17,7 +17,7 @@ CROSSING = ("boundary_bytes", "gradient_boundary_bytes", "gather_s", "gradient_g
 
 
 class Ways:
-    """Made-up shardings: every mesh has one floor, refined to two ways on it.
+    """Made-up shardings: every number of ranks has one floor, refined to three ways.
 
     Attributes:
         plain: costs of single devices by micro-batch size.
@@ -51,12 +51,12 @@ class Ways:
         return found
 
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
-        """The first way."""
-        return self.sharded[micro_batch][:1]
+        """The first two ways."""
+        return self.sharded[micro_batch][:2]
 
-    def refine(self, micro_batch: int, key: Key) -> Sequence[tuple[BlockCosts, Key | None]]:
+    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
         """A floor's ways."""
-        return [(costs, None) for costs in self._of(micro_batch, key[0])]
+        return (), self._of(micro_batch, key[0])
 
     def _of(self, micro_batch: int, ranks: object) -> list[BlockCosts]:
         return [c for c in self.sharded[micro_batch] if c.ranks == ranks]
@@ -70,26 +70,37 @@ def _least(ways: Sequence[BlockCosts]) -> BlockCosts:
     return dataclasses.replace(first, **least, **nothing, sharding=0)
 
 
-def shared(rng: np.random.Generator, costs: BlockCosts, ranks: int, number: int) -> BlockCosts:
-    """The same chain with operators shared: an uneven part of everything on each rank, and communication on top."""
+def shared(rng: np.random.Generator, costs: BlockCosts, ranks: int, first: int) -> tuple[BlockCosts, ...]:
+    """The same chain with operators shared in three ways, two of which hand over tensors alike.
+
+    An uneven part of everything is on each rank, and communication comes on top.
+    """
     n = len(costs.parameter_elements)
-    part = rng.uniform(1 / ranks, 1.3 / ranks, n)
-    talk_s = rng.uniform(0, 0.2, n)
-    tables = {name: getattr(costs, name) * float(rng.uniform(1 / ranks, 1.2 / ranks)) for name in PER_RANK}
-    return dataclasses.replace(
-        costs,
-        **tables,
-        forward_s=costs.forward_s[:1] * part + talk_s,
-        backward_s=costs.backward_s[:1] * part + talk_s,
-        update_s=costs.update_s[:1] / ranks,
-        boundary_bytes=costs.boundary_bytes / ranks,
-        gradient_boundary_bytes=costs.gradient_boundary_bytes / ranks,
-        ranks=ranks,
-        sharding=number,
-        step_s=rng.uniform(0, 0.1, n),
-        gather_s=rng.uniform(0, 0.1, n + 1) * (costs.boundary_bytes > 0),
-        gradient_gather_s=rng.uniform(0, 0.1, n + 1) * (costs.gradient_boundary_bytes > 0),
-    )
+    found = []
+    for label, count in (("alike", 2), ("else", 1)):
+        crossing = {
+            "boundary_bytes": costs.boundary_bytes / ranks,
+            "gradient_boundary_bytes": costs.gradient_boundary_bytes / ranks,
+            "gather_s": rng.uniform(0, 0.1, n + 1) * (costs.boundary_bytes > 0),
+            "gradient_gather_s": rng.uniform(0, 0.1, n + 1) * (costs.gradient_boundary_bytes > 0),
+        }
+        for _ in range(count):
+            part, talk_s = rng.uniform(1 / ranks, 1.3 / ranks, n), rng.uniform(0, 0.2, n)
+            held = {name: getattr(costs, name) * float(rng.uniform(1 / ranks, 1.2 / ranks)) for name in PER_RANK}
+            way = dataclasses.replace(
+                costs,
+                **held,
+                **crossing,
+                forward_s=costs.forward_s[:1] * part + talk_s,
+                backward_s=costs.backward_s[:1] * part + talk_s,
+                update_s=costs.update_s[:1] / ranks,
+                ranks=ranks,
+                sharding=first + len(found),
+                label=f"{ranks}, {label}",
+                step_s=rng.uniform(0, 0.1, n),
+            )
+            found.append(way)
+    return tuple(found)
 
 
 def random_joint(seed: int) -> tuple[Ways, Cluster, Job]:
@@ -110,7 +121,7 @@ def random_joint(seed: int) -> tuple[Ways, Cluster, Job]:
     plain = {1: one, 2: _twice(one)}
     counts = [ranks for ranks in (2, 4) if ranks <= int(np.prod(sizes)) and ranks <= sizes[0]]
     ways = {
-        size: tuple(shared(rng, costs, ranks, 2 * k + w + 1) for k, ranks in enumerate(counts) for w in range(2))
+        size: tuple(way for k, ranks in enumerate(counts) for way in shared(rng, costs, ranks, 3 * k + 1))
         for size, costs in plain.items()
     }
     machine = cluster(
