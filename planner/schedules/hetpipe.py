@@ -10,7 +10,7 @@ being the clock distance, so that it misses at most s_global = (D+1)(s_local+1) 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.schedules import SCHEDULES
 from planner.schedules._defaults import Defaults, Facts, require
@@ -73,6 +73,11 @@ class HetPipe(Defaults):
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """s_local at every stage."""
         return (self.wave(pipeline) - 1,) * pipeline.stages
+
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """Micro-batches after which the order repeats: a wave on each replica."""
+        own = replace(pipeline, replicas=(1,) * pipeline.stages)
+        return self.wave(own) * pipeline.replicas[0]
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """One iteration, from an empty pipeline to an empty one."""

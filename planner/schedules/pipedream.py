@@ -11,6 +11,7 @@ forward ran. With `vertical` every stage uses the version that the first stage h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
@@ -73,6 +74,10 @@ class PipeDream(Defaults):
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Updates of a stage while a micro-batch is under way there."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
+
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """Micro-batches after which the order repeats: one for each replica."""
+        return math.lcm(*pipeline.replicas)
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """One iteration, from an empty pipeline to an empty one."""

@@ -102,6 +102,10 @@ class PipelinedBackprop(Defaults):
             found.append(StageDelay(delay, forward, backward, a, b))
         return tuple(found)
 
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """Micro-batches after which the order repeats: one for each replica."""
+        return pipeline.replicas[0]
+
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """One iteration, from an empty pipeline to an empty one."""
         return self.work(pipeline).lanes

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -20,7 +20,7 @@ from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
 from planner.simulate.engine import run
 from planner.simulate.memory import StageBytes, check_capacity, held_units, memory_curve
-from planner.simulate.steady import find_steady
+from planner.simulate.steady import find_steady, rhythm_of
 from planner.simulate.times import Conditions, StageTimes, Transfers
 from planner.simulate.trace import Trace
 
@@ -132,11 +132,13 @@ def measure_schedule(
         trace = _play(compile_orders(chosen.work(pipeline)), times, under)
         cost, iteration_s, cycle = Cost.SPAN if chosen.spans else Cost.MAKESPAN, 0.0, 0
         iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
-        played = 1
+        played = 1.0
     else:
-        steady = find_steady(chosen, pipeline, lambda program: _play(program, times, under))
-        trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s, steady.cycle
-        played = steady.played
+        rhythm = rhythm_of(chosen, pipeline)
+        beats = micro_batches // rhythm
+        steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: _play(p, times, under))
+        trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s * beats, steady.cycle
+        played, micro_batches = steady.played / beats, rhythm
     _check(trace, sizes, capacity_bytes)
     unit = chosen.activation_unit
     return _measurement(chosen.name, unit, trace, cost, iteration_s, played, cycle, sizes, micro_batches)
@@ -221,7 +223,7 @@ def _measurement(
     trace: Trace,
     cost: Cost,
     iteration_s: float,
-    played: int,
+    played: float,
     cycle: int,
     sizes: StageBytes | None,
     micro_batches: int,

@@ -3,7 +3,7 @@
 An order that repeats, on machines that do not change, ends up in a periodic regime: from some iteration on, all that
 happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
 max and plus). What happens next depends only on the micro-batches that are under way, so one repetition of as many
-micro-batches as that proves that it goes on for ever.
+micro-batches as that proves that it goes on for ever: of the last ones of an iteration where it has more.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class Steady:
     trace: Trace
 
 
+def rhythm_of(schedule: Schedule, pipeline: Pipeline) -> int:
+    """Micro-batches after which the schedule's order repeats: fewer than an iteration's where it updates more often."""
+    found = getattr(schedule, "rhythm", None)
+    return int(found(pipeline)) if found else pipeline.micro_batches
+
+
 def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program], Trace]) -> Steady:
     """Play a growing number of iterations until the regime repeats; O(actions played).
 
@@ -77,28 +83,31 @@ def find_pace(
         play: simulates a program.
         least: fewest iterations that `orders` can give.
     """
-    window = 1 + -(-depth // micro_batches)
-    iterations = max(2 * window + 4, least)
+    short = 2 * depth > micro_batches
+    window = 1 + -(-depth // micro_batches) if short else 1
+    iterations = max(2 * window + 4 if short else 3, least)
     while True:
         program = orders(iterations)
         trace = play(program)
-        begins = _begins(trace, micro_batches, iterations - window)
+        begins = _begins(trace, micro_batches, iterations - window, micro_batches if short else depth)
         found = _repetition(begins, window)
         if found is not None:
             cycle, first, period_s = found
             return Steady(period_s / cycle, cycle, first, iterations, trace)
         if len(program.kind) * 2 > MOST_ACTIONS:
-            half = len(begins) // 2
+            half = (len(begins) - 1) // 2
             pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
             return Steady(pace, 0, half, iterations, trace)
         iterations *= 2
 
 
-def _begins(trace: Trace, micro_batches: int, iterations: int) -> np.ndarray:
-    """[iterations, actions of one] start of each forward and backward, in a fixed order within an iteration."""
+def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:
+    """[iterations, actions] starts of the forwards and backwards of an iteration's last micro-batches, in one order."""
     program = trace.program
     chosen = np.flatnonzero(
-        program.of(FORWARD, BACKWARD, INPUT_GRAD) & (program.micro_batch < iterations * micro_batches)
+        program.of(FORWARD, BACKWARD, INPUT_GRAD)
+        & (program.micro_batch < iterations * micro_batches)
+        & (program.micro_batch % micro_batches >= micro_batches - last)
     )
     order = np.lexsort((program.kind[chosen], program.stage[chosen], program.micro_batch[chosen]))
     return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
