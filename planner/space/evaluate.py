@@ -32,7 +32,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, get
 from planner.space.layout import slice_width, stage_groups
 from planner.space.limits import forbidden_choices, malformations, overfull_stages
-from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
+from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms, Violation
 
 Shelf = BlockCosts | Mapping[int, BlockCosts]
 """Costs at one micro-batch size, of one sharding or by the number of several."""
@@ -49,7 +49,8 @@ def evaluate(costs: Shelf, cluster: Cluster, job: Job, decision: Decision) -> Ev
 
     Returns:
         The iteration time, the terms of each stage and the violations. A decision whose stages or devices make no sense
-        (kinds "coverage", "devices", "divisibility") gets an infinite time and no terms.
+        (kinds "coverage", "devices", "divisibility"), or that its schedule cannot serve, gets an infinite time and no
+        terms. What the job forbids is said before what the schedule cannot do.
 
     Raises:
         UsageError: the job's precision or optimizer is unknown.
@@ -61,7 +62,12 @@ def evaluate(costs: Shelf, cluster: Cluster, job: Job, decision: Decision) -> Ev
     if malformed:
         return Evaluation(float("inf"), (), malformed, 0)
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
-    in_flight = get(decision.schedule).in_flight(pipeline)
+    schedule = get(decision.schedule)
+    unserved = schedule.supports(pipeline)
+    if unserved:
+        forbidden = tuple(forbidden_choices(job, decision))
+        return Evaluation(float("inf"), (), forbidden or (Violation("option", 0, unserved),), 0)
+    in_flight = schedule.in_flight(pipeline)
     groups = stage_groups(decision)
     of_stage = [shelf[choice.sharding] for choice in decision.stages]
     tied_s = _tied_s(of_stage, cluster, job, decision, groups)

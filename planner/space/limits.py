@@ -100,7 +100,7 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Decision) -> list[Viola
         if stage.replicas > 0 and decision.micro_batches % stage.replicas:
             message = f"{stage.replicas} replicas of stage {index} do not divide {decision.micro_batches} micro-batches"
             found.append(Violation("divisibility", index, message, decision.micro_batches, stage.replicas))
-    if decision.schedule not in names():
+    if decision.schedule.partition(":")[0] not in names():
         found.append(Violation("option", 0, f"there is no schedule {decision.schedule!r}"))
     return found
 

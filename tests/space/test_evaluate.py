@@ -213,3 +213,13 @@ def test_replicas_fed_by_fewer_begin_late() -> None:
     assert found.iteration_s == pytest.approx(9.0 + 3.5 * 6.0)
     falling = Decision((StageChoice(0, 1, 2), StageChoice(1, 2, 1)), 1, 1, 8, "1f1b")
     assert evaluate(costs, cluster((3,), (1.0,)), JOB, falling).iteration_s == pytest.approx(9.0 + 7 * 6.0)
+
+
+def test_what_the_job_forbids_is_said_before_what_the_schedule_cannot_do() -> None:
+    costs = chain([1.0, 1.0, 1.0])
+    odd = Decision(tuple(StageChoice(i, i + 1, 1) for i in range(3)), 1, 1, 8, "chimera")
+    found = evaluate(costs, cluster((3,), (1.0,)), JOB, odd)
+    assert [v.message for v in found.violations] == ["schedule chimera is not among 1f1b, gpipe"]
+    allowed = evaluate(costs, cluster((3,), (1.0,)), dataclasses.replace(JOB, schedules=("chimera",)), odd)
+    assert [v.message for v in allowed.violations] == ["chimera needs an even number of stages, not 3"]
+    assert math.isinf(allowed.iteration_s)
