@@ -19,6 +19,56 @@ def _one(function: Callable[..., np.ndarray]) -> Callable[..., tuple[np.ndarray,
     return lambda *arrays: (function(*arrays),)
 
 
+def _reference(
+    op: str, inputs: list[str], output: str, wanted: tuple[int, ...], *, opset: int = 20, **attributes: Any
+) -> Case:
+    """The standard's own evaluator in double precision; constant inputs are given as `c:int64 2=4,4`."""
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    types = {"int64": TensorProto.INT64, "bool": TensorProto.BOOL, "": TensorProto.DOUBLE}
+    texts, arrays, constants = [], [], {}
+    for p, text in enumerate(inputs):
+        plain, _, given = text.partition("=")
+        kind, *sizes = plain.split()
+        shape = tuple(map(int, sizes))
+        if given:
+            dtype = bool if kind.endswith("bool") else np.int64
+            arrays.append(np.array([int(v) for v in given.split(",")]).astype(dtype).reshape(shape))
+            constants[p] = tuple(arrays[-1].ravel().tolist())
+        else:
+            arrays.append(0.5 * numbers(*shape))
+        texts.append(plain)
+    names = [f"in{p}" for p in range(len(inputs))]
+    infos = [
+        helper.make_tensor_value_info(n, types[t.split()[0].partition(":")[2]], None)
+        for n, t in zip(names, texts, strict=True)
+    ]
+    node = helper.make_node(op, names, ["out"], **attributes)
+    end = helper.make_tensor_value_info("out", TensorProto.DOUBLE, None)
+    model = helper.make_model(
+        helper.make_graph([node], op, infos, [end]), opset_imports=[helper.make_opsetid("", opset)]
+    )
+    evaluator = ReferenceEvaluator(model)
+
+    def whole(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (np.asarray(evaluator.run(None, dict(zip(names, values, strict=True)))[0], dtype=np.float64),)
+
+    what = call(op, texts, [output], opset=opset, constants=constants, **attributes)
+    return Case(what, arrays, whole, wanted)
+
+
+def _affine_grid() -> Case:
+    """Places follow the result's own size, of which each rank makes its samples."""
+
+    def function(theta: np.ndarray, size: Any) -> tuple[np.ndarray, ...]:
+        y, x = np.meshgrid([-0.5, 0.5], [-0.5, 0.5], indexing="ij")
+        return (np.einsum("nik,yxk->nyxi", theta, np.stack([x, y, np.ones_like(x)], axis=-1)),)
+
+    what = call("AffineGrid", ["x 2 2 3", "c:int64 4"], ["x 2 2 2 2"])
+    return Case(what, [numbers(2, 2, 3), None], function)
+
+
 def _simple(
     op: str,
     inputs: list[str],
@@ -451,6 +501,19 @@ CASES: dict[str, Maker] = {
         (),
     ),
     "LRN": lambda: _window_free("LRN", "2 3 4", "2 3 4", lambda x: x / (1 + (x**2).sum(1, keepdims=True)), size=5),
+    "GridSample": lambda: _reference("GridSample", ["x 2 2 2 2", "x 2 2 2 2"], "x 2 2 2 2", (0, 1)),
+    "AffineGrid": _affine_grid,
+    "Col2Im": lambda: _reference(
+        "Col2Im", ["x 2 8 4", "c:int64 2=4,4", "c:int64 2=2,2"], "x 2 2 4 4", (0,), strides=(2, 2)
+    ),
+    "DFT": lambda: _reference("DFT", ["x 2 4 2 2"], "x 2 4 2 2", (0,), opset=17, axis=1),
+    "RoiAlign": lambda: _reference(
+        "RoiAlign", ["x 1 2 4 4", "c 2 4", "c:int64 2=0,0"], "x 2 2 2 2", (0,), output_height=2, output_width=2
+    ),
+    "Compress": lambda: _reference("Compress", ["x 2 4 2", "c:bool 4=0,1,1,0"], "x 2 2 2", (0,), axis=1),
+    "DeformConv": lambda: _reference(
+        "DeformConv", ["x 2 1 2 2", "w 2 1 2 2", "x 2 8 1 1", "w 2"], "x 2 2 1 1", (0, 1, 2, 3)
+    ),
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
@@ -478,8 +541,6 @@ CASES: dict[str, Maker] = {
     ),
     "Resize": lambda: _window_free("Resize", "2 2 3", "2 2 6", lambda x: np.repeat(x, 2, axis=2), mode="nearest"),
     "Cast": lambda: Case(call("Cast", ["x 2 4"], ["x:float16 2 4"]), [numbers(2, 4)], lambda x: (x,)),
-    "MoE": _experts,
-    "MoE with biases": lambda: _experts(biases=True),
     "MoE, matrices turned": lambda: _experts(turned=True, biases=True),
     "MoE, gate alternating": lambda: _experts(fusion=1, biases=True),
     "MoE, gate beside": lambda: _experts(fusion=2),

@@ -31,7 +31,7 @@ def test_interleaved(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cuts"),
     [
-        ("MoE with biases", {"m0", "e", "f"}),
+        ("MoE, gate alternating", {"m0", "e", "f"}),
         ("MoE, gate beside", {"m0", "e", "f"}),
         ("projected Attention", {"b", "g", "s"}),
         ("MultiHeadAttention with bias", {"b", "g", "s"}),

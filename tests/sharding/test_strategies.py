@@ -89,8 +89,7 @@ def test_axes_of_one_rank_do_nothing() -> None:
 
 
 NOT_EXECUTED = {
-    "affine_grid", "col2im", "compress", "concat_sequence", "container", "data_dependent", "deform_conv",
-    "dynamic_quantize", "fourier", "grid_sample", "max_unpool", "roi_align", "roi_pool", "shape_arithmetic",
+    "concat_sequence", "container", "data_dependent", "dynamic_quantize", "max_unpool", "roi_pool", "shape_arithmetic",
 }  # fmt: skip
 """Rules whose only cuts are of the batch, or that have none, and that are too long to write out here."""
 SAME_NEST = {

@@ -141,7 +141,12 @@ def deform_conv(site: Site) -> OpSpec:
         vector_flops=8.0 * taps,
     )
     saved = keep_inputs(site, 0, 1, 2, 4) if site.trains else ()
-    base = contraction(site, nest, saved=saved, kernels=2)
+    bias = _channel_bias(site, 3, " ".join(ys))
+    if bias is not None:
+        fixed = {*ys, "g"}
+        dims = tuple(replace(d, kind=DimKind.WHOLE) if d.name in fixed else d for d in bias.dims)
+        bias = replace(bias, dims=dims)
+    base = contraction(site, nest, bias=bias, saved=saved, kernels=2)
     work = nest.matrix_flops
     return replace(
         base,

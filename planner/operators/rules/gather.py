@@ -175,8 +175,15 @@ def top_k(site: Site) -> OpSpec:
 
 @rule("Compress", ports=(0,))
 def compress(site: Site) -> OpSpec:
-    """Slices chosen by a mask; the mask is kept."""
+    """Slices chosen by a mask; the mask is kept. What lies beside the axis may be split."""
     nest = LoopNest((), (), ())
+    x = site.input(0)
+    if "axis" in site.call.attributes:
+        names = dim_names("d", len(x.shape))
+        axis = site.axis("axis", 0, len(x.shape))
+        chosen = ["k" if i == axis else name for i, name in enumerate(names)]
+        kinds = {names[axis]: DimKind.WHOLE, "m": DimKind.WHOLE, "k": DimKind.WHOLE}
+        nest = loop_nest(f"{' '.join(names)}, m -> {' '.join(chosen)}", site.reads(0, 1), site.writes(0), kinds=kinds)
     return streaming(
         site,
         nest,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from planner.operators.assemble import keep_extra, keep_inputs, streaming, traffic, view
+from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Site, rule
@@ -137,42 +135,6 @@ def dynamic_quantize(site: Site) -> OpSpec:
 
 def _whole(flops: float) -> LoopNest:
     return LoopNest((), (), (), vector_flops=flops)
-
-
-@rule("GridSample", ports=(0, 1))
-def grid_sample(site: Site) -> OpSpec:
-    """Bilinear samples at given places; image and places are kept."""
-    flops = 12.0 * site.output().elements
-    return streaming(site, _whole(flops), saved=keep_inputs(site, 0, 1), backward_flops=2.0 * flops)
-
-
-@rule("AffineGrid", ports=(0,))
-def affine_grid(site: Site) -> OpSpec:
-    """Places of a transformed grid."""
-    flops = 6.0 * site.output().elements
-    return streaming(site, _whole(flops), backward_flops=flops)
-
-
-@rule("Col2Im", ports=(0,))
-def col2im(site: Site) -> OpSpec:
-    """Columns of windows summed back to an image."""
-    elements = float(site.input(0).elements)
-    return streaming(site, _whole(elements), backward_flops=elements)
-
-
-@rule("DFT", "STFT", ports=(0, 1))
-def fourier(site: Site) -> OpSpec:
-    """Fourier transforms: 5 n log2 n operations for each transform of length n."""
-    result = site.output()
-    if site.call.op == "STFT":
-        length = (site.constant_ints(3) or (2 * max(1, result.shape[-2] - 1),))[0]
-    else:
-        rank = len(site.input(0).shape)
-        axis = (site.constant_ints(2) or (site.int_attribute("axis", -2),))[0] % rank
-        length = max(site.input(0).shape[axis], result.shape[axis])
-    flops = 5.0 * max(1, result.elements // 2) * math.log2(max(2, length))
-    window = keep_inputs(site, 0, 2) if site.call.op == "STFT" else ()
-    return streaming(site, _whole(flops), saved=window, backward_flops=flops)
 
 
 @rule("NonZero", "Unique", "NonMaxSuppression", ports=())

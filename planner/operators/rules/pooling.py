@@ -55,27 +55,3 @@ def lp_pool(site: Site) -> OpSpec:
     flops = float(3 * _window(site) * site.output().elements)
     saved = (*keep_inputs(site, 0), *keep_outputs(0))
     return streaming(site, _window_nest(site, flops), saved=saved, backward_flops=flops)
-
-
-@rule("MaxUnpool", ports=(0,))
-def max_unpool(site: Site) -> OpSpec:
-    """Elements put back to the places that pooling chose; the places are kept."""
-    return streaming(site, LoopNest((), (), ()), saved=keep_inputs(site, 1))
-
-
-@rule("MaxRoiPool", ports=(0,))
-def roi_pool(site: Site) -> OpSpec:
-    """Largest elements of regions; the regions and int64 places are kept."""
-    elements = site.output().elements
-    nest = LoopNest((), (), (), vector_flops=float(site.input(0).elements))
-    saved = (*keep_inputs(site, 1), keep_extra(0, elements, bits=8 * INT64_BYTES))
-    return streaming(site, nest, saved=saved, backward_flops=float(elements))
-
-
-@rule("RoiAlign", ports=(0,))
-def roi_align(site: Site) -> OpSpec:
-    """Means of bilinear samples in regions; the regions are kept."""
-    samples = max(1, site.int_attribute("sampling_ratio", 0)) ** 2
-    flops = 8.0 * samples * site.output().elements
-    nest = LoopNest((), (), (), vector_flops=flops)
-    return streaming(site, nest, saved=keep_inputs(site, 1, 2), backward_flops=flops)

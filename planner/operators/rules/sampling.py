@@ -1,0 +1,134 @@
+"""Images sampled at computed places, columns of windows summed back, Fourier transforms.
+
+What lies along space or along a transform's axis may be needed anywhere in the result, and is not split.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planner.operators.assemble import INT64_BYTES, keep_extra, keep_inputs, streaming
+from planner.operators.nest import dim_names, loop_nest
+from planner.operators.site import Site, rule
+from planner.operators.types import DimKind, LoopNest, OpSpec
+
+
+def _image(rank: int) -> list[str]:
+    """Names of the dimensions of an image that is sampled anywhere."""
+    return dim_names("h", rank)
+
+
+def _whole(*names: str) -> dict[str, DimKind]:
+    return dict.fromkeys(names, DimKind.WHOLE)
+
+
+@rule("GridSample", ports=(0, 1))
+def grid_sample(site: Site) -> OpSpec:
+    """Bilinear samples at given places: `n c h, n y at -> n c y`; image and places are kept."""
+    flops = 12.0 * site.output().elements
+    space = len(site.output().shape) - 2
+    image, places = _image(space), " ".join(dim_names("y", space))
+    nest = loop_nest(
+        f"n c {' '.join(image)}, n {places} at -> n c {places}",
+        site.reads(0, 1),
+        site.writes(0),
+        kinds=_whole(*image, "at"),
+        vector_flops=flops,
+    )
+    return streaming(site, nest, saved=keep_inputs(site, 0, 1), backward_flops=2.0 * flops)
+
+
+@rule("AffineGrid", ports=(0,))
+def affine_grid(site: Site) -> OpSpec:
+    """Places of a transformed grid: `n at k -> n y at`."""
+    flops = 6.0 * site.output().elements
+    places = dim_names("y", len(site.output().shape) - 2)
+    nest = loop_nest(
+        f"n at k -> n {' '.join(places)} at",
+        site.reads(0),
+        site.writes(0),
+        kinds=_whole(*places, "at", "k"),
+        vector_flops=flops,
+    )
+    return streaming(site, nest, backward_flops=flops)
+
+
+@rule("Col2Im", ports=(0,))
+def col2im(site: Site) -> OpSpec:
+    """Columns of windows summed back to an image: `n (c r) l -> n c y`."""
+    elements = float(site.input(0).elements)
+    image = dim_names("y", len(site.output().shape) - 2)
+    nest = loop_nest(
+        f"n (c r) l -> n c {' '.join(image)}",
+        site.reads(0),
+        site.writes(0),
+        kinds=_whole(*image, "r", "l"),
+        vector_flops=elements,
+    )
+    return streaming(site, nest, backward_flops=elements)
+
+
+@rule("DFT", "STFT", ports=(0, 1))
+def fourier(site: Site) -> OpSpec:
+    """Fourier transforms: 5 n log2 n operations for each transform of length n; every other dimension may be split."""
+    x, result = site.input(0), site.output()
+    short = site.call.op == "STFT"
+    if short:
+        length = (site.constant_ints(3) or (2 * max(1, result.shape[-2] - 1),))[0]
+    else:
+        axis = (site.constant_ints(2) or (site.int_attribute("axis", -2),))[0] % len(x.shape)
+        length = max(x.shape[axis], result.shape[axis])
+    flops = 5.0 * max(1, result.elements // 2) * math.log2(max(2, length))
+    nest = LoopNest((), (), (), vector_flops=flops)
+    if short or not site.has(2) or site.constant_ints(2) is not None:
+        names = dim_names("d", len(x.shape))
+        inside = [*names[:-1], "part"]
+        outside = ["d0", "frame", "bin", "pair"] if short else [*names[:-1], "pair"]
+        coupled = ["d1"] if short else [names[axis]]
+        if not short:
+            outside[axis] = "bin"
+        nest = loop_nest(
+            f"{' '.join(inside[: len(x.shape)])} -> {' '.join(outside)}",
+            site.reads(0),
+            site.writes(0),
+            kinds=_whole(*coupled, "part", "pair", "frame", "bin"),
+            vector_flops=flops,
+        )
+    window = keep_inputs(site, 0, 2) if short else ()
+    return streaming(site, nest, saved=window, backward_flops=flops)
+
+
+@rule("MaxUnpool", ports=(0,))
+def max_unpool(site: Site) -> OpSpec:
+    """Elements put back to the places that pooling chose, which count over the whole result; the places are kept."""
+    return streaming(site, LoopNest((), (), ()), saved=keep_inputs(site, 1))
+
+
+def _regions(site: Site, text: str, reads: tuple[int, ...], flops: float) -> LoopNest:
+    """Regions and channels are parallel; a region may lie in any image of the batch."""
+    image, places = _image(len(site.input(0).shape) - 2), dim_names("y", len(site.output().shape) - 2)
+    return loop_nest(
+        f"n c {' '.join(image)}, {text} -> r c {' '.join(places)}",
+        site.reads(0, *reads),
+        site.writes(0),
+        kinds=_whole(*image, *places, "n", "box"),
+        vector_flops=flops,
+    )
+
+
+@rule("MaxRoiPool", ports=(0,))
+def roi_pool(site: Site) -> OpSpec:
+    """Largest elements of regions; the regions and int64 places are kept."""
+    elements = site.output().elements
+    nest = _regions(site, "r box", (1,), float(site.input(0).elements))
+    saved = (*keep_inputs(site, 1), keep_extra(0, elements, bits=8 * INT64_BYTES))
+    return streaming(site, nest, saved=saved, backward_flops=float(elements))
+
+
+@rule("RoiAlign", ports=(0,))
+def roi_align(site: Site) -> OpSpec:
+    """Means of bilinear samples in regions; the regions are kept."""
+    samples = max(1, site.int_attribute("sampling_ratio", 0)) ** 2
+    flops = 8.0 * samples * site.output().elements
+    nest = _regions(site, "r box, r", (1, 2), flops)
+    return streaming(site, nest, saved=keep_inputs(site, 1, 2), backward_flops=flops)
