@@ -11,7 +11,7 @@ SYSTEMS.register(
         key="auto",
         title="auto",
         cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
-        sharding="none: every tensor is whole on its stage",
+        sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
         schedule="1f1b",
         sync="",
         search="auto",
@@ -25,7 +25,10 @@ SYSTEMS.register(
         backend={
             "plan": "`shardplan plan` writes it, where the own search is fastest",
         },
-        open=("asynchronous systems take part only where the user allows other semantics",),
+        open=(
+            "asynchronous systems take part only where other semantics are allowed, rows whose updates differ never",
+            "the own search counts transfers and the exchange at the end in full, while data-parallel rows hide theirs",
+        ),
         recompute=(False, True),
     ),
 )

@@ -108,3 +108,16 @@ def test_micro_batches_reach_the_largest_that_a_device_holds() -> None:
     sizes = bench("dlrm", "dgx-a100", 65536).sizes
     assert (sizes[0], sizes[-1]) == (1, 65536)
     assert len(sizes) == 13
+
+
+def test_the_best_of_all_may_share_operators_among_ranks() -> None:
+    """The largest tables do not fit one device, so every plan without sharing fails, and eight ranks share them."""
+    found = rows("dlrm", "dgx-a100", 65536, "1f1b", "auto")
+    assert not found["1f1b"].feasible
+    row = found["auto"]
+    assert row.plan.startswith("1 stage of 8 ranks")
+    assert row.memory is not None
+    assert row.memory.total < row.capacity_bytes
+    assert row.devices == 8
+    assert 0 < row.bubble < 1
+    assert row.sent_bytes > 0
