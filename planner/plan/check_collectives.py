@@ -95,6 +95,7 @@ def _figures(
         (Fault.SHARDING_BYTES, "sent_bytes", verdict.sent_bytes - sum(c.sent_bytes for c in steps)),
         (Fault.SHARDING_MEMORY, "saved_bytes", sum(_saved(rebuilt, entry, decision).values())),
         (Fault.SHARDING_MEMORY, "checkpoint_bytes", _inputs(rebuilt, entry)),
+        (Fault.SHARDING_MEMORY, "workspace_bytes", _workspace(rebuilt, entry)),
     )
     for fault, name, right in checks:
         said = getattr(figures, name)
@@ -135,3 +136,21 @@ def _inputs(rebuilt: Rebuilt, entry: ShardedBlock) -> float:
             elements = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes)
             total += rebuilt.setting.bytes_of(tensor) * elements
     return total
+
+
+def _workspace(rebuilt: Rebuilt, entry: ShardedBlock) -> float:
+    """Transient bytes of the operator that needs most, in proportion to the operands and results that a rank holds."""
+    graph, sizes, most = rebuilt.graph, rebuilt.mesh.sizes, 0.0
+    for split in entry.operators:
+        i = graph.producer[split.operator]
+        node, held, whole = graph.nodes[i], 0, 0
+        for names, texts in ((node.inputs, split.reads), (node.outputs, split.writes)):
+            for position, name in enumerate(names):
+                if name in graph.tensors:
+                    tensor, text = graph.tensors[name], texts[position] if position < len(texts) else ""
+                    layout = rebuilt.layout(text) if text else ()
+                    held += shard_elements(tensor.shape, layout, sizes) if layout else tensor.elements
+                    whole += tensor.elements
+        if rebuilt.prices is not None:
+            most = max(most, float(rebuilt.prices.workspace_bytes[i]) * held / max(1, whole))
+    return most

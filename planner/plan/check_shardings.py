@@ -19,16 +19,22 @@ TOLERANCE = 1e-6
 
 def check_shardings(plan: Plan) -> list[Finding]:
     """Findings that need nothing but the plan; O(names in the shardings + ranks)."""
-    found = [*_named(plan), *_groups(plan)]
+    found = check_meshes(plan)
     for sharding in plan.shardings:
-        found += _mesh(sharding)
-        found += _blocks(plan, sharding)
         for entry in sharding.blocks:
             found += _entry(plan, sharding, entry)
     if not found:
         found += _boundaries(plan)
         for stage in plan.stages:
             found += _stage(plan, stage) if stage.sharding else ()
+    return found
+
+
+def check_meshes(plan: Plan) -> list[Finding]:
+    """Findings about what stages, meshes and blocks a plan's shardings are about; O(blocks + ranks)."""
+    found = [*_named(plan), *_groups(plan)]
+    for sharding in plan.shardings:
+        found += [*_mesh(sharding), *_blocks(plan, sharding)]
     return found
 
 
@@ -84,6 +90,10 @@ def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:
         if not entry.of:
             yield Finding(Fault.SHARDING_BLOCKS, f"an entry of {sharding.name!r} is about no block", MAKE_AGAIN)
         counts.update(block for block, _ in entry.members())
+        for series in entry.of:
+            if series.count < 1 or series.step < 1 or (series.count == 1 and series.step > 1):
+                message = f"a series of {series.count} blocks, {series.step} apart, from block {series.first} on"
+                yield Finding(Fault.SHARDING_BLOCKS, message, "a series of one has step 1")
     for block, count in counts.items():
         if block not in wanted or count > 1:
             message = f"{sharding.name!r} says {count} times how block {block} is sharded"
@@ -107,15 +117,9 @@ def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Find
         if not 0 <= block < len(table):
             continue
         try:
-            known = correspondence(entry, table, block, names)
+            correspondence(entry, table, block, names)
         except PlanError as error:
             yield Finding(Fault.SHARDING_NAMES, error.problem.message, error.problem.hint)
-            return
-        used = (*entry.names, *(name for place in entry.tensors for name in place.parameters))
-        unknown = [name for name in used if name not in known]
-        if unknown:
-            message = f"nothing says what {unknown[0]!r} is called in block {block}"
-            yield Finding(Fault.SHARDING_NAMES, message, "list it among the names of the entry", tensor=unknown[0])
             return
     for tensor, text in _texts(entry):
         try:

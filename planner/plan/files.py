@@ -94,6 +94,9 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
     plan = strict.parse(text, Plan, FORMAT, SCHEMA_VERSION, name=name)
     try:
         len(plan.block_table)
+        for sharding in plan.shardings:
+            for entry in sharding.blocks:
+                entry.members()
     except PlanError as error:
         raise PlanError(error.problem.message, where=name, hint=error.problem.hint) from error
     return plan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import PlanError
-from planner.plan.blocks import Block
+from planner.plan.blocks import MAX_BLOCKS, Block
 from planner.plan.templates import filled
 
 
@@ -165,7 +165,13 @@ class BlockSeries:
     names: tuple[str, ...]
 
     def named(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """(number, further names) of every block."""
+        """(number, further names) of every block.
+
+        Raises:
+            PlanError: they are more than any model has.
+        """
+        if self.count > MAX_BLOCKS:
+            raise PlanError(f"a series of {self.count} blocks", where="shardings", hint=f"at most {MAX_BLOCKS}")
         for i in range(self.count):
             fill = self.count > 1
             yield self.first + self.step * i, tuple(filled(name, i) if fill else name for name in self.names)
@@ -198,9 +204,23 @@ class ShardedBlock:
         return tuple(dict.fromkeys((*(o.operator for o in self.operators), *places)))
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """Every name in the entry, also those of collectives, holdings and parameters."""
+        parameters = (name for place in self.tensors for name in place.parameters)
+        more = (*(c.of for c in self.collectives), *(h.weight for h in self.holdings))
+        return tuple(dict.fromkeys((*self.names, *parameters, *more)))
+
+    @property
     def first(self) -> tuple[int, tuple[str, ...]]:
-        """(number, further names) of the block in whose names the entry is written."""
-        return next(self.of[0].named())
+        """(number, further names) of the block in whose names the entry is written.
+
+        Raises:
+            PlanError: the entry is about no block.
+        """
+        found = next((member for series in self.of for member in series.named()), None)
+        if found is None:
+            raise PlanError("an entry is about no block", where="shardings", hint="plan again")
+        return found
 
     def members(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """(number, further names) of every block that the entry is about, in the order of the file."""
@@ -247,7 +267,7 @@ def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, name
         names: its further names, as `ShardedBlock.members` gives them.
 
     Raises:
-        PlanError: the two blocks do not have the same form.
+        PlanError: the two blocks do not have the same form, or nothing says what a name in the entry is in the block.
     """
     first, own = entry.first
     pairs = [
@@ -261,7 +281,15 @@ def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, name
             where="shardings",
             hint="plan again instead of editing the file",
         )
-    return {a: b for before, after in pairs for a, b in zip(before, after, strict=True)}
+    known = {a: b for before, after in pairs for a, b in zip(before, after, strict=True)}
+    unknown = next((name for name in entry.said if name not in known), None)
+    if unknown is not None:
+        raise PlanError(
+            f"nothing says what {unknown!r} is called in block {block}",
+            where="shardings",
+            hint="list it among the names of the entry",
+        )
+    return known
 
 
 def _parameters(block: Block) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from planner.hardware.types import Cluster
 from planner.plan.check_graph import check_graph
 from planner.plan.check_schedule import check_schedule
 from planner.plan.check_sharded_model import check_sharded_cluster, check_sharded_model
-from planner.plan.check_shardings import check_shardings
+from planner.plan.check_shardings import check_meshes, check_shardings
 from planner.plan.check_structure import check_structure
 from planner.plan.findings import Fault, Finding, limited
 from planner.plan.types import Plan
@@ -70,7 +70,7 @@ def require_sound(plan: Plan) -> None:
     Raises:
         PlanError: with every such finding.
     """
-    found = [finding for finding in check_structure(plan) if finding.fault in _STRUCTURAL]
+    found = [finding for finding in check_structure(plan) if finding.fault in _STRUCTURAL] or check_meshes(plan)
     if found:
         problems = [finding.problem("plan") for finding in found]
         raise PlanError(found[0].message, where="plan", hint="`shardplan check` tells all", problems=problems)

@@ -202,6 +202,7 @@ MUTATIONS: dict[str, tuple[Change, Fault, str]] = {
     "fewer parameters": (figures(parameters=0.5), Fault.SHARDING_MEMORY, ""),
     "less kept": (figures(saved_bytes=0.5), Fault.SHARDING_MEMORY, ""),
     "smaller inputs": (figures(checkpoint_bytes=0.5), Fault.SHARDING_MEMORY, ""),
+    "less workspace": (figures(workspace_bytes=0.5), Fault.SHARDING_MEMORY, ""),
     "stage that holds less": (stage(0, rank_parameters=7), Fault.SHARDING_MEMORY, ""),
     "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.SHARDED_STAGE, ""),
     "stage's communication": (inside, Fault.SHARDED_STAGE, ""),
