@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError, UsageError
 from planner.registry import did_you_mean
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
+
+Line = Callable[[Pipeline], tuple[tuple[Action, ...], ...]]
+"""Orders of a pipeline of single replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,8 @@ class Facts:
     source: str
 
 
-class Defaults:
-    """Answers that hold for a synchronous schedule over equal replicas; a schedule overrides what differs.
+class Defaults(Protocol):
+    """Answers that hold for a synchronous schedule over equal replicas; a schedule gives its order and what differs.
 
     A schedule is a frozen dataclass; its fields are its options.
     """
@@ -83,20 +86,13 @@ class Defaults:
         """Why the schedule cannot serve a pipeline of single replicas, empty when it can."""
         return ""
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders for single replicas."""
-        raise NotImplementedError
-
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The actions of each lane for one iteration; lane k of replica q is number k * replicas + q.
+        """The actions of each lane for one iteration.
 
         Raises:
             PlanError: the schedule cannot serve the pipeline; says why.
         """
-        require(self, pipeline)
-        count = pipeline.replicas[0]
-        own = Pipeline((1,) * pipeline.stages, pipeline.micro_batches // count)
-        return replicate(self.line(own), count)
+        ...
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders of some iterations, one after the other."""
@@ -133,6 +129,23 @@ class Defaults:
             sum(work_s[stage] * share + tail_s[stage] for stage, share in hosted.items())
             for hosted in shares_of_stages(self.order(pipeline), pipeline.stages)
         )
+
+
+def dealt(schedule: Defaults, pipeline: Pipeline, line: Line) -> tuple[tuple[Action, ...], ...]:
+    """The orders of equal replicas from those of single ones; lane k of replica q is number k * replicas + q.
+
+    Args:
+        schedule: whose they are.
+        pipeline: with replicas.
+        line: gives the orders of a pipeline of single replicas.
+
+    Raises:
+        PlanError: the schedule cannot serve the pipeline; says why.
+    """
+    require(schedule, pipeline)
+    count = pipeline.replicas[0]
+    own = Pipeline((1,) * pipeline.stages, pipeline.micro_batches // count)
+    return replicate(line(own), count)
 
 
 def require(schedule: Defaults, pipeline: Pipeline) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._lines import one_forward_one_backward
 from planner.schedules.types import Action, Pipeline
 
@@ -32,7 +32,11 @@ class BaPipeAs(Defaults):
         own = pipeline.micro_batches // pipeline.replicas[0]
         return tuple(min(own, pipeline.stages - i) for i in range(pipeline.stages))
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC, UPDATE."""
         kept = self.in_flight(pipeline)
         own = range(pipeline.micro_batches)

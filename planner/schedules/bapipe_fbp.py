@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 
@@ -48,7 +48,11 @@ class BaPipeFbp(Defaults):
         """The same by worker."""
         return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Two lanes for each stage."""
         own = range(pipeline.micro_batches)
         lanes: list[tuple[Action, ...]] = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._lines import one_forward_one_backward
 from planner.schedules.types import Action, ActionKind, Pipeline
 
@@ -45,7 +45,11 @@ class BPipe(Defaults):
         guests = [total[stages - 1 - i] - own[stages - 1 - i] for i in range(stages)]
         return tuple(mine + other for mine, other in zip(own, guests, strict=True) for _ in range(pipeline.replicas[0]))
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """1F1B with EVICT and LOAD, SYNC, UPDATE."""
         return tuple((*self._worker(stage, pipeline), *finish((stage,))) for stage in range(pipeline.stages))
 

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from planner.schedules import SCHEDULES
 from planner.schedules._bidirectional import Lines, doubled, slotted
-from planner.schedules._defaults import Defaults, Facts, finish, follow_on
+from planner.schedules._defaults import Defaults, Facts, dealt, finish, follow_on
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
 
@@ -72,7 +72,11 @@ class Chimera(Defaults):
             return f"{pipeline.micro_batches} micro-batches do not make pairs"
         return ""
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of all workers; stage s runs on each worker that has it, for different micro-batches."""
         lines = Lines(pipeline.stages, self.pairs)
         if self.over is Over.CONCAT:

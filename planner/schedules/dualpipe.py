@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._dual import DualWorker
 from planner.schedules.types import Action, Pipeline
 
@@ -43,7 +43,11 @@ class DualPipe(Defaults):
         """p + 1 micro-batches on every worker."""
         return (pipeline.stages + 1,) * sum(pipeline.replicas)
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both stages; even micro-batches go down, odd ones up."""
         depth, half = pipeline.stages, pipeline.stages // 2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._dual import DualWorker
 from planner.schedules.types import Action, ActivationUnit, Pipeline
 
@@ -40,7 +40,11 @@ class DualPipeV(Defaults):
         """2p + 1 chunks on every worker."""
         return (pipeline.stages + 1,) * (pipeline.stages // 2 * pipeline.replicas[0])
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both chunks."""
         last, workers = pipeline.stages - 1, pipeline.stages // 2
 

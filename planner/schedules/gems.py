@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
 from planner.schedules._bidirectional import Lines
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
@@ -36,7 +36,11 @@ class Gems(Defaults):
         """One micro-batch on every worker."""
         return (1,) * sum(pipeline.replicas)
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Micro-batches in turn from the first and from the last worker."""
         depth, lines = pipeline.stages, Lines(pipeline.stages, 1)
         orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._greedy import Task, list_schedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
@@ -41,7 +41,11 @@ class Hanayo(Defaults):
             return f"{pipeline.stages} stages do not make {self.waves} waves of an even number of chunks on each worker"
         return ""
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Backwards before forwards, later chunks before earlier ones."""
         stages, total = pipeline.stages, pipeline.micro_batches
         workers = stages // (2 * self.waves)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
 
@@ -51,7 +51,11 @@ class Interleaved(Defaults):
         kept = [min(total, self._warm_up(workers, r) + 1) for r in range(workers)]
         return tuple(k for k in kept for _ in range(count))
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC and UPDATE of each chunk."""
         workers = pipeline.stages // self.chunks
         return tuple(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish, follow_on
+from planner.schedules._defaults import Defaults, Facts, dealt, finish, follow_on
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
 
@@ -48,7 +48,11 @@ class Seq1F1B(Defaults):
         """The same by worker."""
         return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC, UPDATE."""
         kept = self.in_flight(pipeline)
         return tuple(

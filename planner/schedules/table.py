@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from planner.schedules._defaults import Defaults
 
 
@@ -11,7 +13,6 @@ def schedule_table() -> str:
 
     rows = ["| name | decides; options | bubble | memory | staleness | source |", "|---|---|---|---|---|---|"]
     for name, schedule in SCHEDULES.items():
-        if isinstance(schedule, Defaults):
-            f = schedule.facts
-            rows.append(f"| `{name}` | {f.decides} | {f.bubble} | {f.memory} | {f.staleness} | {f.source} |")
+        f = cast(Defaults, schedule).facts
+        rows.append(f"| `{name}` | {f.decides} | {f.bubble} | {f.memory} | {f.staleness} | {f.source} |")
     return "\n".join(rows) + "\n"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._lines import one_forward_one_backward
 from planner.schedules._zero_bubble import split_backward_order
 from planner.schedules.types import Action, ActionKind, Pipeline
@@ -42,7 +42,11 @@ class ZeroBubbleH1(Defaults):
         """A limit below one micro-batch."""
         return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Forwards, input and weight gradients, SYNC, UPDATE."""
         stages, count = pipeline.stages, pipeline.micro_batches
         if self.limit in (0, stages):

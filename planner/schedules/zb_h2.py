@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules._zero_bubble import split_backward_order
 from planner.schedules.types import Action, Pipeline
 
@@ -38,7 +38,11 @@ class ZeroBubbleH2(Defaults):
         """A limit below one micro-batch."""
         return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Forwards, input and weight gradients, SYNC, UPDATE."""
         limit = self.limit or 2 * pipeline.stages - 1
         orders = split_backward_order(pipeline.stages, pipeline.micro_batches, limit)

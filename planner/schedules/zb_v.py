@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
 from planner.schedules._building_block import Block, block_order, even_block
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._defaults import Defaults, Facts, dealt, finish
 from planner.schedules.types import Action, ActivationUnit, Pipeline
 
 
@@ -40,7 +40,11 @@ class ZeroBubbleV(Defaults):
         """2p chunks: as much as 1F1B keeps."""
         return 2 * workers
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The orders of single replicas, for each of them."""
+        return dealt(self, pipeline, self._line)
+
+    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The repeated block with its gaps filled, SYNC, UPDATE."""
         workers = pipeline.stages // 2
         orders = block_order(_block(workers), pipeline.micro_batches, self.limit(workers))
