@@ -9,6 +9,7 @@ stage counts it once.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -191,7 +192,7 @@ class _Collector:
         self.attention = find_attention(graph)
         self.activations = find_activations(graph)
         self.has_dropout = any(node.op == "Dropout" for node in graph.nodes)
-        self.kept: list[dict[str, int]] = [{} for _ in graph.nodes]
+        self.kept: defaultdict[int, dict[str, int]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
         grouped: set[int] = set()
@@ -212,7 +213,9 @@ class _Collector:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
-        return tuple(tuple(SavedBytes(name, size) for name, size in items.items()) for items in self.kept)
+        nothing: dict[str, int] = {}
+        found = (self.kept.get(i, nothing) for i in range(len(self.graph.nodes)))
+        return tuple(tuple(SavedBytes(name, size) for name, size in items.items()) for items in found)
 
     # -- what a node keeps
 

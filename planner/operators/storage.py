@@ -101,26 +101,28 @@ class Storages:
         layouts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._graph = graph
-        self._layouts: dict[str, Layout] = {}
+        self._roots: dict[str, str] = {}
+        self._strides: dict[str, tuple[int, ...]] = {}
         self._known: dict[object, tuple[bool, tuple[int, ...]]] = {}
         aliased, orders = aliases or {}, layouts or {}
         classes = call_classes(graph).index.tolist()
         for i, node in enumerate(graph.nodes):
-            lie = tuple(found.strides if (found := self._layouts.get(n)) else None for n in node.inputs)
+            lie = tuple(map(self._strides.get, node.inputs))
             for position, name in enumerate(node.outputs):
                 tensor = graph.tensors.get(name)
                 if tensor is None:
                     continue
                 if name in aliased:
-                    self._layouts[name] = Layout(aliased[name], dense_strides(tensor.shape))
+                    self._roots[name], self._strides[name] = aliased[name], dense_strides(tensor.shape)
                 elif name in orders:
-                    self._layouts[name] = Layout(name, dense_strides(tensor.shape, orders[name]))
+                    self._strides[name] = dense_strides(tensor.shape, orders[name])
                 else:
                     key = (classes[i], position, i in identity, lie)
                     if key not in self._known:
                         self._known[key] = self._lay(node, tensor, i in identity)
-                    view, strides = self._known[key]
-                    self._layouts[name] = Layout(self.root(node.inputs[0]) if view else name, strides)
+                    view, self._strides[name] = self._known[key]
+                    if view:
+                        self._roots[name] = self.root(node.inputs[0])
 
     def _lay(self, node: Node, tensor: Tensor, identity: bool) -> tuple[bool, tuple[int, ...]]:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
@@ -132,13 +134,12 @@ class Storages:
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor; those that no node writes own their storage and are row-major."""
-        found = self._layouts.get(name)
-        return found or Layout(name, dense_strides(self._graph.tensors[name].shape))
+        strides = self._strides.get(name)
+        return Layout(self.root(name), dense_strides(self._graph.tensors[name].shape) if strides is None else strides)
 
     def root(self, name: str) -> str:
         """Name of the tensor that owns a tensor's storage."""
-        found = self._layouts.get(name)
-        return found.root if found else name
+        return self._roots.get(name, name)
 
     def _view(self, node: Node, tensor: Tensor, identity: bool) -> tuple[int, ...] | None:
         """Strides of a result as a view of the node's first input, None where it must be a copy."""
