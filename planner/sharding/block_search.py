@@ -1,7 +1,8 @@
 """The points of one block under all treatments of its boundaries: one elimination with all prices of memory at once.
 
 The boundary tensors are one variable: which treatment, so what lies between the boundaries is minimised out once for
-all of them. A second variable stands for the prices of memory.
+all of them. A second variable stands for the prices of memory. Where tables would be too large, as for mixtures of
+experts on three axes, axes are tied: layouts that treat them differently are given up.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.sharding.boundary import Boundaries
-from planner.sharding.elimination import Factor, Minima, factor, minima
+from planner.sharding.elimination import Factor, Minima, factor, minima, table_entries
 from planner.sharding.inner_points import BlockProblem, InnerPoint, point, undominated
-from planner.sharding.problem import Choice
+from planner.sharding.problem import Choice, ShardingProblem
 from planner.sharding.resting import WeightChoice
+from planner.sharding.strategies import Strategy
 
 WORTH = (0.03, 0.3, 1000.0)
 """Prices of memory: holding all that the fastest point holds costs this many times its seconds."""
 LEAN = 1e-9
 """The price that only decides between points of equal time."""
+PAIRS = (
+    (LEAN, LEAN), *((w, LEAN) for w in WORTH), *((LEAN, w) for w in WORTH), *((w, w) for w in WORTH)
+)  # fmt: skip
+"""Prices of activations and of weights that are tried."""
+LIMIT = 16_000_000
+"""Largest table, in entries, that the search of a block may make: some 128 MB."""
 
 
 class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
@@ -42,38 +50,41 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
 
     @functools.cached_property
     def _joint(self) -> _Joint:
-        return _Joint.of(self._block, self._boundaries)
-
-    @functools.cached_property
-    def _first(self) -> Minima | None:
-        return self._joint.fastest()
-
-    @functools.cached_property
-    def _alone(self) -> dict[Boundaries, BlockPoints]:
-        """Each treatment by itself, where all of them at once need too large a table.
+        """The problem, with as few axes tied as its tables need.
 
         Raises:
-            InfeasibleError: there is only one.
+            InfeasibleError: tables would be too large even with all axes tied.
         """
-        if len(self._boundaries) == 1:
-            raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
-        return {each: BlockPoints(self._block, (each,)) for each in self._boundaries}
+        axes = len(self._block.setting.mesh.axes)
+        pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
+        for tied in ((), *pairs, tuple(range(axes))):
+            joint = _Joint.of(self._block, self._boundaries, tied)
+            if joint.entries <= LIMIT:
+                return joint
+        raise InfeasibleError(
+            "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
+        )
+
+    @property
+    def tied(self) -> tuple[int, ...]:
+        """Mesh axes, by index, that are treated alike since tables would be too large; empty where all is searched."""
+        return self._joint.tied
+
+    @functools.cached_property
+    def _first(self) -> Minima:
+        return self._joint.fastest()
 
     @functools.cached_property
     def _priced(self) -> Minima | None:
         first = self._first
-        if first is None or not np.isfinite(first.totals).any():
-            return None
-        return self._joint.priced(first, int(np.where(np.isfinite(first.totals), first.totals, np.inf).argmin()))
+        return self._joint.priced(first, int(first.totals.argmin())) if np.isfinite(first.totals).any() else None
 
     def least_s(self, boundary: Boundaries) -> float:
         """Least seconds, forward and backward and a share of the step; infinite where nothing is legal.
 
         Raises:
-            InfeasibleError: exact elimination would need too large a table.
+            InfeasibleError: tables would be too large even with all axes tied.
         """
-        if self._first is None:
-            return self._alone[boundary].least_s(boundary)
         return float(self._first.totals[self._boundaries.index(boundary)])
 
     def __getitem__(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
@@ -81,12 +92,12 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             raise KeyError(boundary)
         if boundary not in self._found:
             self._found[boundary] = self._points(boundary)
+            if len(self._found) == len(self._boundaries):
+                self.__dict__.pop("_priced", None)  # its tables are needed no more
         return self._found[boundary]
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         first, b = self._first, self._boundaries.index(boundary)
-        if first is None:
-            return self._alone[boundary][boundary]
         if not np.isfinite(first.totals[b]):
             return ()
         chosen = [first.choices((b,))]
@@ -103,29 +114,58 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         return len(self._boundaries)
 
 
+def _made(found: Minima | None) -> Minima:
+    if found is None:
+        raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
+    return found
+
+
+def _alike(choice: Choice, axes: Sequence[int]) -> bool:
+    """Whether a choice does the same on some axes."""
+    rows: list[Sequence[object]]
+    if isinstance(choice, Strategy):
+        rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
+    elif isinstance(choice, WeightChoice):
+        rows = [choice.weight, choice.gradient, choice.optimizer]
+    else:
+        rows = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
+    return all(len({row[a] for a in axes}) <= 1 for row in rows)
+
+
 @dataclass(frozen=True)
 class _Joint:
     """A block's problem in which the boundary tensors are one variable, the last.
 
     Attributes:
         block: the block.
+        problem: its choices; of those of boundary tensors only some are used.
+        tied: axes on which only choices that do the same count.
         ends: by boundary tensor's variable, its choice under each treatment.
         links: tables over two variables, those of boundary tensors over the treatments.
         treatments: how many.
     """
 
     block: BlockProblem
+    problem: ShardingProblem
+    tied: tuple[int, ...]
     ends: dict[int, np.ndarray]
     links: tuple[Factor, ...]
     treatments: int
 
     @staticmethod
-    def of(block: BlockProblem, boundaries: Sequence[Boundaries]) -> _Joint:
-        """The block with its boundaries tied together."""
+    def of(block: BlockProblem, boundaries: Sequence[Boundaries], tied: tuple[int, ...] = ()) -> _Joint:
+        """The block with its boundaries as one variable, and only choices that do the same on the tied axes."""
         problem, ends = block.free, block.ends_under(boundaries)
+        if tied:
+            which = {
+                id(choices): np.asarray([c for c, choice in enumerate(choices) if _alike(choice, tied)])
+                for choices in problem.choices
+            }
+            free = [v for v in range(len(problem.names)) if v not in ends]
+            problem = problem.restricted({v: which[id(problem.choices[v])] for v in free})
         last = len(problem.names)
 
-        def tied(link: Factor) -> Factor:
+        def joined(link: Factor) -> Factor:
             if ends.keys().isdisjoint(link.variables):
                 return link
             table = link.table
@@ -133,38 +173,43 @@ class _Joint:
                 table = np.take(table, ends[v], axis=axis) if v in ends else table
             return factor([last if v in ends else v for v in link.variables], table)
 
-        return _Joint(block, ends, tuple(map(tied, problem.links)), len(boundaries))
+        return _Joint(block, problem, tied, ends, tuple(map(joined, problem.links)), len(boundaries))
 
     @property
     def count(self) -> int:
         """Number of variables, the treatment left out."""
-        return len(self.block.free.names)
+        return len(self.problem.names)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Choices of each variable; a boundary tensor has none of its own."""
-        return (*(1 if v in self.ends else n for v, n in enumerate(self.block.free.sizes)), self.treatments)
+        return (*(1 if v in self.ends else n for v, n in enumerate(self.problem.sizes)), self.treatments)
 
     def _is_weight(self, v: int) -> bool:
-        return isinstance(self.block.free.choices[v][0], WeightChoice)
+        return isinstance(self.problem.choices[v][0], WeightChoice)
 
-    def fastest(self) -> Minima | None:
-        """The fastest choices under each treatment; None where a table would be too large."""
-        problem, last = self.block.free, self.count
+    @property
+    def entries(self) -> int:
+        """Entries of the widest table that all prices together need."""
+        return len(PAIRS) * table_entries(self.sizes, self.links, (self.count,))
+
+    def fastest(self) -> Minima:
+        """The fastest choices under each treatment."""
+        problem, last = self.problem, self.count
         owns = [
             Factor((last,), time[self.ends[v]]) if v in self.ends else Factor((v,), time)
             for v, time in enumerate(problem.seconds)
         ]
-        return minima(self.sizes, [*owns, *self.links], (last,))
+        return _made(minima(self.sizes, [*owns, *self.links], (last,)))
 
-    def priced(self, first: Minima, at: int) -> Minima | None:
-        """The best choices under each treatment and pair of prices; None where a table would be too large.
+    def priced(self, first: Minima, at: int) -> Minima:
+        """The best choices under each treatment and pair of prices.
 
         Args:
             first: the fastest choices.
             at: the treatment whose time and memory are the units of the prices.
         """
-        problem, last = self.block.free, self.count
+        problem, last = self.problem, self.count
         prices = self._prices(first, at)
         tables: dict[tuple[int, int, bool], np.ndarray] = {}
         owns = []
@@ -175,16 +220,15 @@ class _Joint:
                 tables[key] = time[:, None] + kept[:, None] * prices[:, int(weight)]
             end = v in self.ends
             owns.append(Factor((last if end else v, last + 1), tables[key][self.ends[v]] if end else tables[key]))
-        return minima((*self.sizes, len(prices)), [*owns, *self.links], (last, last + 1))
+        return _made(minima((*self.sizes, len(prices)), [*owns, *self.links], (last, last + 1)))
 
     def _prices(self, first: Minima, at: int) -> np.ndarray:
         """[prices, 2] seconds a byte of activations and of weights: every pair of prices, none on either first."""
         held = [0.0, 0.0]
         for v, c in enumerate(self.full(first.choices((at,)), at)):
-            held[self._is_weight(v)] += float(self.block.free.bytes[v][c])
+            held[self._is_weight(v)] += float(self.problem.bytes[v][c])
         units = [float(first.totals[at]) / max(1.0, each) for each in held]
-        pairs = [(LEAN, LEAN), *((w, LEAN) for w in WORTH), *((LEAN, w) for w in WORTH), *((w, w) for w in WORTH)]
-        return np.asarray([[a * units[0], w * units[1]] for a, w in pairs])
+        return np.asarray([[a * units[0], w * units[1]] for a, w in PAIRS])
 
     def full(self, chosen: Sequence[int], at: int) -> list[int]:
         """Choices of all variables of the block under a treatment."""
@@ -192,4 +236,4 @@ class _Joint:
 
     def decision(self, chosen: Sequence[int], at: int) -> dict[str, Choice]:
         """The same by name."""
-        return self.block.free.decision(self.full(chosen, at))
+        return self.problem.decision(self.full(chosen, at))

@@ -98,9 +98,9 @@ class _Order:
         return None
 
 
-def table_entries(sizes: Sequence[int], factors: Sequence[Factor]) -> int:
-    """Entries of the widest table that elimination makes, without making it."""
-    order, widest = _Order(sizes, factors), 1
+def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
+    """Entries of the widest table that elimination of all variables but some makes, without making it."""
+    order, widest = _Order(sizes, factors, keep), 1
     while (found := order.pop()) is not None:
         widest = max(widest, found[1])
     return widest

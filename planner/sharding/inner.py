@@ -144,6 +144,19 @@ class InnerCosts:
     blocks: tuple[BlockSharding, ...]
     solved: int
 
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """What the search leaves out, in words; empty where it is exact for every block."""
+        tied: dict[tuple[int, ...], list[int]] = {}
+        for block in self.blocks:
+            if block.points.tied:
+                tied.setdefault(block.points.tied, []).append(block.block)
+        return tuple(
+            f"layouts of {len(blocks)} blocks ({self.chain.blocks[blocks[0]].name}, ...) that treat the mesh axes "
+            f"{' and '.join(self.mesh.names[a] for a in axes)} differently"
+            for axes, blocks in tied.items()
+        )
+
     def least_s(self, boundary: Boundaries) -> np.ndarray:
         """[n] least seconds of each block, forward and backward and its share of the step; far quicker than points.
 
@@ -172,7 +185,8 @@ def inner_costs(
         cache: blocks solved before.
 
     Raises:
-        InfeasibleError: a block's operators hang together too closely for exact elimination.
+        InfeasibleError: a block's operators hang together too closely even with all mesh axes treated alike; raised
+            when points are asked for.
 
     Complexity: to formulate each distinct block; what is asked for of its points then takes one or two eliminations,
     with all boundaries and prices of memory at once.
