@@ -113,6 +113,9 @@ def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Find
             if count > 1:
                 message = f"{what} {name!r} is listed {count} times in an entry of {sharding.name!r}"
                 yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+    for name in set(entry.first[1]) - set(entry.said) if entry.members() else ():
+        message = f"{name!r} is among the names of an entry of {sharding.name!r}, which says nothing of it"
+        yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
     for block, names in entry.members():
         if not 0 <= block < len(table):
             continue
