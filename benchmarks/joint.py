@@ -179,8 +179,18 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def given_models(folder: Path) -> list[Case]:
-    """Every ONNX file of a folder on two DGX A100, 8 samples a device."""
-    return [Case(path.stem, str(path), "dgx-a100", 2, 128) for path in sorted(folder.glob("*.onnx"))]
+    """Every ONNX file of a folder on two DGX A100, 8 samples a device; symbolic batches are 1, other axes 128."""
+    return [
+        Case(path.stem, str(path), "dgx-a100", 2, 128, tuple(_dims(path))) for path in sorted(folder.glob("*.onnx"))
+    ]
+
+
+def _dims(path: Path) -> Iterator[str]:
+    """Options that size the symbolic axes of a model's inputs."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    axes = (d for given in graph.input for d in given.type.tensor_type.shape.dim)
+    for name in sorted({d.dim_param for d in axes} - {""}):
+        yield from ("--dim", f"{name}={1 if name == 'batch' else 128}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
