@@ -71,6 +71,7 @@ def _shared(bench: Bench, candidate: Candidate) -> Found:
         sent_bytes=decision.copies * sum(_sent(bench, candidate, i) for i in range(len(decision.stages))),
         devices=decision.copies * sum(stage.devices for stage in decision.stages),
         micro_batch=decision.micro_batch,
+        candidate=candidate,
     )
 
 

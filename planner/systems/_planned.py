@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+from collections.abc import Mapping
 from importlib.metadata import version
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,9 +21,10 @@ from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.system_sections import ExchangeSection, FusedMessage, LinkBytes, SystemSection, TensorExchange
 from planner.plan.words import significant
 from planner.schedules.types import Pipeline, Schedule
+from planner.sharding import StageSharding
 from planner.simulate import Transfers, simulate
 from planner.space.pricer import Pricer
-from planner.space.types import Certificate, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
+from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms
 from planner.sync import Exchange
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench
@@ -33,6 +36,7 @@ from planner.systems.compare import Keep
 from planner.systems.types import Point, System
 
 _MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
+_NONE: Mapping[int, StageSharding] = MappingProxyType({})
 _SPACE = "the plan's own stages in any order of work: the busiest device computes as long"
 
 
@@ -91,11 +95,9 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
             f"{author.title} shards every operator over one mesh: its row has no plan file",
             hint="`shardplan plan` writes shardings of its own search",
         )
-    if author.search == "auto" and found.played is None:
-        raise PlanError(
-            "the own search lets groups of ranks share every operator", hint="`shardplan plan` writes such plans"
-        )
-    if found.played is not None:
+    if found.candidate is not None:
+        plan = _of_candidate(bench, found.candidate, provenance)
+    elif found.played is not None:
         plan = _of_point(bench, author, found.played, provenance)
     else:
         plan = _of_exchange(bench, system, author, found.micro_batch, provenance)
@@ -138,6 +140,23 @@ def _author(bench: Bench, system: System, found: Found) -> System:
 
 def _provenance(bench: Bench) -> Provenance:
     return Provenance("shardplan", version("shardplan"), (), bench.prices.chain.graph.name, bench.cluster.name)
+
+
+def _of_candidate(bench: Bench, candidate: Candidate, provenance: Provenance | None) -> Plan:
+    """A decision in which groups of ranks share operators, with its shardings."""
+    decision, prices = candidate.decision, bench.prices
+    entries = (
+        [prices.entry(decision.micro_batch, n) for n in sorted({s.sharding for s in decision.stages} - {0})]
+        if isinstance(prices, Pricer)
+        else []
+    )
+    evaluation = candidate.evaluation
+    work_s = max(
+        (t.forward_s + t.backward_s) * decision.micro_batches / s.replicas
+        for t, s in zip(evaluation.stages, decision.stages, strict=True)
+    )
+    shardings = {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
+    return _assembled(bench, decision, evaluation, work_s, lay_out(decision), provenance, shardings)
 
 
 def _of_point(bench: Bench, system: System, played: Played, provenance: Provenance | None) -> Plan:
@@ -208,6 +227,7 @@ def _assembled(
     busiest_s: float,
     laid: Scheduled,
     provenance: Provenance | None,
+    shardings: Mapping[int, StageSharding] = _NONE,
 ) -> Plan:
     size, iteration_s = decision.micro_batch, evaluation.iteration_s
     bound_s = min(busiest_s, iteration_s)
@@ -221,6 +241,7 @@ def _assembled(
         Certificate(bound_s, 1.0 - bound_s / iteration_s, _SPACE, False),
         origins=bench.prices.profiles(size)[0].origin,
         provenance=provenance or _provenance(bench),
+        shardings=shardings,
         scheduled=laid,
     )
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from planner.space.types import MemoryBytes, StageChoice
+from planner.space.types import Candidate, MemoryBytes, StageChoice
 from planner.systems._bench import Bench
 from planner.systems._play import Played
 from planner.systems.types import LinkBytes, System
@@ -32,6 +32,7 @@ class Found:
         changes_semantics: the plan is asynchronous (of a search that may choose either).
         links: bytes over the links by level.
         played: the point and what playing it found, where the system is a pipeline on one kind of slice.
+        candidate: the judged decision, where groups of ranks share operators.
         alters: in what its updates differ from those of the other synchronous systems.
     """
 
@@ -52,6 +53,7 @@ class Found:
     links: tuple[LinkBytes, ...] = ()
     played: Played | None = None
     alters: str = ""
+    candidate: Candidate | None = None
 
 
 SystemSearch = Callable[[Bench, System], Found]

@@ -173,3 +173,12 @@ def test_own_orders_that_read_old_weights_are_asynchronous(tmp_path: Path) -> No
     assert plan.schedule.weight_policy == "stash"
     assert plan.schedule.versions == (2, 1)
     assert plan.schedule.staleness == (1, 0)
+
+
+def test_groups_of_ranks_of_the_best_of_all_stand_in_its_plan() -> None:
+    """A model that one device cannot hold, and whose layers four can share."""
+    graph, cluster = loaded("gpt3-2.7b")
+    plan = plan_system("auto", graph, cluster, planner.Job(global_batch=4, tensor_parallel=(4,)))
+    assert [stage.group_ranks for stage in plan.stages] == [4]
+    assert len(plan.shardings) == 1
+    assert validate(plan, planner.rebatch(graph, plan.micro_batches.size), cluster) == []
