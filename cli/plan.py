@@ -60,8 +60,8 @@ SAMPLES_A_DEVICE = 8
     "--zero",
     "zero",
     multiple=True,
-    type=click.IntRange(0, 1),
-    help="Allow only this ZeRO stage; repeatable. [default: 0 and 1]",
+    type=click.IntRange(0, 3),
+    help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
 @click.option(
     "--tp", "tensor_parallel", type=Numbers(), help="Allow only these numbers of ranks sharing every operator."

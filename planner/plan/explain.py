@@ -191,7 +191,7 @@ def plan_shape(plan: Plan) -> str:
         everywhere = len(recomputed) == len(plan.stages)
         text += ", recompute" if everywhere else f", recompute in {plural(len(recomputed), 'stage')}"
     if any(stage.zero for stage in plan.stages):
-        text += ", ZeRO-1"
+        text += f", ZeRO-{max(stage.zero for stage in plan.stages)}"
     return text
 
 

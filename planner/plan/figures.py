@@ -39,7 +39,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class StageCollective:
-    """A collective that a stage's ranks run once an iteration.
+    """A collective that a stage's ranks run once an iteration, or with ZeRO-2 and 3 in every pass.
 
     Attributes:
         kind: which one.
@@ -47,6 +47,8 @@ class StageCollective:
         bytes: payload of one rank.
         ranks: ranks in a group.
         groups: groups that run it side by side.
+        each: "forward" or "backward" when it is run in every such pass, block by block; the bytes are those of all
+            blocks. "" when it is run once an iteration.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class StageCollective:
     bytes: int
     ranks: int
     groups: int
+    each: Literal["", "forward", "backward"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         divided: whether a layer is divided between stages (only the model knows).
     """
     counts = [len(stage.replicas) for stage in plan.stages]
+    sharded = {stage.zero for stage in plan.stages if len(stage.replicas) > 1}
     pairs = [(b.from_stage, to) for b in plan.boundaries for to in b.to_stages]
     holds = {
         Requirement.PIPELINE: len(plan.stages) > 1,
@@ -26,7 +27,9 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         Requirement.TIED_PARAMETERS: bool(plan.shared_parameters),
         Requirement.MID_MODULE_CUT: divided,
         Requirement.RECOMPUTE: any(stage.recompute for stage in plan.stages),
-        Requirement.ZERO1: any(stage.zero == 1 and len(stage.replicas) > 1 for stage in plan.stages),
+        Requirement.ZERO1: 1 in sharded,
+        Requirement.ZERO2: 2 in sharded,
+        Requirement.ZERO3: 3 in sharded,
         Requirement.ASYNC_WEIGHTS: plan.schedule.weight_policy != WeightPolicy.SYNC,
         Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
         Requirement.SPLIT_BACKWARD: _splits_backward(plan),

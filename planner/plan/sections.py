@@ -139,17 +139,25 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
 
 
 def stage_collectives(stage: Stage, chosen: Precision) -> tuple[StageCollective, ...]:
-    """What a stage's replicas exchange each iteration: gradients summed, with ZeRO-1 in two halves."""
+    """What a stage's replicas exchange: gradients summed, with ZeRO in two halves, from stage 2 on in every pass."""
     ranks = len(stage.replicas)
     if ranks < 2 or not stage.parameters:
         return ()
     gradients, weights = stage.held_parameters * chosen.gradient_bytes, stage.held_parameters * chosen.weight_bytes
     groups = stage.group_ranks
+    reduced, scattered = Collective.ALL_REDUCE.value, Collective.REDUCE_SCATTER.value
+    gathered = Collective.ALL_GATHER.value
     if stage.zero == 0:
-        return (StageCollective(Collective.ALL_REDUCE.value, "gradients", gradients, ranks, groups),)
+        return (StageCollective(reduced, "gradients", gradients, ranks, groups),)
+    if stage.zero == 3:
+        return (
+            StageCollective(gathered, "weights", weights, ranks, groups, "forward"),
+            StageCollective(gathered, "weights", weights, ranks, groups, "backward"),
+            StageCollective(scattered, "gradients", gradients, ranks, groups, "backward"),
+        )
     return (
-        StageCollective(Collective.REDUCE_SCATTER.value, "gradients", gradients, ranks, groups),
-        StageCollective(Collective.ALL_GATHER.value, "weights", weights, ranks, groups),
+        StageCollective(scattered, "gradients", gradients, ranks, groups, "backward" if stage.zero == 2 else ""),
+        StageCollective(gathered, "weights", weights, ranks, groups),
     )
 
 

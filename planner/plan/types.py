@@ -151,7 +151,7 @@ class Stage:
         recompute: activations are dropped after forward and computed again before backward.
         kept_blocks: blocks of a recomputed stage whose activations are kept all the same (logits and loss), so that
             their forward is not repeated.
-        zero: 0, or 1 when the optimizer state is sharded over the replicas.
+        zero: ZeRO stage: what is sharded over the replicas (0 nothing, 1 optimizer state, 2 gradients, 3 weights too).
         parameters: trained weight elements of one replica, a tied copy counted once.
         sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
         rank_parameters: trained weight elements that one rank of a group holds, a tied copy counted once, and as where

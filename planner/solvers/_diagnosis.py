@@ -201,7 +201,8 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
         (f"micro-batch {smallest.micro_batch}", smallest is not costs, {"micro_batches": (1,)}),
         ("recompute=auto", job.recompute != "auto", {"recompute": "auto"}),
         ("the 1f1b schedule", "1f1b" not in job.schedules, {"schedules": (*job.schedules, "1f1b")}),
-        ("ZeRO-1", 1 not in job.zero, {"zero": (*job.zero, 1)}),
+        ("ZeRO-1", max(job.zero) < 1, {"zero": (*job.zero, 1)}),
+        ("ZeRO-3", max(job.zero) < 3, {"zero": (*job.zero, 3)}),
         ("no limit on stages", job.max_stages > 0, {"max_stages": 0}),
         (f"all {cluster.device_count} devices", 0 < job.devices < cluster.device_count, {"devices": 0}),
     ]

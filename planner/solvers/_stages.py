@@ -61,18 +61,19 @@ class StageTables:
 
 def stage_tables(problem: StageProblem) -> StageTables:
     """Tables of a problem; O(P n^2 + R^2 W n)."""
-    forward = problem.forward_s[problem.place_kind]
+    work = problem.forward_s[problem.place_kind]
     backward = problem.backward_s[problem.place_kind]
     again = backward + problem.repeat_s[problem.place_kind]
+    forward = _with_exchange(problem, work, problem.exchange_forward_s)
     receive, transfer = _least_transfers(problem)
     never, always = problem.recompute == "never", problem.recompute == "always"
     nothing = np.full(forward.shape, -1)
     return StageTables(
         forward_s=forward,
-        plain_s=forward + backward,
-        again_s=forward + again,
-        plain_end_s=np.maximum(problem.sync_s - problem.overlap * backward, 0.0) + problem.update_s,
-        again_end_s=np.maximum(problem.sync_s - problem.overlap * again, 0.0) + problem.update_s,
+        plain_s=forward + _with_exchange(problem, backward, problem.exchange_backward_s),
+        again_s=forward + _with_exchange(problem, again, problem.exchange_backward_s),
+        plain_end_s=_exposed(problem, backward) + problem.update_s,
+        again_end_s=_exposed(problem, again) + problem.update_s,
         plain_limit=nothing if always else _limit(problem, np.zeros_like(problem.saved_bytes), problem.saved_bytes),
         again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
         receive_s=receive,
@@ -80,6 +81,19 @@ def stage_tables(problem: StageProblem) -> StageTables:
         tied_s=problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape),
         least_s=problem.least_s,
     )
+
+
+def _exposed(problem: StageProblem, backward_s: np.ndarray) -> np.ndarray:
+    """Synchronisation that does not hide behind the last backward, as far as that hides nothing else."""
+    hiding = problem.overlap * backward_s
+    if len(problem.exchange_backward_s):
+        hiding = np.maximum(hiding - problem.exchange_backward_s, 0.0)
+    return np.asarray(np.maximum(problem.sync_s - hiding, 0.0))
+
+
+def _with_exchange(problem: StageProblem, work_s: np.ndarray, exchange_s: np.ndarray) -> np.ndarray:
+    """A pass with what replicas exchange in it, as far as it is not hidden."""
+    return work_s + np.maximum(exchange_s - problem.overlap * work_s, 0.0) if len(exchange_s) else work_s
 
 
 def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarray) -> np.ndarray:

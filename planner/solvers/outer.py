@@ -303,8 +303,10 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     """
     if job.global_batch < 1:
         raise JobError(f"a global batch of {job.global_batch} samples", hint="use at least one sample")
-    if not job.schedules or not job.zero or not set(job.zero) <= {0, 1}:
-        raise JobError("no schedule or no ZeRO stage to choose from", hint="allow a schedule, and ZeRO stage 0 or 1")
+    if not job.schedules or not job.zero or not set(job.zero) <= {0, 1, 2, 3}:
+        raise JobError(
+            "no schedule or no ZeRO stage to choose from", hint="allow a schedule, and ZeRO stage 0, 1, 2 or 3"
+        )
     divisors = [b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0]
     if not job.micro_batches:
         return tuple(divisors)
@@ -353,7 +355,7 @@ def _same_in_less_memory(other: StageProblem, task: Task) -> bool:
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:
     """Whether sharding the optimizer state costs no time at any place, whatever is hidden (it never costs memory)."""
-    if sharded.schedule != plain.schedule or sharded.zero <= plain.zero:
+    if sharded.schedule != plain.schedule or (sharded.zero, plain.zero) != (1, 0):
         return False
     end_s, other_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
     return bool((end_s <= other_s * (1 + SAME)).all())

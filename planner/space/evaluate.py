@@ -26,13 +26,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.costs.precision import Precision, optimizer_state_bytes, precision
+from planner.costs.precision import precision
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, get
 from planner.space.layout import slice_width, stage_groups
 from planner.space.limits import forbidden_choices, malformations, overfull_stages
-from planner.space.types import BlockCosts, Decision, Evaluation, Job, MemoryBytes, StageChoice, StageTerms, Violation
+from planner.space.replicas import Replicas
+from planner.space.types import BlockCosts, Decision, Evaluation, Job, StageChoice, StageTerms, Violation
 
 Shelf = BlockCosts | Mapping[int, BlockCosts]
 """Costs at one micro-batch size, of one sharding or by the number of several."""
@@ -120,32 +121,28 @@ def _stage_terms(
         return max(sum(float(seconds[t, b]) for b in which) for t in types)
 
     recompute_s = slowest_s(costs.forward_s, repeated)
-    backward_s = slowest_s(costs.backward_s) + recompute_s
+    forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
     held, charged = _elements(costs, blocks)
-    shards = decision.copies * choice.replicas if decision.zero else 1
+    own = [float(costs.parameter_elements[b]) for b in blocks]
     concurrent = max(1, slice_width(decision) // choice.replicas)
-    sync_s = _sync_s(cluster, groups[index], held, chosen, decision.zero, concurrent)
+    replicas = Replicas(cluster, groups[index], concurrent, chosen, decision.zero)
+    pass_s, sync_s = replicas.pass_s(own), replicas.end_s(held)
     receive_s, return_s = _transfers_s(costs, cluster, groups, index, choice.start)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     unit_bytes, working_bytes = _activations(costs, choice, repeated)
-    memory = MemoryBytes(
-        weights=held * chosen.weight_bytes,
-        gradients=held * chosen.gradient_bytes,
-        optimizer=held * optimizer_state_bytes(job.optimizer, chosen) / shards,
-        activations=in_flight * unit_bytes + working_bytes,
-        workspace=float(costs.workspace_bytes[choice.start : choice.stop].max()),
-        reserve=float(device.reserve_bytes),
-    )
+    workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
+    kept = in_flight * unit_bytes + working_bytes
+    updated = held / charged if charged else 0.0
     return StageTerms(
-        forward_s=slowest_s(costs.forward_s),
-        backward_s=backward_s,
+        forward_s=forward_s + max(0.0, pass_s[0] - job.overlap * forward_s),
+        backward_s=backward_s + max(0.0, pass_s[1] - job.overlap * backward_s),
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,
-        exposed_sync_s=max(0.0, sync_s - job.overlap * backward_s) + tied_s,
-        update_s=slowest_s(costs.update_s) / shards * (held / charged if charged else 0.0) + _sum(costs.step_s, blocks),
+        exposed_sync_s=max(0.0, sync_s - max(0.0, job.overlap * backward_s - pass_s[1])) + tied_s,
+        update_s=slowest_s(costs.update_s) / replicas.shards * updated + _sum(costs.step_s, blocks),
         in_flight=in_flight,
-        memory=memory,
+        memory=replicas.memory(held, max(own), job.optimizer, kept, (workspace, float(device.reserve_bytes))),
         capacity_bytes=float(device.memory_bytes),
         return_s=return_s,
         tied_sync_s=tied_s,
@@ -188,27 +185,6 @@ def _activations(costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]
     kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
     largest = max((float(costs.saved_bytes[b, b]) for b in repeated), default=0.0)
     return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
-
-
-def _sync_s(
-    cluster: Cluster, groups: np.ndarray, elements: float, chosen: Precision, zero: int, concurrent: int
-) -> float:
-    """Gradient all-reduce; with ZeRO-1, gradients are scattered and updated weights gathered.
-
-    Equal ranks of all replicas exchange among themselves, all at once. Ranks of a replica are neighbours, so the first
-    and the last of them say how far apart.
-    """
-    if groups[..., 0].size < 2 or not elements:
-        return 0.0
-    gradients, weights = elements * chosen.gradient_bytes, elements * chosen.weight_bytes
-
-    def seconds(kind: Collective, payload_bytes: float) -> float:
-        ends = {0, groups.shape[-1] - 1}
-        return max(collective_s(cluster, kind, groups[..., e].ravel(), payload_bytes, concurrent) for e in ends)
-
-    if not zero:
-        return seconds(Collective.ALL_REDUCE, gradients)
-    return seconds(Collective.REDUCE_SCATTER, gradients) + seconds(Collective.ALL_GATHER, weights)
 
 
 def _tied_s(

@@ -7,10 +7,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from planner.costs.precision import Precision, optimizer_state_bytes, precision
+from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
-from planner.hardware.types import Cluster, Collective
+from planner.hardware.types import Cluster
+from planner.space.exchanges import Exchanges
 from planner.space.pins import pinned_blocks
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
@@ -21,7 +22,6 @@ from planner.space.types import BlockCosts, Job
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
 
-_CACHED_BYTES = 2**27
 _CACHED_COSTS = 64
 _ANY = 2**30
 
@@ -65,7 +65,7 @@ def formulate(
         job: what is to be trained; its devices are dealt to the copies in equal slices.
         copies: copies of the pipeline.
         schedule: "1f1b" or "gpipe".
-        zero: 0 or 1.
+        zero: ZeRO stage.
         replicas: allowed replicas of a stage; by default `replica_options`.
         slice_devices: devices of one copy; by default as many as the job's devices allow.
 
@@ -97,10 +97,9 @@ class Formulator:
             raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
         self._cluster, self._job = cluster, job
         self._precision = precision(job.precision)
-        self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
+        self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
-        self._syncs: dict[tuple[int, int, bytes], np.ndarray] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self._used = min(job.devices or cluster.device_count, cluster.device_count)
@@ -156,13 +155,12 @@ class Formulator:
             shardings=np.full(len(placement.replicas), costs.sharding, dtype=np.int64),
             place=placement.place,
             place_kind=placement.place_kind,
-            sync_s=self._sync_table(placement, ranges.elements, zero),
             in_flight=in_flight,
             passing=passing,
             link=placement.link,
             receive_s=_transfers(placement.sends, costs.boundary_bytes, costs.gather_s),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes, costs.gradient_gather_s),
-            **self._work_tables(costs, placement, ranges, copies if zero else 0),
+            **self._work_tables(costs, placement, ranges, copies, zero),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
         )
@@ -181,17 +179,20 @@ class Formulator:
         return width, micro_batches
 
     def _work_tables(
-        self, costs: BlockCosts, placement: Placement, ranges: Ranges, shards_a_replica: int
+        self, costs: BlockCosts, placement: Placement, ranges: Ranges, copies: int, zero: int
     ) -> dict[str, Any]:
-        """Times and bytes of stages by kind and place; the optimizer state is sharded over all replicas of a stage."""
+        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage."""
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
         def slowest(values: np.ndarray) -> np.ndarray:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
-        shards = np.maximum(1, shards_a_replica * placement.place_replicas)
-        per_element = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
+        shards = np.maximum(1, (copies if zero else 0) * placement.place_replicas)
+        forward_s, backward_s = self._exchanges.in_passes(placement, costs.parameter_elements, zero)
         return {
+            "sync_s": self._exchanges.at_end(placement, ranges.elements, zero),
+            "exchange_forward_s": forward_s,
+            "exchange_backward_s": backward_s,
             "forward_s": slowest(ranges.forward_s),
             "backward_s": slowest(ranges.backward_s),
             "repeat_s": slowest(ranges.repeat_s),
@@ -203,7 +204,7 @@ class Formulator:
             "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
             "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
             "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
-            "resident_bytes": per_element[:, None, None] * ranges.elements + ranges.workspace_bytes,
+            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, shards, zero),
         }
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
@@ -226,23 +227,13 @@ class Formulator:
 
     def least_sync(self, task: SliceOf, replicas: Sequence[int]) -> np.ndarray:
         """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them."""
-        placements, zero = self.placements(task.ranks), task.zero
-
-        def least(kind: Collective, element_bytes: float) -> np.ndarray:
-            found = placements.least(task.copies, task.slice_devices, replicas, kind)
-            return np.asarray(found * [1.0, element_bytes])
-
-        chosen = self._precision
-        if not zero:
-            return least(Collective.ALL_REDUCE, chosen.gradient_bytes)
-        scatter = least(Collective.REDUCE_SCATTER, chosen.gradient_bytes)
-        return np.asarray(scatter + least(Collective.ALL_GATHER, chosen.weight_bytes))
+        slices = task.copies, task.slice_devices, task.zero
+        return self._exchanges.least(self.placements(task.ranks), slices, replicas)
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""
-        shards = self.devices(ranks) if zero else 1
-        held = self._precision.weight_bytes + self._precision.gradient_bytes + self._state_bytes / shards
-        return np.asarray(held * ranges.elements + ranges.workspace_bytes)
+        nothing = np.zeros(ranges.elements.shape[-1])
+        return self._exchanges.resident(ranges, nothing, np.asarray(self.devices(ranks)), zero)
 
     def _range_tables(self, costs: BlockCosts) -> Ranges:
         known = self._ranges.get(id(costs))
@@ -265,15 +256,6 @@ class Formulator:
             self._tied[key] = tied_ends(self._cluster, *slices, placement.replicas, costs.ranks)
         table, of = self._tied[key].seconds(shared * self._precision.gradient_bytes)
         return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
-
-    def _sync_table(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
-        key = (id(placement), zero, elements.tobytes())
-        if key not in self._syncs:
-            tables = [_sync_s(placement, p, elements, zero, self._precision) for p in range(len(placement.all_reduce))]
-            while self._syncs and sum(t.nbytes for t in self._syncs.values()) > _CACHED_BYTES:
-                del self._syncs[next(iter(self._syncs))]
-            self._syncs[key] = np.stack(tables)
-        return self._syncs[key]
 
 
 def _least_prefix_s(costs: BlockCosts, types: Sequence[int]) -> np.ndarray:
@@ -308,25 +290,6 @@ def warm_up_tables(
         forwards = 1 + -(-coming // replicas[:, None])
         return np.minimum(own, forwards), np.minimum(forwards * replicas[:, None], coming[0, -1])
     raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
-
-
-def _sync_s(placement: Placement, place: int, elements: np.ndarray, zero: int, chosen: Precision) -> np.ndarray:
-    """[n, n] seconds of a place's gradient synchronisation; nothing to do without parameters."""
-    if zero:
-        scatter = _least(placement.reduce_scatter[place], elements * chosen.gradient_bytes)
-        seconds = scatter + _least(placement.all_gather[place], elements * chosen.weight_bytes)
-    else:
-        seconds = _least(placement.all_reduce[place], elements * chosen.gradient_bytes)
-    return np.where(elements > 0, seconds, 0.0)
-
-
-def _least(terms: Terms, payload_bytes: np.ndarray) -> np.ndarray:
-    """The cheapest algorithm at each payload, looking only at those that apply."""
-    applies = np.flatnonzero(np.isfinite(terms.latency_s))
-    first, *others = [terms.latency_s[k] + terms.s_per_byte[k] * payload_bytes for k in applies]
-    for seconds in others:
-        np.minimum(first, seconds, out=first)
-    return np.asarray(first)
 
 
 def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:

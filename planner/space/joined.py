@@ -68,7 +68,7 @@ def joined(problems: Sequence[StageProblem]) -> StageProblem:
         return np.concatenate([getattr(p, name) for p in problems])
 
     by_option = ("replicas", "in_flight", "passing", "tied_class", "shardings")
-    by_place = ("sync_s", "update_s", "resident_bytes")
+    by_place = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
     kept = ("saved_bytes", "checkpoint_bytes", "working_bytes")
     by_kind = ("forward_s", "backward_s", "repeat_s", "capacity_bytes", *kept)
     stacked: dict[str, Any] = {name: all_of(name) for name in (*by_option, *by_place, *by_kind)}

@@ -44,6 +44,8 @@ class StageProblem:
         repeat_s: [K, n, n] what recomputation adds to the backward: the forward of those blocks that it repeats.
         least_s: [n + 1] forward and backward of the blocks before p, each on the fastest type that any place has.
         sync_s: [P, n, n] gradient synchronisation.
+        exchange_forward_s: [P or 0, n, n] what replicas exchange in a forward pass (ZeRO-3), if anything.
+        exchange_backward_s: the same in a backward pass (ZeRO-2 and 3).
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
         resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
@@ -85,6 +87,8 @@ class StageProblem:
     repeat_s: np.ndarray
     least_s: np.ndarray
     sync_s: np.ndarray
+    exchange_forward_s: np.ndarray
+    exchange_backward_s: np.ndarray
     update_s: np.ndarray
     resident_bytes: np.ndarray
     capacity_bytes: np.ndarray

@@ -19,7 +19,8 @@ class Job:
             fits.
         schedules: allowed schedules.
         recompute: allowed choices per stage: "never", "always" or "auto".
-        zero: allowed ZeRO stages (0: none, 1: optimizer state sharded over a stage's replicas).
+        zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
+            too, 3: weights too).
         max_stages: most pipeline stages; 0 means no limit.
         tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
         pipeline_stages: allowed numbers of pipeline stages; empty means any.
@@ -95,7 +96,7 @@ class Decision:
         micro_batch: samples a replica runs at a time.
         micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
         schedule: name of the schedule.
-        zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
+        zero: ZeRO stage: what is sharded over a stage's replicas.
         slice_devices: devices in one copy's slice; 0 means as many as its stages take. Where a slice has more, its
             first devices stay idle.
     """

@@ -147,7 +147,7 @@ def test_no_micro_batch_size_divides_the_batch() -> None:
     assert "4, 6 or 12" in str(raised.value)
 
 
-@pytest.mark.parametrize("change", [{"global_batch": 0}, {"schedules": ()}, {"zero": ()}, {"zero": (3,)}])
+@pytest.mark.parametrize("change", [{"global_batch": 0}, {"schedules": ()}, {"zero": ()}, {"zero": (4,)}])
 def test_jobs_that_leave_nothing(change: dict[str, object]) -> None:
     with pytest.raises(JobError):
         search(PLAIN, cluster((), ()), dataclasses.replace(Job(global_batch=8), **change))

@@ -74,7 +74,9 @@ def chain(
     )
 
 
-def random_instance(seed: int, *, others: bool = False) -> tuple[BlockCosts, Cluster, Job]:
+def random_instance(
+    seed: int, *, others: bool = False, zero: tuple[int, ...] = (0, 1)
+) -> tuple[BlockCosts, Cluster, Job]:
     """A chain of 2 to 5 blocks on 1 to 6 devices: uneven blocks, levels, device types, memory from ample to hopeless.
 
     The first and the last block may share weights; with `others` any blocks may.
@@ -122,6 +124,7 @@ def random_instance(seed: int, *, others: bool = False) -> tuple[BlockCosts, Clu
         recompute=str(rng.choice(["never", "always", "auto", "auto"])),
         max_stages=int(rng.choice([0, 0, 0, 1, 2, 3])),
         overlap=float(rng.choice([0.0, 0.5, 1.0])),
+        zero=zero,
     )
     if rng.random() < 0.5:
         repeated = rng.random(n) < 0.6
@@ -143,7 +146,7 @@ def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple
 
 def shared_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
     """A random instance in which two ranks share every operator, and limits that the user may set."""
-    costs, machine, job = random_instance(seed)
+    costs, machine, job = random_instance(seed, zero=(0, 1, 2, 3))
     rng = np.random.default_rng(seed + 1)
     n = len(costs.parameter_elements)
     sizes = [(2,), (4,), (6,), (2, 2), (2, 3), (4, 2)][int(rng.integers(6))]
