@@ -63,14 +63,14 @@ def evaluate(costs: Shelf, cluster: Cluster, job: Job, decision: Decision) -> Ev
     if malformed:
         return Evaluation(float("inf"), (), malformed, 0)
     pipeline = Pipeline(tuple(s.replicas for s in decision.stages), decision.micro_batches)
-    of_stage = [shelf[choice.sharding] for choice in decision.stages]
     schedule = get(decision.schedule)
     unserved = schedule.supports(pipeline)
     if unserved:
-        forbidden = tuple(forbidden_choices(job, decision, of_stage[0].names))
+        forbidden = tuple(forbidden_choices(job, decision, shelf[decision.stages[0].sharding].names))
         return Evaluation(float("inf"), (), forbidden or (Violation("option", 0, unserved),), 0)
     in_flight = schedule.in_flight(pipeline)
     groups = stage_groups(decision)
+    of_stage = [shelf[choice.sharding] for choice in decision.stages]
     tied_s = _tied_s(of_stage, cluster, job, decision, groups)
     stages = tuple(
         _stage_terms(of_stage[index], cluster, job, decision, groups, index, in_flight[index], tied_s[index])
