@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 132
 """Columns when the output is not a terminal."""
 LIES = {"replicated": "whole on every rank", "sequence": "cut by the sequence", "batch": "cut by the batch"}
+SEARCHED = ("1f1b", "gpipe")
+"""Schedules with a closed form; the time of others is measured."""
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -45,6 +47,7 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
         f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batches of {batch.size}; "
         f"schedule {plan.schedule.name}; {_plural(len(plan.stages), 'stage')}, {_plural(plan.copies, 'copy')}"
     )
+    _origin(console, plan)
     for sharding in plan.shardings:
         mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
         console.print(
@@ -56,9 +59,22 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
         f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
     )
     proof = "proven optimal" if predictions.proven_optimal else f"within {predictions.gap:.2%} of the bound"
+    form = "closed form" if plan.system is None and plan.schedule.name in SEARCHED else "predicted"
     console.print(
-        f"closed form {format_seconds(predictions.iteration_s)}, bound {format_seconds(predictions.bound_s)}: {proof}\n"
+        f"{form} {format_seconds(predictions.iteration_s)}, bound {format_seconds(predictions.bound_s)}: {proof}\n"
     )
+
+
+def _origin(console: Console, plan: Any) -> None:  # noqa: ANN401
+    """Whose rules chose the plan, and whether it changes what training means."""
+    if plan.system is not None:
+        console.print(f"by the rules of {plan.system.title} ({plan.system.source})")
+    if plan.schedule.weight_policy != "sync":
+        old, kept = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
+        console.print(
+            f"[bold]asynchronous[/bold]: gradients are up to {_plural(old, 'update')} old, "
+            f"up to {_plural(kept, 'version')} of the weights are kept; the pipeline never drains"
+        )
 
 
 def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401

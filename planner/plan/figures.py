@@ -107,7 +107,7 @@ class Predictions:
     """What the plan is expected to do, and what is proven about it.
 
     Attributes:
-        iteration_s: closed form of the time of one iteration.
+        iteration_s: closed form of the time of one iteration; measured where the schedule has none.
         simulated_iteration_s: the same played out event by event; null when it was not simulated.
         samples_per_s: global batch / iteration_s.
         bubble_fraction: share of device time in which nothing is computed.

@@ -18,7 +18,7 @@ from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
 from planner.simulate.engine import StageTimes, Trace, Transfers, run
 from planner.simulate.measure import Cost
-from planner.simulate.memory import MemoryCurve, StageBytes, memory_curve, peak_in_flight
+from planner.simulate.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.simulate.steady import Steady, find_pace
 
 _SEARCHED = ("1f1b", "gpipe")
@@ -36,7 +36,7 @@ class Lane:
         compute_s: forward, backward and update; this and the next two of one iteration.
         communication_s: transfers and synchronisation that nothing hides.
         idle_s: waiting, up to the end of the iteration.
-        in_flight: most micro-batches kept at the same time.
+        in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time.
         memory: over time, of one device.
         capacity_bytes: memory of the device.
     """
@@ -276,7 +276,8 @@ def _lanes(
     plan: Plan, ranks: Sequence[int], copies: int, trace: Trace, iterations: int, step_s: float
 ) -> tuple[Lane, ...]:
     sizes = bytes_of(plan)
-    held = peak_in_flight(trace.program).max(axis=1)
+    several = any(len(plan.stages_of(rank)) > 1 for rank in ranks)
+    held = held_units(trace) if several else peak_in_flight(trace.program).max(axis=1)
     compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
     idle = np.maximum(step_s - compute - communication, 0.0)
     group_of = {group[0]: group for stage in plan.stages for group in stage.replicas}
