@@ -271,30 +271,25 @@ class LabelSearch:
 
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
-        limited = bool(self._problem.max_stages)
         exact = len(self._problem.stage_counts) > 0 or bool(self._pins.behind)
         costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
         group = batch.stages if exact else np.zeros(len(batch.stages), dtype=np.int64)
         order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, group, batch.tied, batch.context))
-        left = batch.take(order)
-        kept: list[_Batch] = []
-        while len(left.context):
-            other = (left.context[1:] != left.context[:-1]) | (left.tied[1:] != left.tied[:-1])
-            other |= exact & (left.stages[1:] != left.stages[:-1])
-            new = np.concatenate([[True], other])
+        apart = np.stack([batch.context, batch.tied, group])[:, order]
+        number = np.concatenate([[0], np.cumsum((apart[:, 1:] != apart[:, :-1]).any(axis=0))])
+        counts = [batch.promise, batch.passing, *([batch.stages] if self._problem.max_stages else [])]
+        figures = np.stack([batch.work_s, batch.reach_s, batch.pace_s, *counts])[:, order]
+        slack = np.array([self._tolerance_s] * 3 + [0.0] * len(counts))[:, None]
+        kept, left = [], np.arange(len(order))
+        while len(left):
+            new = np.concatenate([[True], number[left[1:]] != number[left[:-1]]])
             heads = np.flatnonzero(new)
-            kept.append(left.take(heads))
+            kept.append(left[heads])
             head = heads[np.cumsum(new) - 1]
-            beaten = left.work_s >= left.work_s[head] - self._tolerance_s
-            beaten &= left.reach_s >= left.reach_s[head] - self._tolerance_s
-            beaten &= left.pace_s >= left.pace_s[head] - self._tolerance_s
-            beaten &= left.promise >= left.promise[head]
-            beaten &= left.passing >= left.passing[head]
-            if limited:
-                beaten &= left.stages >= left.stages[head]
-            beaten |= new
-            left = left.take(np.flatnonzero(~beaten))
-        return _Batch.join(kept)
+            own = figures[:, left]
+            beaten = (own >= own[:, head] - slack).all(axis=0)
+            left = left[~(beaten | new)]
+        return batch.take(order[np.concatenate(kept)])
 
     def _stages(self, batch: _Batch, row: int) -> Stages:
         """The stages of a complete decision, from the front."""
