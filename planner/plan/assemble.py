@@ -43,12 +43,11 @@ NOT_MODELLED = (
     "fragmentation of device memory beyond the reserve",
     "fusion of operators other than attention",
     "stragglers, failures and clock throttling",
-    "tensor, sequence and expert parallelism (not searched)",
 )
 """What predictions leave out, unless the caller knows better."""
 
-_UNSHARDED = NOT_MODELLED[-1]
 _NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
+_UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
 
 _NONE: Mapping[int, StageSharding] = MappingProxyType({})
 
@@ -125,7 +124,7 @@ def assemble(
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
         notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
-        not_modelled=_left_out(not_modelled, sharded=bool(used)),
+        not_modelled=(*not_modelled, *_left_out(cluster, sharded=bool(used))),
         blocks=compress(blocks),
         shardings=sharding_sections(graph, decision, used, blocks),
     )
@@ -133,9 +132,9 @@ def assemble(
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
 
 
-def _left_out(said: Sequence[str], *, sharded: bool) -> tuple[str, ...]:
-    """What the predictions leave out, in words that fit the answer."""
-    return tuple(_NO_OVERLAP if sharded and text == _UNSHARDED else text for text in said)
+def _left_out(cluster: Cluster, *, sharded: bool) -> tuple[str, ...]:
+    """What the predictions of this answer leave out of sharing operators."""
+    return ((_NO_OVERLAP,) if sharded else ()) + ((_UNEQUAL,) if len(cluster.devices) > 1 else ())
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:

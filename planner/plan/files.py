@@ -11,7 +11,7 @@ from planner.errors import PlanError
 from planner.files import write_whole
 from planner.plan import layout, strict
 from planner.plan.blocks import BlockParameter
-from planner.plan.figures import Alternative, StagePrediction
+from planner.plan.figures import Alternative, StageCollective, StagePrediction
 from planner.plan.orders import RankOrder
 from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
@@ -21,8 +21,8 @@ from planner.space.types import Job
 
 _SPARSE = (
     Alternative, BlockParameter, Boundary, Plan, PlanNote, Provenance, RankOrder, ShardedBlock, Sharding, Stage,
-    StagePrediction, TensorPlace, ExchangeSection, OptimizerScaling, ScheduleSection, StageCorrection, SystemSection,
-    TensorExchange,
+    StageCollective, StagePrediction, TensorPlace, ExchangeSection, OptimizerScaling, ScheduleSection, StageCorrection,
+    SystemSection, TensorExchange,
 )  # fmt: skip
 """Types whose fields are left out of the file when they have their default."""
 

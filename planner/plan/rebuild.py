@@ -194,6 +194,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
             state=state,
             micro_batches=plan.micro_batches.count,
             options=Options(padded=sharding.padded),
+            forbidden=plan.options.forbid,
         )
         found = prices()
         if found is None or chain is None:
@@ -205,6 +206,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
                 micro_batches=options.micro_batches,
                 options=options.options,
                 sharded_states=False,
+                forbidden=options.forbidden,
             )
         else:
             setting = inner_setting(chain, graph, found, mesh, options)
