@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -234,7 +234,29 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
             if simulated_s < best_s:
                 chosen, best_s = rival, simulated_s
     others = (*rivals, *(t for t in answer.trivial if not t.evaluation.feasible))
-    return chosen, best_s, tuple(c for c in others if c.decision != chosen.decision)
+    return chosen, best_s, _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
+
+
+def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Decision]) -> tuple[Candidate, ...]:
+    """The other candidates, of those that look alike the first alone; runners-up numbered anew."""
+    seen, shown, number = {_shape(chosen.decision)}, [], 0
+    for candidate in others:
+        shape = _shape(candidate.decision)
+        if candidate.decision not in trivial:
+            if shape in seen:
+                continue
+            number += candidate.label != "best"
+            label = candidate.label if candidate.label == "best" else f"runner-up {number}"
+            candidate = dataclasses.replace(candidate, label=label)
+        seen.add(shape)
+        shown.append(candidate)
+    return tuple(shown)
+
+
+def _shape(decision: Decision) -> tuple[object, ...]:
+    """What tells plans apart at a glance: all but where exactly stages are cut."""
+    stages = tuple((stage.replicas, stage.ranks, stage.recompute) for stage in decision.stages)
+    return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
 
 
 def _least_simulated_s(candidate: Candidate) -> float:
