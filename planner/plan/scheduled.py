@@ -97,14 +97,13 @@ def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
         return _Written(chosen.work(pipeline), 1)
     depth = max(chosen.in_flight(pipeline)) * max(pipeline.replicas)
     window = max(1, -(-depth // pipeline.micro_batches))
-    runs = [chosen.work(pipeline, window + more).lanes for more in range(2)]
+    runs = [chosen.work(pipeline, window + more) for more in range(2)]
     for iterations in range(window + 1, window + _MOST_ITERATIONS):
-        runs.append(chosen.work(pipeline, iterations + 1).lanes)
-        once, twice, thrice = runs[-3:]
-        found = [_repeating(a, b, c, pipeline.micro_batches) for a, b, c in zip(once, twice, thrice, strict=True)]
+        runs = [*runs[-2:], chosen.work(pipeline, iterations + 1)]
+        lanes = zip(*(work.lanes for work in runs), strict=True)
+        found = [_repeating(once, twice, thrice, pipeline.micro_batches) for once, twice, thrice in lanes]
         if all(part is not None for part in found):
-            work = replace(chosen.work(pipeline, iterations), lanes=runs[-2])
-            return _Written(work, iterations, tuple(part for part in found if part is not None))
+            return _Written(runs[1], iterations, tuple(part for part in found if part is not None))
     raise PlanError(f"{chosen.name} does not repeat after {window + _MOST_ITERATIONS} iterations", hint="use another")
 
 

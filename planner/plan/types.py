@@ -386,7 +386,11 @@ class Plan:
         Raises:
             PlanError: a line of actions cannot be read.
         """
-        return tuple(order.expand(rank, times) for order in self._orders_of.get(rank, ()))
+        return tuple(order.expand(rank, times) for order in self.orders(rank))
+
+    def orders(self, rank: int) -> tuple[RankOrder, ...]:
+        """The lines of actions of a rank, lane by lane; () for a rank without."""
+        return self._orders_of.get(rank, ())
 
     @property
     def idle_ranks(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.plan.figures import BUBBLE_CONVENTION
+from planner.plan.order_text import rows
 from planner.plan.types import Plan
 from planner.plan.works import leaders, work_of
 from planner.schedules.program import compile_orders
@@ -181,10 +182,10 @@ def _step_s(plan: Plan, trace: Trace, played: Steady | None, ranks: Sequence[int
 def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
     """How often a rank exchanges the gradients of each stage."""
     found: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
-    for lane in plan.lanes(rank, times):
-        for action in lane:
-            if action.kind in found:
-                found[action.kind][action.stage] += 1
+    for order in plan.orders(rank):
+        for row in rows(order.actions, times):
+            if row.kind in found:
+                found[row.kind][row.stage] += 1
     return found[ActionKind.LAUNCH_SYNC] or found[ActionKind.SYNC]
 
 

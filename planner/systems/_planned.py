@@ -203,7 +203,7 @@ def plan_point(
     ranks = rank_table(point).tolist() if point.ranks else ()
     laid = lay_out(decision, schedule=schedule, ranks=ranks, transfers=transfers.value)
     figures = price(bench, point, holders)
-    terms = _terms(bench, point, schedule, figures, states)
+    terms = _terms(bench, point, schedule, figures, states, laid.section.parts)
     pace = [t.total_s / len(own) for t, own in zip(terms, figures.holders, strict=True)]
     evaluation = Evaluation(iteration_s, terms, (), pace.index(max(pace)))
     plan = _assembled(bench, decision, evaluation, _busiest_s(point, figures), laid, provenance)
@@ -246,11 +246,12 @@ def _assembled(
     )
 
 
-def _terms(bench: Bench, point: Point, schedule: Schedule, figures: Figures, states: int) -> tuple[StageTerms, ...]:
+def _terms(
+    bench: Bench, point: Point, schedule: Schedule, figures: Figures, states: int, parts: int
+) -> tuple[StageTerms, ...]:
     """What each stage costs and keeps, on one of the devices that hold it."""
     pipeline = Pipeline(tuple(s.replicas for s in point.stages), point.micro_batches)
     kept, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
-    parts = schedule.work(pipeline).parts
     hidden = len(point.stages) > 1 and not schedule.weight_policy.synchronous
     found = []
     for at, choice in enumerate(point.stages):
