@@ -106,11 +106,23 @@ def _figures(
 
 
 def _saved(rebuilt: Rebuilt, entry: ShardedBlock, decision: Mapping[str, Choice]) -> dict[str, float]:
-    """Bytes that a rank keeps for backward, by storage: a tensor where it rests, all else by the share of its maker."""
-    graph, sizes, found = rebuilt.graph, rebuilt.mesh.sizes, dict[str, float]()
+    """Bytes that a rank keeps for backward, by storage."""
+    found: dict[str, float] = {}
+    for operator, kept in kept_storages(rebuilt, entry, decision):
+        storages = rebuilt.facts.saved[rebuilt.graph.producer[operator]]
+        for storage, size in zip(storages, kept, strict=True):
+            found[storage.storage] = max(found.get(storage.storage, 0.0), size)
+    return found
+
+
+def kept_storages(
+    rebuilt: Rebuilt, entry: ShardedBlock, decision: Mapping[str, Choice]
+) -> Iterator[tuple[str, list[float]]]:
+    """By operator, bytes on a rank of each storage that it keeps: a tensor where it rests, all else by its share."""
+    graph, sizes = rebuilt.graph, rebuilt.mesh.sizes
     views = [p for p in entry.tensors if graph.producer.get(p.tensor, -1) not in rebuilt.nodes(entry)]
     for i in rebuilt.nodes(entry):
-        chosen = decision[f"op:{graph.nodes[i].key}"]
+        chosen, own = decision[f"op:{graph.nodes[i].key}"], list[float]()
         for kept in rebuilt.facts.saved[i]:
             part, rest = chosen.share if isinstance(chosen, Strategy) else 1.0, decision.get(kept.storage)
             if isinstance(rest, TensorChoice):
@@ -123,8 +135,8 @@ def _saved(rebuilt: Rebuilt, entry: ShardedBlock, decision: Mapping[str, Choice]
                 shape = graph.tensors[view.tensor].shape if view else ()
                 held = shard_elements(shape, rebuilt.layout(view.value), sizes) if view else elements
                 part = held / max(1, elements)
-            found[kept.storage] = max(found.get(kept.storage, 0.0), kept.byte_count * part)
-    return found
+            own.append(kept.byte_count * part)
+        yield graph.nodes[i].key, own
 
 
 def _inputs(rebuilt: Rebuilt, entry: ShardedBlock) -> float:

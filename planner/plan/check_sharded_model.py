@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plan.check_collectives import check_figures
+from planner.plan.check_collectives import check_figures, kept_storages
 from planner.plan.check_shardings import MAKE_AGAIN, TOLERANCE
 from planner.plan.findings import Fault, Finding
 from planner.plan.holdings import holdings
@@ -40,6 +40,7 @@ def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> li
                 ]
                 found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_figures(rebuilt, entry)]
             found += [] if found else _stages(plan, rebuilt)
+            found += [] if found or rebuilt.prices is None else _kept(plan, rebuilt)
     except UsageError as error:
         found.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
     return found
@@ -211,6 +212,27 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
         if b.rank_bytes != b.bytes * elements // max(1, tensor.elements):
             message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
             yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+
+
+def _kept(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Stages that recompute nothing have room for all that their blocks keep of a micro-batch, each storage once."""
+    saved = rebuilt.facts.saved
+    known = {id(e): list(kept_storages(rebuilt, e, rebuilt.decision(e))) for e in rebuilt.sharding.blocks}
+    for stage in plan.stages:
+        if stage.sharding != rebuilt.sharding.name or stage.recompute:
+            continue
+        held: dict[str, float] = {}
+        for block in range(*stage.blocks):
+            entry, names = plan.sharded_block(stage.index, block) or (None, {})
+            for operator, sizes in known[id(entry)]:
+                own = saved[rebuilt.graph.producer[names[operator]]]
+                held.update(
+                    (s.storage, max(held.get(s.storage, 0.0), size)) for s, size in zip(own, sizes, strict=False)
+                )
+        needed, said = sum(held.values()), plan.predictions.stages[stage.index].unit_bytes
+        if said < needed * (1 - TOLERANCE) - 1:
+            message = f"a rank of stage {stage.index} keeps {needed:.0f} bytes of a micro-batch, the plan says {said}"
+            yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN, stage.index)
 
 
 def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:

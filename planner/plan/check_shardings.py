@@ -171,23 +171,30 @@ def _boundaries(plan: Plan) -> Iterator[Finding]:
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
-    """A stage's predictions are the sums of its blocks' figures."""
+    """A stage's predictions are the sums of its blocks' figures; what ZeRO exchanges in a pass comes on top."""
     terms = plan.predictions.stages[stage.index]
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: found[0].figures for b, found in entries.items() if found}
     kept = set(stage.kept_blocks)
     again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in kept)
+    chosen, replicas = precision(plan.options.precision), len(stage.replicas)
     sums = {
-        "forward_s": (terms.forward_s, sum(f.forward_s for f in figures.values())),
         "recompute_s": (terms.recompute_s, again),
-        "backward_s": (terms.backward_s, sum(f.backward_s for f in figures.values()) + again),
         "inside_s": (terms.inside_s, sum(f.communication_s for f in figures.values())),
         "inside_bytes": (terms.inside_bytes, round(sum(f.sent_bytes for f in figures.values()))),
         "memory.weights_bytes": (
             terms.memory.weights_bytes,
-            math.ceil(stage.rank_parameters * precision(plan.options.precision).weight_bytes),
+            math.ceil(stage.rank_parameters * chosen.weight_bytes / (replicas if stage.zero >= 3 else 1)),
+        ),
+        "memory.gradients_bytes": (
+            terms.memory.gradients_bytes,
+            math.ceil(stage.rank_parameters * chosen.gradient_bytes / (replicas if stage.zero >= 2 else 1)),
         ),
     }
+    forward_s = sum(f.forward_s for f in figures.values())
+    backward_s = sum(f.backward_s for f in figures.values()) + again
+    sums["forward_s"] = (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s), forward_s
+    sums["backward_s"] = (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s), backward_s
     for what, (said, right) in sums.items():
         if not math.isclose(said, right, rel_tol=TOLERANCE, abs_tol=1e-12):
             message = f"stage {stage.index} says {what} {said:.9g}, its sharded blocks make {right:.9g}"

@@ -125,6 +125,12 @@ def next_layer(name: str) -> str:
     return name.replace("{0+1i}", "{1+1i}")
 
 
+def room(plan: Plan) -> Plan:
+    terms = plan.predictions.stages
+    first = dataclasses.replace(terms[0], unit_bytes=terms[0].unit_bytes // 2)
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
+
+
 def longer(of: tuple[BlockSeries, ...]) -> tuple[BlockSeries, ...]:
     return (*of[:-1], dataclasses.replace(of[-1], count=of[-1].count + 1))
 
@@ -203,6 +209,7 @@ MUTATIONS: dict[str, tuple[Change, Fault, str]] = {
     "less kept": (figures(saved_bytes=0.5), Fault.SHARDING_MEMORY, ""),
     "smaller inputs": (figures(checkpoint_bytes=0.5), Fault.SHARDING_MEMORY, ""),
     "less workspace": (figures(workspace_bytes=0.5), Fault.SHARDING_MEMORY, ""),
+    "less room for what is kept": (room, Fault.SHARDING_MEMORY, ""),
     "stage that holds less": (stage(0, rank_parameters=7), Fault.SHARDING_MEMORY, ""),
     "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.SHARDED_STAGE, ""),
     "stage's communication": (inside, Fault.SHARDED_STAGE, ""),
