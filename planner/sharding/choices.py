@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from planner.operators import Access, DimKind, LoopNest, OpCall, OpSpec
+from planner.operators import Access, Dim, DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION, STATISTICS, UNCUT_DIMS, WHOLE_READS
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
 
@@ -105,7 +105,7 @@ def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Optio
     """Everything an axis of that many ranks can do with what earlier axes left, doing nothing first."""
     found = []
     if options.replicate or ranks == 1:
-        found.append(Choice(Means.REPEAT, "", {}, {}, replace(local, means=(*local.means, Means.REPEAT))))
+        found.append(Choice(Means.REPEAT, "", {}, {}, Local(local.nests, local.share, (*local.means, Means.REPEAT))))
     if ranks == 1:
         return found
     for dim in {d.name: d for nest in local.nests for d in nest.dims}.values():
@@ -209,18 +209,22 @@ def _part(access: Access, name: str, sizes: Mapping[str, int]) -> Part | None:
 
 def shrink(nest: LoopNest, name: str, ranks: int) -> LoopNest:
     """The nest that one rank runs: the dimension's size divided, factors of size 1 out of products."""
-    dims = tuple(replace(d, size=-(-d.size // ranks)) if d.name == name else d for d in nest.dims)
+    dims = tuple(Dim(d.name, -(-d.size // ranks), d.kind) if d.name == name else d for d in nest.dims)
     ones = {d.name for d in dims if d.size == 1 and d.kind is not DimKind.WHOLE}
+    reads, writes = (tuple(_without(a, ones) for a in accesses) for accesses in (nest.reads, nest.writes))
+    return LoopNest(dims, reads, writes, nest.matrix_flops, nest.vector_flops)
 
-    def local(access: Access) -> Access:
-        windows = {k for k, _ in access.halo}
-        kept = tuple(
-            names if k in windows or len(names) < 2 else tuple(n for n in names if n not in ones) or names[:1]
-            for k, names in enumerate(access.dims)
-        )
-        return replace(access, dims=kept)
 
-    return replace(nest, dims=dims, reads=tuple(map(local, nest.reads)), writes=tuple(map(local, nest.writes)))
+def _without(access: Access, ones: Set[str]) -> Access:
+    """An access without factors of size 1 in products; windows stay."""
+    if all(len(names) < 2 or ones.isdisjoint(names) for names in access.dims):
+        return access
+    windows = {k for k, _ in access.halo}
+    kept = tuple(
+        names if k in windows or len(names) < 2 else tuple(n for n in names if n not in ones) or names[:1]
+        for k, names in enumerate(access.dims)
+    )
+    return Access(access.position, kept, access.halo)
 
 
 def _share(nests: Sequence[LoopNest], names: Sequence[str], fraction: float) -> float:
@@ -284,4 +288,6 @@ def _pass_partial(local: Local) -> Choice:
     """Partial operands, partial results: sums commute with the operator."""
     reads = {a.position: PARTIAL for nest in local.nests for a in nest.reads}
     writes = {a.position: PARTIAL for nest in local.nests for a in nest.writes}
-    return Choice(Means.PARTIAL, "partial", reads, writes, replace(local, means=(*local.means, Means.PARTIAL)))
+    return Choice(
+        Means.PARTIAL, "partial", reads, writes, Local(local.nests, local.share, (*local.means, Means.PARTIAL))
+    )

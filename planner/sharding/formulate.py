@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from planner.sharding.block_tags import block_tags
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import is_forbidden, result_ranks
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, shard_elements
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.problem import (
     Choice,
     Facts,
@@ -110,8 +110,8 @@ class _Builder:
         found = tensor_choices(tensor.shape, sizes, self.tags_of(tensor.name), gradient=carries, padded=padded)
         if ends:
             found = tuple(c for c in found if PARTIAL not in c.value)
-        each = kept / max(1, tensor.elements)
-        held = np.asarray([each * shard_elements(tensor.shape, c.value, sizes) for c in found])
+        table = self.table(tensor)
+        held = kept / max(1, tensor.elements) * table.elements[[table.index[c.value] for c in found]]
         return found, np.zeros(len(found)), held
 
     def _weight(self, tensor: Tensor, trained: bool) -> Made:
@@ -120,20 +120,14 @@ class _Builder:
         tags = self.tags_of(tensor.name)
         found = weight_choices(tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded)
 
-        def elements(layout: TensorLayout) -> int:
-            return shard_elements(tensor.shape, layout, sizes)
-
+        rests = [(table.index[c.weight], table.index[c.gradient], table.index[c.optimizer]) for c in found]
+        weights, gradients, optimizers = np.asarray(rests).T
         each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
-        held = np.asarray([
-            elements(c.weight) * each
-            + (elements(c.gradient) * state.gradient + elements(c.optimizer) * state.optimizer) * trained
-            for c in found
-        ])  # fmt: skip
+        held = table.elements[weights] * each
         update = np.zeros(len(found))
         if trained:
-            place = table.index
-            ends = [(place[c.gradient], place[c.optimizer], place[c.weight]) for c in found]
-            update = np.asarray([table.seconds[g, o] + table.seconds[o, w] for g, o, w in ends])
+            held = held + (table.elements[gradients] * state.gradient + table.elements[optimizers] * state.optimizer)
+            update = table.seconds[gradients, optimizers] + table.seconds[optimizers, weights]
         return found, update / self.setting.micro_batches, held
 
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
@@ -196,18 +190,30 @@ class _Builder:
         ])  # fmt: skip
         return found, seconds, np.asarray([s.share * extra for s in found])
 
-    def _parts(self, own: int, p: int, *, written: bool) -> list[tuple[TensorLayout, TensorLayout]]:
-        """By strategy, the layouts of one operand's or result's value and gradient."""
-        whole, found = (REPLICATED,) * len(self.mesh.axes), []
-        for s in self.choices[own]:
-            if isinstance(s, Strategy):
-                value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
-                found.append((dict(value).get(p, whole), dict(gradient).get(p, whole)))
-        return found
+    def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[np.ndarray, np.ndarray]:
+        """By strategy, places in the tensor's table of one operand's or result's value and gradient."""
 
-    def _places(self, tensor: Tensor, layouts: Iterable[TensorLayout]) -> list[int]:
-        index = self.table(tensor).index
-        return [index[layout] for layout in layouts]
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            whole, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
+            values, gradients = [], []
+            for s in self.choices[own]:
+                if isinstance(s, Strategy):
+                    value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
+                    values.append(index[_at(value, p, whole)])
+                    gradients.append(index[_at(gradient, p, whole)])
+            return np.asarray(values), np.asarray(gradients)
+
+        return self.once(("parts", id(self.choices[own]), p, written, self.look(tensor)), make)
+
+    def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
+        """Places in the tensor's table where its value, or its gradient, may rest."""
+        rest = resting_gradient if gradient else resting_value
+
+        def make() -> np.ndarray:
+            index = self.table(tensor).index
+            return np.asarray([index[rest(choice)] for choice in self.choices[other]])
+
+        return self.once(("rests", id(self.choices[other]), gradient, self.look(tensor)), make)
 
     def _link(self, own: int, other: int, key: Hashable, make: Callable[[], np.ndarray]) -> None:
         """A table over an operator and a tensor, lower variable first; equal tables are one array."""
@@ -223,14 +229,11 @@ class _Builder:
         times = weight_gathers(self.specs[i]) if tensor.kind is TensorKind.PARAMETER else 1.0 + again
 
         def make() -> np.ndarray:
-            table, rests, parts = self.table(tensor), self.choices[other], self._parts(own, p, written=False)
-            values = self._places(tensor, map(resting_value, rests))
-            reads = self._places(tensor, (read for read, _ in parts))
-            cost = times * table.seconds[np.ix_(values, reads)].T
+            table, (reads, gradients) = self.table(tensor), self._parts(own, p, tensor, written=False)
+            cost = times * table.seconds[np.ix_(self._rests(other, tensor, gradient=False), reads)].T
             if carries:
-                ends = self._places(tensor, map(resting_gradient, rests))
-                cost = cost + table.seconds[np.ix_(self._places(tensor, (g for _, g in parts)), ends)]
-            return cost * node.repeat
+                cost = cost + table.seconds[np.ix_(gradients, self._rests(other, tensor, gradient=True))]
+            return np.asarray(cost * node.repeat)
 
         alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, node.repeat)
         self._link(own, other, ("read", *alike), make)
@@ -239,16 +242,19 @@ class _Builder:
         tensor, carries = self.graph.tensors[name], name in self.carrying
 
         def make() -> np.ndarray:
-            table, rests, parts = self.table(tensor), self.choices[other], self._parts(own, p, written=True)
-            values = self._places(tensor, map(resting_value, rests))
-            cost = table.seconds[np.ix_(self._places(tensor, (w for w, _ in parts)), values)]
+            table, (writes, gradients) = self.table(tensor), self._parts(own, p, tensor, written=True)
+            cost = table.seconds[np.ix_(writes, self._rests(other, tensor, gradient=False))]
             if carries:
-                starts = self._places(tensor, map(resting_gradient, rests))
-                cost = cost + table.seconds[np.ix_(starts, self._places(tensor, (g for _, g in parts)))].T
-            return cost
+                cost = cost + table.seconds[np.ix_(self._rests(other, tensor, gradient=True), gradients)].T
+            return np.asarray(cost)
 
         alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries)
         self._link(own, other, ("write", *alike), make)
+
+
+def _at(layouts: Sequence[tuple[int, TensorLayout]], p: int, whole: TensorLayout) -> TensorLayout:
+    """The layout at a position, whole where none is given."""
+    return next((layout for position, layout in layouts if position == p), whole)
 
 
 def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:

@@ -13,13 +13,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Part:
+class Part(NamedTuple):
     """What happens to a tensor along one mesh axis.
 
     Attributes:

@@ -28,7 +28,6 @@ from planner.sharding.layout import (
     is_innermost,
     layout_text,
     layouts,
-    shard_elements,
 )
 from planner.sharding.mesh import Mesh, sent_fraction
 
@@ -126,6 +125,41 @@ def _joint_moves(layout: TensorLayout, sizes: Sequence[int]) -> Iterator[tuple[M
                 yield Move.PERMUTE, (min(a, b), max(a, b)), after
 
 
+@dataclass(frozen=True)
+class _Skeleton:
+    """What tables of the same layouts have in common, whatever the shape.
+
+    Attributes:
+        index: position of each layout.
+        cuts: by mesh axis, which layouts it cuts and along which dimension.
+        moves: kinds of direct steps, the layouts that they lead from and those that they lead to.
+    """
+
+    index: dict[TensorLayout, int]
+    cuts: tuple[tuple[np.ndarray, np.ndarray], ...]
+    moves: tuple[tuple[Move, tuple[int, ...], np.ndarray, np.ndarray], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _skeleton(found: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skeleton:
+    index = {layout: i for i, layout in enumerate(found)}
+    choices = sorted({part for layout in found for part in layout})
+    batches: dict[tuple[Move, tuple[int, ...]], list[tuple[int, int]]] = {}
+    for i, layout in enumerate(found):
+        one_axis = [(m, (a,), after) for a in range(len(layout)) for m, after in _axis_moves(layout, a, choices)]
+        for move, axes, after in [*one_axis, *_joint_moves(layout, sizes)]:
+            k = index.get(after)
+            if k is not None:
+                batches.setdefault((move, axes), []).append((i, k))
+    cuts = []
+    for a in range(len(sizes)):
+        pairs = [(i, layout[a].dim) for i, layout in enumerate(found) if layout[a].cuts]
+        rows, dims = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
+        cuts.append((rows, dims))
+    moves = [(move, axes, *np.asarray(pairs, dtype=np.int64).T) for (move, axes), pairs in batches.items()]
+    return _Skeleton(index, tuple(cuts), tuple(moves))
+
+
 class ReshardTable:
     """Quickest changes between all layouts of one shape on one mesh.
 
@@ -137,15 +171,17 @@ class ReshardTable:
         index: position of each layout.
         seconds: float64 [layouts, layouts], from row to column; inf where no sequence leads there.
         sent_bytes: bytes a rank sends on the way, same shape.
+        elements: int64 [layouts], elements of the largest piece that a rank holds.
     """
 
     def __init__(self, mesh: Mesh, shape: Sequence[int], item_bytes: float, found: Sequence[TensorLayout]) -> None:
         self.mesh, self.shape, self.item_bytes = mesh, tuple(shape), item_bytes
         self.layouts = tuple(found)
-        self.index = {layout: i for i, layout in enumerate(self.layouts)}
+        self._skeleton = _skeleton(self.layouts, mesh.sizes)
+        self.index = self._skeleton.index
         count = len(self.layouts)
-        self._elements = [shard_elements(shape, layout, mesh.sizes) for layout in self.layouts]
-        self._direct: dict[tuple[int, int], tuple[Move, tuple[int, ...]]] = {}
+        self.elements = self._sizes()
+        self._direct = np.zeros((count, count), dtype=np.int64)
         self.seconds = np.full((count, count), math.inf)
         self.sent_bytes = np.zeros((count, count))
         self._next = np.tile(np.arange(count), (count, 1))
@@ -181,27 +217,32 @@ class ReshardTable:
         result = []
         while i != j:
             k = int(self._next[i, j])
-            move, axes = self._direct[i, k]
+            move, axes = self._skeleton.moves[self._direct[i, k]][:2]
             result.append(self._step(move, axes, i, k))
             i = k
         return tuple(result)
 
-    def _payload(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> float:
-        """Bytes that a rank contributes to a step; of an uneven cut the largest piece, padding included."""
-        if move.collective is None:
-            return 0.0
-        before, after = self._elements[i], self._elements[k]
+    def _sizes(self) -> np.ndarray:
+        """Elements of the largest piece under each layout."""
+        left = np.tile(np.asarray(self.shape, dtype=np.int64), (len(self.layouts), 1))
+        for (rows, dims), ranks in zip(self._skeleton.cuts, self.mesh.sizes, strict=True):
+            left[rows, dims] = -(-left[rows, dims] // ranks)
+        return np.asarray(left.prod(axis=1, dtype=np.int64))
+
+    def _payload(self, move: Move, axes: tuple[int, ...], i: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """Bytes that a rank contributes to steps; of an uneven cut the largest piece, padding included."""
+        before, after = self.elements[i], self.elements[k]
         if move is Move.ALL_GATHER:
-            return self.item_bytes * after
+            return np.asarray(self.item_bytes * after)
         if move is Move.REDUCE_SCATTER:
-            return self.item_bytes * after * self.mesh.ranks_along(axes)
-        return self.item_bytes * (max(before, after) if move is Move.ALL_TO_ALL else before)
+            return np.asarray(self.item_bytes * after * self.mesh.ranks_along(axes))
+        return np.asarray(self.item_bytes * (np.maximum(before, after) if move is Move.ALL_TO_ALL else before))
 
     def _step(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> Step:
-        payload, kind = self._payload(move, axes, i, k), move.collective
-        before, after = self.layouts[i], self.layouts[k]
+        kind, before, after = move.collective, self.layouts[i], self.layouts[k]
         if kind is None:
             return Step(move, axes, before, after, 0.0, 0.0, 0.0, 0.0)
+        payload = float(self._payload(move, axes, np.asarray(i), np.asarray(k)))
         sent = payload * sent_fraction(kind, self.mesh.ranks_along(axes))
         volume = payload * (2.0 if kind is Collective.ALL_REDUCE else 1.0)
         seconds = float(self.mesh.seconds(kind, axes, payload))
@@ -209,23 +250,17 @@ class ReshardTable:
 
     def _fill(self) -> None:
         """Direct steps. Payloads of equal kind and axes are priced together."""
-        choices = sorted({part for layout in self.layouts for part in layout})
-        batches: dict[tuple[Move, tuple[int, ...]], list[tuple[int, int]]] = {}
-        for i, layout in enumerate(self.layouts):
-            found = [(m, (a,), after) for a in range(len(layout)) for m, after in _axis_moves(layout, a, choices)]
-            for move, axes, after in [*found, *_joint_moves(layout, self.mesh.sizes)]:
-                k = self.index.get(after)
-                if k is not None:
-                    batches.setdefault((move, axes), []).append((i, k))
-        for (move, axes), pairs in batches.items():
-            kind = move.collective
-            payload = np.asarray([self._payload(move, axes, i, k) for i, k in pairs])
-            seconds = np.zeros(len(pairs)) if kind is None else self.mesh.seconds(kind, axes, payload)
-            fraction = 0.0 if kind is None else sent_fraction(kind, self.mesh.ranks_along(axes))
-            for (i, k), cost, sent in zip(pairs, seconds, payload * fraction, strict=True):
-                if cost < self.seconds[i, k]:
-                    self.seconds[i, k], self.sent_bytes[i, k] = cost, sent
-                    self._direct[i, k] = (move, axes)
+        for number, (move, axes, rows, columns) in enumerate(self._skeleton.moves):
+            kind, fraction = move.collective, 0.0
+            seconds = payload = np.zeros(len(rows))
+            if kind is not None:
+                payload = self._payload(move, axes, rows, columns)
+                seconds = self.mesh.seconds(kind, axes, payload)
+                fraction = sent_fraction(kind, self.mesh.ranks_along(axes))
+            better = seconds < self.seconds[rows, columns]
+            at = rows[better], columns[better]
+            self.seconds[at], self.sent_bytes[at] = seconds[better], (payload * fraction)[better]
+            self._direct[at] = number
 
     def _close(self) -> None:
         """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
