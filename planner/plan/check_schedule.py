@@ -10,7 +10,7 @@ from planner.plan.check_held import check_held
 from planner.plan.findings import Fault, Finding
 from planner.plan.play import play
 from planner.plan.types import Plan
-from planner.plan.works import leaders, work_of
+from planner.plan.works import leaders, malformed, work_of
 from planner.schedules.program import compile_orders
 from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
 
@@ -27,6 +27,9 @@ _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 def check_schedule(plan: Plan) -> list[Finding]:
     """Findings about the explicit actions; O(actions)."""
+    found = [Finding(Fault.ACTIONS_UNREADABLE, message, "plan again") for message in malformed(plan)]
+    if found:
+        return found
     orders, found = _read_orders(plan)
     if found:
         return found

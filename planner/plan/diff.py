@@ -227,6 +227,22 @@ def _parameters(plan: Plan) -> Iterator[tuple[Key, Value]]:
 def _schedule(plan: Plan) -> Iterator[tuple[Key, Value]]:
     yield ("name",), plan.schedule.name
     yield ("weight_policy",), plan.schedule.weight_policy
+    for name in ("iterations", "parts", "versions", "limits", "staleness", "averaged", "clock_distance", "transfers"):
+        yield (name,), getattr(plan.schedule, name)
+    for stage, correction in enumerate(plan.schedule.corrections):
+        yield from _fields(correction, f"stage {stage}", "correction")
+    if plan.schedule.optimizer is not None:
+        yield from _fields(plan.schedule.optimizer, "optimizer")
+    if plan.system is not None:
+        yield ("system", "name"), plan.system.name
+        for topic, told in sorted(plan.system.tells.items()):
+            yield ("system", topic), told
+    if plan.exchange is not None:
+        yield ("exchange", "scheme"), plan.exchange.scheme
+        for alike in plan.exchange.tensors:
+            for tensor in alike.tensors:
+                yield (f"exchange of {tensor}", "method"), alike.method
+                yield (f"exchange of {tensor}", "shares"), tuple(f"{share:g}" for share in alike.shares)
     for order in plan.schedule.orders:
         for rank, first in zip(order.ranks, order.first, strict=False):
             yield (f"rank {rank}", "actions"), f"{order.actions} (micro-batch {first} + {order.step} k)"

@@ -6,7 +6,31 @@ import dataclasses
 from collections.abc import Sequence
 
 from planner.plan.types import Plan
-from planner.schedules.types import Action, ActionKind, Work
+from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+
+
+def malformed(plan: Plan) -> list[str]:
+    """What in a plan's schedule makes no sense before its actions are looked at."""
+    section, stages = plan.schedule, len(plan.stages)
+    found = []
+    if section.weight_policy not in set(WeightPolicy):
+        found.append(f"{section.weight_policy!r} is no weight policy; use {', '.join(WeightPolicy)}")
+    if section.iterations < 1 or section.parts < 1:
+        found.append(f"orders of {section.iterations} iterations and {section.parts} parts of a micro-batch")
+    for name in ("versions", "limits", "staleness", "averaged", "corrections"):
+        given = getattr(section, name)
+        if given and len(given) != stages:
+            found.append(f"{name} are given for {len(given)} stages, the plan has {stages}")
+        if name in ("versions", "limits", "averaged") and any(value < 1 for value in given):
+            found.append(f"{name} are below 1: {list(given)}")
+    lanes: dict[int, set[int]] = {}
+    for order in section.orders:
+        for rank in order.ranks:
+            lanes.setdefault(rank, set()).add(order.lane)
+    wrong = [rank for rank, own in lanes.items() if own != set(range(len(own)))]
+    if wrong:
+        found.append(f"the lanes of rank {wrong[0]} are numbered {sorted(lanes[wrong[0]])}, not from 0 on")
+    return found
 
 
 def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -> Work:

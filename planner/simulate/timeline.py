@@ -13,7 +13,7 @@ from planner.errors import PlanError
 from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
-from planner.plan.works import leaders, work_of
+from planner.plan.works import leaders, malformed, work_of
 from planner.schedules.program import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
@@ -115,6 +115,9 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         PlanError: actions are missing, repeated, read weights that are not held, or wait for each other in a cycle (the
             message shows it).
     """
+    wrong = malformed(plan)
+    if wrong:
+        raise PlanError(wrong[0], where="schedule", hint="plan again")
     transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
     ranks, copies = leaders(plan)
     times = times_of(plan)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.errors import PlanError
 from planner.plan import Plan, dumps, loads
+from planner.plan.diff import Area, diff
 from planner.plan.files import seal
 from planner.plan.orders import encode
 from planner.plan.validate import validate
@@ -193,3 +195,29 @@ def test_orders_of_a_thousand_ranks_stay_small() -> None:
     written = dumps(plan)
     assert sum(len(order.actions) for order in plan.schedule.orders) < 10_000
     assert loads(written).lanes(1023)[0] == plan.lanes(1023)[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("iterations", 0, "orders of 0 iterations"),
+        ("parts", 0, "0 parts of a micro-batch"),
+        ("versions", (1, 2, 3), "versions are given for 3 stages, the plan has 2"),
+        ("limits", (0, 1), "limits are below 1"),
+        ("weight_policy", "never", "'never' is no weight policy"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(field: str, value: object, message: str) -> None:
+    plan = plan_of("pipedream", Pipeline((1, 1), 4))
+    plan = seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, **{field: value})))  # type: ignore[arg-type]
+    assert message in faults(plan)["actions_unreadable"]
+    with pytest.raises(PlanError, match=message):
+        simulate(plan)
+
+
+def test_differences_between_schedules_are_told() -> None:
+    old, new = plan_of("1f1b", Pipeline((1, 1), 4)), plan_of("pipemare", Pipeline((1, 1), 4))
+    told = {change.path: change.new for change in diff(old, new) if change.area is Area.SCHEDULE}
+    assert told["weight_policy",] == "newest"
+    assert "correction forward_delay: 0.75" in str(told["stage 0",])
+    assert told["staleness",] == (1, 1)
