@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.graph import Graph
@@ -12,6 +13,8 @@ from planner.plan.split_reasons import SplitReason, split_reasons
 from planner.plan.types import Loss, Plan, Stage
 from planner.plan.validate import require_sound
 from planner.plan.words import plural, short_list
+from planner.schedules.types import WeightPolicy
+from planner.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +286,39 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         f"{options.precision} training with {options.optimizer}; {loss}",
         "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
         _dropout(plan),
-        f"gradient synchronisation hides behind {options.overlap:.0%} of the backward pass"
-        if options.overlap
-        else "gradient synchronisation does not overlap with the backward pass",
+        _exchange(plan),
         *_recomputation(plan),
+        *_semantics(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
+
+
+def _exchange(plan: Plan) -> str:
+    """How far gradients travel beside work."""
+    if plan.exchange is not None:
+        seconds, exposed = (format_seconds(s) for s in (plan.exchange.seconds, plan.exchange.exposed_s))
+        return f"gradients travel by {plan.exchange.scheme} for {seconds}, of which {exposed} are not hidden"
+    if plan.schedule.continuous and len(plan.stages) > 1:
+        return "gradients travel beside later work: the slower of the two counts"
+    if plan.options.overlap:
+        return f"gradient synchronisation hides behind {plan.options.overlap:.0%} of the backward pass"
+    return "gradient synchronisation does not overlap with the backward pass"
+
+
+def _semantics(plan: Plan) -> Iterator[str]:
+    """Whose rules the plan follows, and in what training differs from that on one device."""
+    if plan.schedule.transfers == "overlapped":
+        yield "transfers between stages occupy their link alone, not the ranks at its ends"
+    if plan.schedule.weight_policy != WeightPolicy.SYNC:
+        old, kept = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
+        yield (
+            f"asynchronous: gradients are up to {plural(old, 'update')} old, up to {plural(kept, 'version')} of the "
+            "weights are kept; how many more samples that takes is not known"
+        )
+    if plan.system is not None:
+        yield f"chosen by the rules of {plan.system.title} ({plan.system.source})"
+        yield from (f"{topic.replace('_', ' ')}: {told}" for topic, told in sorted(plan.system.tells.items()))
+        yield from plan.system.notes
 
 
 def _recomputation(plan: Plan) -> tuple[str, ...]:
