@@ -97,12 +97,10 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         return self._found[boundary]
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
-        first, b = self._first, self._boundaries.index(boundary)
-        if not np.isfinite(first.totals[b]):
+        b = self._boundaries.index(boundary)
+        if not np.isfinite(self._first.totals[b]) or self._priced is None:
             return ()
-        chosen = [first.choices((b,))]
-        if self._priced is not None:
-            chosen = [self._priced.choices((b, p)) for p in range(self._priced.totals.shape[1])]
+        chosen = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
         decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in chosen)]
         made = undominated([point(self._block, boundary, decision) for decision in decisions])
         return tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))

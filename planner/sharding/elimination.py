@@ -143,6 +143,16 @@ class _Elimination:
                 total += f.table[tuple(slice(None) if u == v else chosen[u] for u in f.variables)]
             chosen[v] = int(total.argmin())
 
+    def complete_all(self, chosen: np.ndarray) -> None:
+        """The same for many choices at once, int64 [variables, choices]."""
+        for v, mine in reversed(self.done):
+            total = np.zeros((self.sizes[v], chosen.shape[1]))
+            for f in mine:
+                table = np.moveaxis(f.table, f.variables.index(v), 0)
+                others = tuple(chosen[u] for u in f.variables if u != v)
+                total += table[(slice(None), *others)] if others else table[:, None]
+            chosen[v] = total.argmin(axis=0)
+
     def _minimum(self, mine: list[Factor], v: int, others: tuple[int, ...]) -> np.ndarray:
         """What the best choices of a variable come to.
 
@@ -210,6 +220,13 @@ class Minima:
             chosen[v] = c
         self._left.complete(chosen)
         return tuple(chosen)
+
+    def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
+        """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
+        chosen = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
+        chosen[list(self._kept)] = at.T
+        self._left.complete_all(chosen)
+        return [tuple(each) for each in chosen.T.tolist()]
 
 
 def minima(

@@ -92,6 +92,11 @@ def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]
 
 def shard_elements(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> int:
     """Elements of the largest piece that a rank holds, padding included."""
+    return _shard_elements(tuple(shape), layout, tuple(sizes))
+
+
+@functools.lru_cache(maxsize=65536)
+def _shard_elements(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...]) -> int:
     return math.prod(shard_shape(shape, layout, sizes))
 
 
