@@ -21,38 +21,17 @@ from typing import Any
 import models
 import planner
 from benchmarks.runs import PUBLISHED
+from benchmarks.tensor_parallel import megatron_costs
 from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
-from planner.costs.precision import optimizer_state_bytes, precision
 from planner.graph.blocks import layer_of
 from planner.importers import graph_from_proto
-from planner.operators import needs_gradient
-from planner.sharding.boundary import Boundary
-from planner.sharding.inner import InnerOptions, inner_costs
-from planner.sharding.mesh import mesh_on
-from planner.sharding.resting import StateBytes
-from planner.sharding.sharded import sharded_costs
 from planner.simulate import StageTimes, play, simulate_decision
 from planner.space.evaluate import evaluate
 from planner.space.pricer import Pricer
-from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Decision, Evaluation, StageChoice
 
 SOURCE = "Narayanan et al., SC 2021"
-FORBIDDEN = (
-    "*:b0",
-    "*:d0",
-    "*:f0",
-    "MatMul:m",
-    "LayerNormalization:*",
-    "transformer.add:*",
-    "*.c_proj.add:*",
-    "*.mlp.add:*",
-    "transformer.h.[0-9].add:*",
-    "transformer.h.[0-9][0-9].add:*",
-    "transformer.h.[0-9][0-9][0-9].add:*",
-)
-"""What Megatron-LM of 2021 does not split: batch and sequence anywhere; norms, biases, sums on the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +117,9 @@ def hand_tuned(row: Row) -> Priced:
     """The paper's configuration by our model; where the paper does not say how often it interleaves, the fastest."""
     cluster, what = machine(row), job(row)
     pricer = Pricer(graph(row), cluster, what)
-    costs = megatron_costs(pricer, cluster, what, row.micro_batch, row.tensor)
+    costs = megatron_costs(
+        pricer.chain, pricer.graph_at(row.micro_batch), pricer.profiles(row.micro_batch)[0], cluster, what, row.tensor
+    )
     plain, verdict = _judged(row, pricer, costs, cluster, what, 1)
     simulated_s, chunks = simulate_decision(plain, verdict).makespan_s, 1
     layers = row.size.layers // row.pipeline
@@ -149,27 +130,6 @@ def hand_tuned(row: Row) -> Priced:
                 simulated_s, chunks = seconds, each
     memory = max(t.memory.total for t in verdict.stages)
     return Priced(verdict.iteration_s, simulated_s, chunks, memory)
-
-
-def megatron_costs(pricer: Pricer, cluster: Cluster, what: Job, micro_batch: int, ranks: int) -> BlockCosts:
-    """The chain on one axis of ranks with whole tensors between blocks and whole norms and sums, otherwise fastest."""
-    chosen, differentiable = precision(what.precision), frozenset(needs_gradient(pricer.graph_at(micro_batch)))
-    inner = inner_costs(
-        pricer.chain,
-        pricer.graph_at(micro_batch),
-        pricer.profiles(micro_batch)[0],
-        mesh_on(cluster, {"tensor": ranks}),
-        options=InnerOptions(
-            boundaries=(Boundary.REPLICATED,),
-            item_bytes=chosen.compute.bits / 8,
-            state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(what.optimizer, chosen)),
-            micro_batches=what.global_batch // micro_batch,
-            forbidden=FORBIDDEN,
-        ),
-    )
-    # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
-    fastest = min(sharded_costs(inner, differentiable), key=lambda c: (c.parameter_elements.sum(), c.totals))
-    return sharded_block_costs(inner, fastest, Training(cluster.devices[0], chosen, what.optimizer), differentiable, 1)
 
 
 def _judged(

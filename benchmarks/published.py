@@ -20,6 +20,7 @@ import numpy as np
 
 import models
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
+from benchmarks.tensor_parallel import megatron_costs
 from models.gpt import GPTSize
 from planner.costs import profile
 from planner.costs.precision import precision
@@ -35,6 +36,8 @@ from planner.space.types import BlockCosts, Decision, Job, StageChoice
 
 BASELINE_SHARE = 0.5
 SHARDED = "ZeRO-2/3 or FSDP"
+VOCAB_PART = 128
+"""Megatron-LM pads the vocabulary to a multiple of so many words on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,13 @@ def predict(run: Run) -> Prediction:
     if run.machine is None:
         raise ValueError(f"{run.key} has no machine")
     cluster = load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices))
-    chain, costs = _costs(run, cluster)
     job = Job(
         global_batch=run.global_batch,
         precision=run.precision,
         fused_attention=run.fused_attention,
         overlap=1.0 if run.sharded else 0.0,
     )
+    chain, costs = _costs(run, cluster, job)
     decision = _decision(run, chain)
     verdict = evaluate(costs, cluster, job, decision)
     memory = [t.memory.total - (t.memory.reserve if run.memory_by == "allocator" else 0.0) for t in verdict.stages]
@@ -85,8 +88,10 @@ def predict(run: Run) -> Prediction:
     )
 
 
-def _costs(run: Run, cluster: Cluster) -> tuple[Chain, BlockCosts]:
-    size = GPTSize(run.layers, run.hidden, run.heads, run.vocab, run.seq, ffn=run.ffn)
+def _costs(run: Run, cluster: Cluster, job: Job) -> tuple[Chain, BlockCosts]:
+    part = run.ranks * VOCAB_PART
+    vocab = run.vocab if run.ranks == 1 else -(-run.vocab // part) * part
+    size = GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn)
     chain = _chain(size, run.micro_batch, run.seq)
     priced = profile(
         chain.graph,
@@ -95,6 +100,8 @@ def _costs(run: Run, cluster: Cluster) -> tuple[Chain, BlockCosts]:
         fused_attention=run.fused_attention,
         assume_dropout=run.dropout,
     )
+    if run.ranks > 1:
+        return chain, megatron_costs(chain, chain.graph, priced, cluster, job, run.ranks)
     gradients = frozenset(needs_gradient(chain.graph))
     number = precision(run.precision)
     return chain, block_costs(chain, chain.graph, [priced], cluster.devices, number, "adam", gradients)
@@ -114,7 +121,7 @@ def _decision(run: Run, chain: Chain) -> Decision:
     starts = [heads[f"transformer.h.{stage * per_stage - short}"] for stage in range(1, run.stages)]
     bounds = itertools.pairwise([0, *starts, len(chain.blocks)])
     return Decision(
-        stages=tuple(StageChoice(a, b, run.replicas, run.recompute) for a, b in bounds),
+        stages=tuple(StageChoice(a, b, run.replicas, run.recompute, run.ranks, int(run.ranks > 1)) for a, b in bounds),
         copies=1,
         micro_batch=run.micro_batch,
         micro_batches=run.global_batch // run.micro_batch,
@@ -180,12 +187,12 @@ def report(runs: Sequence[Run], *, every_row: bool) -> str:
     """The tables in Markdown: by source, memory, what could not be priced, and on request each row."""
     exact = [predict(r) for r in runs if not r.obstacle]
     sharded = [predict(r) for r in runs if r.obstacle == SHARDED and r.precision]
-    campaign = [p for p in exact if p.run.key.startswith("single")]
+    campaign = [p for p in exact if p.run.key.startswith("single") and p.run.ranks == 1]
     head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
     by_source = [
         ("single node, even rows", campaign[::2]),
         ("single node, odd rows", campaign[1::2]),
-        *_grouped([p for p in exact if p not in campaign], lambda p: p.run.source),
+        *_grouped([p for p in exact if p not in campaign], _group),
     ]
     stand_in = _grouped(sharded, lambda p: f"{p.run.source} on {p.run.machine.profile if p.run.machine else ''}")
     parts = [
@@ -203,6 +210,10 @@ def report(runs: Sequence[Run], *, every_row: bool) -> str:
     if every_row:
         parts += ["Every row:", _table(*_rows([*exact, *sharded]))]
     return "\n\n".join(parts) + "\n"
+
+
+def _group(p: Prediction) -> str:
+    return p.run.source + (", tensor parallel" if p.run.ranks > 1 else "")
 
 
 def _grouped(

@@ -30,6 +30,7 @@ class Machine:
 
 _MACHINES = {
     ("A100-SXM-80GB", "4x200Gb/s"): Machine(str(_CLUSTERS / "a100-4hdr.yaml"), 8),
+    ("A100-SXM-80GB", "Omni-Path"): Machine("jean-zay-a100", 8),
     ("A100-SXM-80GB", ""): Machine("dgx-a100", 8),
     ("A100-SXM-40GB", ""): Machine("p4d.24xlarge", 8),
     ("V100-SXM2-32GB", "Jean Zay"): Machine(str(_CLUSTERS / "jean-zay-v100.yaml"), 4),
@@ -62,6 +63,7 @@ class Run:
         seconds: measured iteration.
         memory_bytes: measured peak of the fullest device; 0 where not stated.
         memory_by: "allocator" or "nvidia-smi".
+        ranks: tensor parallelism, by columns and rows with whole norms and sums.
     """
 
     key: str
@@ -88,17 +90,19 @@ class Run:
     seconds: float
     memory_bytes: float = 0.0
     memory_by: str = ""
+    ranks: int = 1
 
     @property
     def devices(self) -> int:
         """Devices at work."""
-        return self.stages * self.replicas
+        return self.stages * self.replicas * self.ranks
 
     @property
     def shape(self) -> str:
         """The run in a few words."""
         size = f"h{self.hidden} L{self.layers} s{self.seq}"
-        return f"{size} pp{self.stages} dp{self.replicas} mb{self.micro_batch} gbs{self.global_batch}" + (
+        ranks = f"tp{self.ranks} " if self.ranks > 1 else ""
+        return f"{size} {ranks}pp{self.stages} dp{self.replicas} mb{self.micro_batch} gbs{self.global_batch}" + (
             " recompute" if self.recompute else ""
         )
 
@@ -120,7 +124,7 @@ def _single_node(index: int, row: Mapping[str, Any]) -> Run:
     return Run(
         key=f"single[{index}]",
         source=_SINGLE_NODE_SOURCE,
-        obstacle="tensor parallelism" if row["tp"] > 1 else "",
+        obstacle="",
         sharded=False,
         layers=row["layers"],
         hidden=row["hidden"],
@@ -140,6 +144,7 @@ def _single_node(index: int, row: Mapping[str, Any]) -> Run:
         dropout=True,
         machine=Machine("dgx-a100", 8),
         seconds=row["iter_ms"] / 1e3,
+        ranks=row["tp"],
     )
 
 
@@ -175,6 +180,7 @@ def _published(row: Mapping[str, Any]) -> Run:
         seconds=row["derived"].get("iter_time_s") or 0.0,
         memory_bytes=memory * 1e9,
         memory_by="nvidia-smi" if "bigscience" in row["source"]["ref"] else "allocator" if memory else "",
+        ranks=parallel["tp"] or 1,
     )
 
 
@@ -202,12 +208,13 @@ def _obstacle(row: Mapping[str, Any], machine: Machine | None) -> str:
     schedule = parallel["schedule"] or ("1f1b" if stages == 1 else "")
     reasons = {
         "not an iteration time": row["kind"] != "e2e" or not row["derived"].get("iter_time_s"),
-        "tensor parallelism": (parallel["tp"] or 0) > 1,
+        "sequence parallelism": (parallel["tp"] or 0) > 1 and bool(parallel["sequence_parallel"]),
         "context or expert parallelism": (parallel["cp"] or 1) > 1 or (parallel["ep"] or 1) > 1,
         "interleaved stages": (parallel["vpp"] or 1) > 1,
         "schedule other than gpipe and 1f1b": stages > 1 and schedule not in ("gpipe", "1f1b"),
         "parallelism not stated": not parallel["tp"] or not stages or not parallel["dp"],
-        "model other than a dense GPT, or sizes not stated": model["family"] not in _DENSE or not layers,
+        "model other than a dense GPT, or sizes not stated": model["family"] not in _DENSE
+        or not (layers and model["hidden"] and model["heads"] and model["seq"]),
         "micro-batch not stated": not batch["micro"] or not batch["global_"],
         "number format": _format(row["precision"]) not in _FORMATS,
         "recomputation selective or not stated": row["recompute"] not in ("full", "none"),
