@@ -12,6 +12,7 @@ from planner.units import format_bytes, format_seconds
 
 _KEPT_MODULES = 3
 _SHOWN_RIVALS = 3
+_MANY_TIMES = 10.0
 
 
 def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) -> Iterator[Section]:
@@ -21,6 +22,8 @@ def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) 
         yield _exchanges(group)
     if reasons:
         yield _reasons(reasons)
+    elif groups:
+        yield Section(lines=("Name the model and the hardware to see what other splits of the operators cost.",))
 
 
 def _words(group: GroupView) -> tuple[str, ...]:
@@ -129,7 +132,8 @@ def _costs(reason: SplitReason, rival: SplitRival) -> tuple[str, str]:
         for amount, what in ((rival.more_weight_bytes, "of weights"), (rival.more_kept_bytes, "kept"))
         if abs(amount) >= 1e6
     ]
-    return f"{_signed(format_seconds, rival.more_s)} ({fraction:+.1%})", ", ".join(parts) or "the same"
+    relative = f"{fraction:+.1%}" if fraction < _MANY_TIMES else f"x {1 + fraction:,.0f}"
+    return f"{_signed(format_seconds, rival.more_s)} ({relative})", ", ".join(parts) or "the same"
 
 
 def _signed(text: Callable[[float], str], amount: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import UsageError
+from planner.errors import PlanError, UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plan.rebuild import Rebuilt, rebuild
@@ -99,7 +99,8 @@ def split_reasons(plan: Plan, graph: Graph, cluster: Cluster, *, most: int = MOS
         most: how many operators of a block.
 
     Raises:
-        UsageError: the plan is not for this cluster.
+        UsageError: the plan is not for this model or cluster.
+        PlanError: a split or layout is not one that its operator or tensor can have.
 
     Complexity: for each operator one elimination over its block.
     """
@@ -123,6 +124,13 @@ class _Block:
         self.rebuilt, self.entry = rebuilt, entry
         self.setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
         free = formulate(self.setting, rebuilt.facts)
+        wrong = [n for n, c in zip(free.names, free.choices, strict=True) if decision.get(n) not in c]
+        if wrong:
+            raise PlanError(
+                f"{wrong[0].removeprefix('op:')!r} is not sharded in a way that it can be",
+                where="shardings",
+                hint="`shardplan check` with model and hardware tells all",
+            )
         self.at = {name: v for v, name in enumerate(free.names)}
         ends = [self.at[name] for name in rebuilt.crossing(entry) if name in self.at]
         self.problem: ShardingProblem = free.restricted(

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from planner.errors import UsageError
+from planner.errors import PlanError, UsageError
 from planner.plan import explain, explanation_report, to_text
 from planner.plan.explain_shardings import group_views
 from planner.plan.rebuild import rebuild
@@ -93,3 +93,14 @@ def test_another_model_is_refused() -> None:
     other = dataclasses.replace(sample.graph, fingerprint="0" * 64)
     with pytest.raises(UsageError, match="the plan is for gpt2"):
         split_reasons(sample.plan, other, sample.cluster)
+
+
+def test_a_split_that_cannot_be_is_refused() -> None:
+    sample = language()
+    (sharding,) = sample.plan.shardings
+    entry = sharding.blocks[0]
+    wrong = dataclasses.replace(entry, operators=(dataclasses.replace(entry.operators[0], splits=("i0",)),))
+    changed = dataclasses.replace(sharding, blocks=(wrong, *sharding.blocks[1:]))
+    plan = dataclasses.replace(sample.plan, shardings=(changed,))
+    with pytest.raises(PlanError, match=r"'transformer.wte.gather' is not sharded in a way that it can be"):
+        split_reasons(plan, sample.graph, sample.cluster)
