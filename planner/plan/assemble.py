@@ -26,6 +26,7 @@ from planner.plan.sections import (
 )
 from planner.plan.shard_sections import (
     rank_parameters,
+    rank_share,
     sharded_boundaries,
     sharding_sections,
     used_shardings,
@@ -101,7 +102,8 @@ def assemble(
     used = used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, laid, used)
     shared = staging.shared_parameters()
-    predictions = predictions_section(stages, decision, evaluation, certificate, chosen, shared)
+    rank_shared = [rank_share(entry, used, chosen) for entry in shared]
+    predictions = predictions_section(stages, decision, evaluation, certificate, chosen, rank_shared)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,

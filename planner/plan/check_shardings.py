@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from planner.costs.precision import precision
 from planner.errors import PlanError, UsageError
 from planner.plan.findings import Fault, Finding
+from planner.plan.sections import stage_collectives
 from planner.plan.shardings import ShardedBlock, Sharding, correspondence
 from planner.plan.types import Plan, Stage
 from planner.sharding import parse_layout
@@ -191,6 +192,10 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
             math.ceil(stage.rank_parameters * chosen.gradient_bytes / (replicas if stage.zero >= 2 else 1)),
         ),
     }
+    listed = [c for c in terms.collectives if c.of != "tied gradients"]
+    if listed != list(stage_collectives(stage, chosen)):
+        message = f"stage {stage.index} does not sum the gradients of {stage.rank_parameters} parameters a rank"
+        yield Finding(Fault.SHARDED_STAGE, message, MAKE_AGAIN, stage.index)
     forward_s = sum(f.forward_s for f in figures.values())
     backward_s = sum(f.backward_s for f in figures.values()) + again
     sums["forward_s"] = (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s), forward_s

@@ -166,7 +166,8 @@ def tied_collectives(
 ) -> tuple[StageCollective, ...]:
     """What a stage exchanges with the other holders of its parameters, once for each set of holders.
 
-    A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts.
+    A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts;
+    where replicas have several ranks, equal ranks of them. `shared` says the bytes of one rank.
     """
     payload: dict[tuple[int, ...], int] = {}
     for entry in shared:
@@ -176,7 +177,7 @@ def tied_collectives(
     for holders, size in payload.items():
         counts = [decision.stages[k].replicas for k in holders]
         groups = math.gcd(*counts)
-        ranks, groups = sum(counts) // groups, groups * decision.copies
+        ranks, groups = sum(counts) // groups, groups * decision.copies * stage.group_ranks
         found.append(StageCollective(Collective.ALL_REDUCE.value, "tied gradients", size, ranks, groups))
     return tuple(found)
 

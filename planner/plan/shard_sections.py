@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.plan.blocks import Block
@@ -22,7 +23,7 @@ from planner.plan.shardings import (
     TensorPlace,
 )
 from planner.plan.templates import longest_run, template
-from planner.plan.types import Boundary
+from planner.plan.types import Boundary, SharedParameter
 from planner.plan.words import significant
 from planner.sharding import (
     InnerPoint,
@@ -240,6 +241,20 @@ def with_inside(
             terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent))
         stages.append(terms)
     return dataclasses.replace(predictions, stages=tuple(stages))
+
+
+def rank_share(
+    shared: SharedParameter, used: Mapping[int, tuple[StageSharding, str]], chosen: Precision
+) -> SharedParameter:
+    """A shared parameter with the bytes of what one rank holds of its gradient, as where ranks hold most of it."""
+    held = [
+        elements
+        for entry, _ in used.values()
+        for each in entry.costs.parameters
+        for name, elements in each
+        if name == shared.parameter
+    ]
+    return dataclasses.replace(shared, bytes=round(max(held) * chosen.gradient_bytes)) if held else shared
 
 
 def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:

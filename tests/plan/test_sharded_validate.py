@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.plan.figures import StageCollective
 from planner.plan.files import seal
 from planner.plan.findings import Fault
 from planner.plan.shardings import BlockSeries, Holding, ShardedBlock
@@ -131,6 +132,13 @@ def room(plan: Plan) -> Plan:
     return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
 
 
+def gradients(plan: Plan) -> Plan:
+    terms = plan.predictions.stages
+    more = (*terms[0].collectives, StageCollective("all_reduce", "gradients", 1, 2, 8))
+    first = dataclasses.replace(terms[0], collectives=more)
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
+
+
 def longer(of: tuple[BlockSeries, ...]) -> tuple[BlockSeries, ...]:
     return (*of[:-1], dataclasses.replace(of[-1], count=of[-1].count + 1))
 
@@ -213,6 +221,7 @@ MUTATIONS: dict[str, tuple[Change, Fault, str]] = {
     "stage that holds less": (stage(0, rank_parameters=7), Fault.SHARDING_MEMORY, ""),
     "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.SHARDED_STAGE, ""),
     "stage's communication": (inside, Fault.SHARDED_STAGE, ""),
+    "stage's gradients": (gradients, Fault.SHARDED_STAGE, ""),
     "stage's sums": (figures(forward_s=2.0), Fault.SHARDED_STAGE, ""),
     "other treatment of boundaries": (lambda p: sharding(p, boundaries=("replicated",)), Fault.BOUNDARY_LAYOUT, ""),
     "treatment missing": (lambda p: sharding(p, boundaries=()), Fault.MESH, ""),

@@ -8,6 +8,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.plan import Plan, dumps, loads
+from planner.plan.figures import StageCollective
 from planner.plan.flags import Requirement
 from planner.plan.places import transposed
 from planner.plan.shardings import BlockSeries, Holding, MeshAxis, dealt
@@ -159,6 +160,12 @@ def test_recomputed_stages_and_copies() -> None:
     held = plan.stages[1].rank_parameters
     assert plan.predictions.stages[1].collectives[0].bytes == held * 2
     assert plan.predictions.stages[1].collectives[0].groups == 4
+
+
+def test_gradients_of_tied_weights_are_summed_by_equal_ranks() -> None:
+    """The table is cut in eight in both stages: 50257 x 768 / 8 elements of 2 bytes, eight groups of two ranks."""
+    for stage in language().plan.predictions.stages:
+        assert stage.collectives == (StageCollective("all_reduce", "tied gradients", 50257 * 768 // 8 * 2, 2, 8),)
 
 
 def test_an_unsharded_plan_says_nothing_of_shardings() -> None:
