@@ -42,6 +42,8 @@ def _matches(node: Node, operator: str) -> bool:
 
 def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """By node of a graph, the dimensions that some patterns rule out; O(nodes times patterns)."""
+    if not patterns:
+        return ((),) * len(graph.nodes)
     sides = [_sides(pattern) for pattern in patterns]
     return tuple(
         tuple(dict.fromkeys(dim for operator, dim in sides if dim and _matches(node, operator))) for node in graph.nodes
@@ -57,6 +59,14 @@ def is_forbidden(strategy: Strategy, ranks: Sequence[int | None], dims: Iterable
         dims: dimensions ruled out, as in `forbidden_dims`.
     """
     return any(_cuts(strategy, ranks, dim) for dim in dims)
+
+
+def allowed(found: Sequence[Strategy], call: OpCall, dims: Sequence[str]) -> tuple[Strategy, ...]:
+    """Those strategies of an operator that cut no dimension that is ruled out."""
+    if not dims:
+        return tuple(found)
+    ranks = result_ranks(call)
+    return tuple(s for s in found if not is_forbidden(s, ranks, dims))
 
 
 def _cuts(strategy: Strategy, ranks: Sequence[int | None], dim: str) -> bool:

@@ -13,7 +13,7 @@ from planner.operators import OpCall
 from planner.sharding.block_tags import block_tags
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
-from planner.sharding.forbidden import is_forbidden, result_ranks
+from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.problem import (
     Choice,
@@ -168,14 +168,11 @@ class _Builder:
         if blocks:
             options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
-        if self.forbids(i):
-            ranks = result_ranks(call)
-            found = tuple(s for s in found if not is_forbidden(s, ranks, self.forbids(i)))
-            if not found:
-                hint = "forbid less, or let axes repeat work"
-                raise InfeasibleError(
-                    "all ways to run the operator are forbidden", where=node.name or node.key, hint=hint
-                )
+        found = allowed(found, call, self.forbids(i))
+        if not found:
+            why = "all ways to run the operator are forbidden" if self.forbids(i) else "the operator cannot be cut"
+            hint = "forbid less, or let axes repeat work"
+            raise InfeasibleError(why, where=node.name or node.key, hint=hint)
         return found, tuple(dict.fromkeys(s.share for s in found))
 
     def _operator(

@@ -21,6 +21,7 @@ from planner.sharding import (
 )
 from planner.sharding.block_key import BlockView
 from planner.sharding.problem import Facts
+from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block
 from tests.sharding.test_inner import _one_block
 
@@ -73,6 +74,16 @@ def test_the_judge_refuses_what_is_forbidden() -> None:
     assert not any("forbidden" in v for v in evaluate(Setting(graph, mesh), decision).violations)
     found = evaluate(Setting(graph, mesh, forbidden=("layers.0.mlp*:m",)), decision).violations
     assert [v for v in found if "forbidden" in v] == ["u is split as [m] S1, R -> S1, which is forbidden"]
+
+
+@pytest.mark.parametrize("search", ["ilp", "gshard", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu", "leanest"])
+def test_every_search_keeps_away_from_what_is_forbidden(search: str) -> None:
+    one = Setting(_named(), ideal_mesh((4,)), forbidden=("MatMul:n", "layers.0.mlp*:*"))
+    answer = get(search)(one)
+    assert answer.verdict.violations == []
+    splits = {name: c.splits for name, c in answer.decision.items() if isinstance(c, Strategy)}
+    assert splits["op:u"] == ("",)
+    assert all("n" not in splits[f"op:{k}"] for k in ("q0", "k0", "v0", "o", "d"))
 
 
 def test_an_operator_left_no_way_to_run_is_named() -> None:

@@ -18,6 +18,7 @@ from planner.errors import InfeasibleError
 from planner.graph import TensorKind
 from planner.operators import OpCall, graph_specs
 from planner.sharding.elimination import Factor, minimise
+from planner.sharding.forbidden import allowed, forbidden_dims
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
@@ -38,7 +39,7 @@ def program_of(setting: Setting) -> Program:
     """The forward program of a setting's nodes under found names; dimensions an operator cannot cut are said so."""
     graph, specs = setting.graph, graph_specs(setting.graph)
     names = named_dims(graph, setting.members, specs, setting.tied)
-    plain = replace(setting.options, interleaved=False)
+    plain, forbidden = replace(setting.options, interleaved=False), forbidden_dims(graph, setting.forbidden)
     tensors: dict[str, NamedTensor] = {}
     operations = []
     for i in setting.members:
@@ -55,7 +56,8 @@ def program_of(setting: Setting) -> Program:
         reads = tuple(n for n in node.inputs if n in tensors)
         writes = tuple(n for n in node.outputs if n in tensors)
         used = {d for n in (*reads, *writes) for d in tensors[n].dims}
-        found = strategies(OpCall.of(graph, node), specs[i], setting.mesh, setting.item_bytes, plain)
+        call = OpCall.of(graph, node)
+        found = allowed(strategies(call, specs[i], setting.mesh, setting.item_bytes, plain), call, forbidden[i])
         cut = {names.nest[i][d] for s in found for d in s.splits if d in names.nest[i]}
         led = Counter(names.nest[i].values())
         twice = {d for n in (*reads, *writes) for d, count in Counter(tensors[n].dims).items() if count > 1}
@@ -78,6 +80,7 @@ class _Timed:
         self.order = sorted(self.domains, key=lambda n: int(n[1:]))
         self.index = {name: v for v, name in enumerate(self.order)}
         self.saved = saved_of(setting, self.specs)
+        self.forbidden = forbidden_dims(setting.graph, setting.forbidden)
         self._tables: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
         self._shares: dict[Hashable, tuple[float, ...]] = {}
 
@@ -106,7 +109,8 @@ class _Timed:
     def _strategies(self, i: int) -> tuple[Strategy, ...]:
         call = OpCall.of(self.graph, self.graph.nodes[i])
         options = replace(self.setting.options, interleaved=False)
-        return strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
+        found = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
+        return allowed(found, call, self.forbidden[i])
 
     def seconds(self, i: int, where: Mapping[str, int]) -> float:
         """Seconds of one operator: work, exchanges, and sums of partial results and gradients."""
@@ -148,7 +152,7 @@ class _Timed:
         """Equal for operators with equal tables: their call, how names lead their dimensions, and their prices."""
         node, place = self.graph.nodes[i], {n: k for k, n in enumerate(names)}
         call = OpCall.of(self.graph, node)
-        like = (call.signature(), id(self.specs[i]))
+        like = (call.signature(), id(self.specs[i]), self.forbidden[i])
         if like not in self._shares:
             self._shares[like] = tuple(sorted({s.share for s in self._strategies(i)}))
         operands = [n for n in (*node.inputs, *node.outputs) if n]

@@ -27,6 +27,7 @@ from planner.operators import splits as legal_splits
 from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.equal_parts import named_nests
+from planner.sharding.forbidden import allowed, forbidden_dims
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.problem import Choice, Setting, carrying_of
@@ -391,11 +392,13 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
     specs, carrying = graph_specs(graph), carrying_of(setting)
     decision: dict[str, Choice] = {}
+    forbidden = forbidden_dims(graph, setting.forbidden)
     for i in setting.members:
         node = graph.nodes[i]
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
         options = replace(setting.options, interleaved=False)
-        found = strategies(OpCall.of(graph, node), specs[i], mesh, setting.item_bytes, options)
+        call = OpCall.of(graph, node)
+        found = allowed(strategies(call, specs[i], mesh, setting.item_bytes, options), call, forbidden[i])
         decision[f"op:{node.key}"] = _nearest(found, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
