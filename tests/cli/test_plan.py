@@ -105,7 +105,7 @@ def test_limits_are_kept(flags: tuple[object, ...], expected: object, capsys: py
         (("m.onnx", "-H", "dgx-a100", "-o", "absent/x.json"), 8, "cannot write"),
         (("m.onnx", "-H", "dgx-a100", "--precision", "bf61"), 2, "did you mean 'bf16'"),
         (("m.onnx", "-H", "dgx-a100", "--optimizer", "adm"), 2, "did you mean 'adam"),
-        (("m.onnx", "-H", "dgx-a100", "--schedule", "1f2b"), 2, "use 1f1b or gpipe"),
+        (("m.onnx", "-H", "dgx-a100", "--schedule", "1f2b"), 2, "did you mean '1f1b'"),
         (("m.onnx", "-H", "dgx-a100", "--dim", "batch"), 2, "NAME=SIZE"),
         (("m.onnx",), 2, "--hardware"),
     ],
