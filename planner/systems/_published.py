@@ -33,6 +33,9 @@ TIME_LIMIT_S = 4.0
 MOST_DEVICES = 32
 """Above this the recurrence over replicas takes too long, and all stages get the same number."""
 
+MOST_LEVELLED = 16
+"""Above this the recurrence level by level takes too long: all devices stand on one level of the narrowest links."""
+
 LONGEST_ROUND = 4096
 """Micro-batches after which all replicas have had the same number of turns, at the most."""
 
@@ -72,22 +75,40 @@ def flat(stages: Sequence[ReplicatedStage], copies: int = 1) -> list[tuple[int, 
     return found
 
 
-def _pipedream_at(bench: Bench, system: System, size: int) -> Played | None:
+def _pipedream_at(bench: Bench, system: System, size: int, limit_s: float) -> Played | None:
+    """The fastest of the partitions when played; those that cannot be faster than the limit are not.
+
+    None when no partition is found, or none is worth playing.
+    """
     room = float(min(d.usable_bytes for d in bench.cluster.devices))
     more = (bench.precision.gradient_bytes + bench.state_bytes) / bench.precision.weight_bytes
-    count, both = bench.job.global_batch // size, (system.schedule, f"{system.schedule}:paced=true")
+    count = bench.job.global_batch // size
     for memory in (Memory(room, optimizer_per_weight=more), Memory()):
-        candidates = []
-        for stages in dict.fromkeys(_partitions(bench, size, memory)):
-            turn = math.lcm(*(s.replicas for s in stages))
-            if turn <= LONGEST_ROUND:
-                played = turn * -(-4 * len(stages) // turn)
-                candidates += [
-                    play(bench, Point(stages, 1, size, count, s, played=played), system.transfers) for s in both
-                ]
-        if candidates:
-            return best_of(candidates)
+        best: Played | None = None
+        partitions = [p for p in dict.fromkeys(_partitions(bench, size, memory)) if _round(p) <= LONGEST_ROUND]
+        for stages in partitions:
+            turn, slowest_s = _round(stages), _slowest_s(bench, size, stages)
+            for schedule in (system.schedule, f"{system.schedule}:paced=true"):
+                reached = best.iteration_s if best is not None and best.feasible else math.inf
+                if count * slowest_s >= min(limit_s, reached) * (1 - 1e-6):
+                    break
+                point = Point(stages, 1, size, count, schedule, played=turn * -(-4 * len(stages) // turn))
+                best = best_of([*([best] if best else []), play(bench, point, system.transfers)])
+        if partitions:
+            return best
     return None
+
+
+def _round(stages: Sequence[StageChoice]) -> int:
+    """Micro-batches after which all replicas have had as many turns."""
+    return math.lcm(*(stage.replicas for stage in stages))
+
+
+def _slowest_s(bench: Bench, size: int, stages: Sequence[StageChoice]) -> float:
+    """No steady pace is faster: the work of the slowest stage on the fastest type, shared by its replicas."""
+    costs = bench.costs(size)
+    work = (costs.forward_s + costs.backward_s).min(axis=0)
+    return max(float(work[s.start : s.stop].sum()) / s.replicas for s in stages)
 
 
 def _partitions(bench: Bench, size: int, memory: Memory) -> Iterator[tuple[StageChoice, ...]]:
@@ -96,20 +117,23 @@ def _partitions(bench: Bench, size: int, memory: Memory) -> Iterator[tuple[Stage
     The released cost counts 4 (m-1)/m w a worker and update, a parameter server's bytes; a ring moves half of them.
 
     Where servers hold several stages the recurrence over levels splits all servers of a stage alike, so that it cannot
-    say 15-1 on four servers of four, which was measured; one flat level over the narrowest links can.
+    say 15-1 on four servers of four, which was measured; one flat level over the narrowest links can. The limit of
+    memory slows the recurrence down and enters where the partition without it does not fit.
     """
     layers, (sizes, speeds) = layers_at(bench, size), levels_of(bench.cluster, bench.devices)
-    shapes = [((bench.devices,), (min(speeds),)), (sizes, speeds)]
+    shapes = [((bench.devices,), (min(speeds),))] + ([(sizes, speeds)] if bench.devices <= MOST_LEVELLED else [])
     ring = replace(layers, weight_bytes=layers.weight_bytes / 2)
     priced = ((layers, StageCost.PAPER), (layers, StageCost.RELEASED), (ring, StageCost.RELEASED))
     for (machines, links), (network, cost) in itertools.product(dict.fromkeys(shapes), priced):
         problem = PipeDreamProblem(network, machines, links, cost=cost, memory=memory)
-        decision = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S).decision
+        decision = solve_pipedream(replace(problem, memory=Memory()), time_limit_s=TIME_LIMIT_S).decision
+        if decision is not None and problem.judge(decision).violations:
+            decision = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S).decision
         if decision is not None:
             yield tuple(StageChoice(a, b, r) for a, b, r in flat(decision))
 
 
-def _equal_replicas(bench: Bench, system: System, size: int) -> Played | None:
+def _equal_replicas(bench: Bench, system: System, size: int, limit_s: float) -> Played | None:
     """The fastest straight pipeline with as many replicas of every stage, for clusters beyond the recurrence."""
     tables, best = bench.tables(size), None
     room = min(d.usable_bytes for d in bench.cluster.devices)
@@ -135,11 +159,11 @@ def by_pipedream(bench: Bench, system: System) -> Found:
     data = by_exchange(bench, SYSTEMS.get("data-parallel"))
     for size in reversed(sizes):
         solve = _pipedream_at if bench.devices <= MOST_DEVICES else _equal_replicas
-        played = solve(bench, system, size)
+        played = solve(bench, system, size, data.iteration_s)
+        if not data.reason and (played is None or data.iteration_s < played.iteration_s):
+            return replace(data, notes=("data parallelism, one of its plans, is fastest", *data.notes))
         if played is None:
             continue
-        if played.feasible and data.iteration_s < played.iteration_s:
-            return replace(data, notes=("data parallelism, one of its plans, is fastest", *data.notes))
         if played.feasible:
             notes = (f"updates after every minibatch of {size} sample(s) a replica",)
             return found_of(played, tells={"delays": _delays(played)}, notes=notes)

@@ -68,6 +68,8 @@ def by_sharding(bench: Bench, system: System) -> Found:
             "and dynamic programming over their cuts does not apply"
         )
     tried = list(meshes(bench, system.options.get("span", "cluster")))
+    if too_large := _even_share(bench, math.prod(tried[-1])):
+        return Found(reason=too_large)
     large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
     for mesh in tried[-1:] if large else tried:
         try:
@@ -91,6 +93,20 @@ def by_sharding(bench: Bench, system: System) -> Found:
         devices=math.prod(best.mesh),
         micro_batch=best.micro_batch,
         notes=("communication is not overlapped",),
+    )
+
+
+def _even_share(bench: Bench, devices: int) -> str:
+    """Why not even a model cut evenly over all devices fits; empty where it may."""
+    chosen = bench.precision
+    a_state = chosen.weight_bytes + chosen.gradient_bytes + bench.state_bytes
+    share = float(bench.tables(bench.sizes[0]).elements[0, -1]) * a_state / devices
+    device = min(bench.cluster.devices, key=lambda d: d.usable_bytes)
+    if share <= device.usable_bytes:
+        return ""
+    return (
+        f"does not fit: weights, gradients and optimizer state alone are {format_bytes(share)} a device of"
+        f" {format_bytes(device.memory_bytes)} when cut evenly over {devices}"
     )
 
 

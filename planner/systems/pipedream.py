@@ -41,7 +41,8 @@ SYSTEMS.register(
             (
                 "partitions by the paper's stage cost (the longer of computation and exchange) and by the released"
                 " program's (their sum, with a server's bytes and with a ring's) are played, level by level of the"
-                " cluster and with all devices on one level of the narrowest links; the fastest is taken"
+                " cluster (up to 16 devices) and with all devices on one level of the narrowest links; the fastest is"
+                " taken"
             ),
         ),
         transfers=Transfers.OVERLAPPED,
