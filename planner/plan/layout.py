@@ -8,6 +8,8 @@ from typing import Any
 WIDTH = 120
 _OPEN_LEVELS = 2
 """Objects this deep have a line for each key; in deeper ones short values share lines."""
+_FEW = 32
+"""Longest list that shares a line with other items."""
 
 
 def compact(value: Any) -> str:  # noqa: ANN401
@@ -24,11 +26,18 @@ def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
     if isinstance(value, dict):
         body = _object_body(value, indent, pad)
         return "{\n" + body + "\n" + " " * indent + "}"
-    if any(isinstance(item, (dict, list)) for item in value):
+    if not all(map(_is_short, value)):
         body = ",\n".join(pad + pretty(item, indent + 1) for item in value)
     else:
         body = _filled([json.dumps(item, ensure_ascii=False, allow_nan=False) for item in value], pad)
     return "[\n" + body + "\n" + " " * indent + "]"
+
+
+def _is_short(value: Any) -> bool:  # noqa: ANN401
+    """Whether an item of a list shares lines with others: a number, a word, or a list of few of them (a rank group)."""
+    if isinstance(value, list):
+        return len(value) <= _FEW and not any(isinstance(item, (dict, list)) for item in value)
+    return not isinstance(value, dict)
 
 
 def _object_body(value: dict[str, Any], indent: int, pad: str) -> str:

@@ -45,7 +45,7 @@ values = st.sampled_from(
 
 
 @given(st.sampled_from(PATHS), values)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 def test_a_changed_value_ends_in_findings_or_in_a_plan_error(path: tuple[Any, ...], value: Any) -> None:
     try:
         plan = loads(changed(path, value))

@@ -41,7 +41,7 @@ def changed(path: tuple[Any, ...], value: Any) -> str:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 def test_a_changed_value_is_found_even_under_a_new_digest(data: st.DataObject) -> None:
     sample = language()
     path, value = data.draw(st.sampled_from(paths())), data.draw(values)
