@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -11,10 +13,11 @@ from planner.plan import Plan, dumps, loads
 from planner.plan.figures import StageCollective
 from planner.plan.flags import Requirement
 from planner.plan.places import transposed
-from planner.plan.shardings import BlockSeries, Holding, MeshAxis, dealt
+from planner.plan.rebuild import rebuild
+from planner.plan.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, Sharding, dealt
 from planner.plan.templates import longest_run, template
 from planner.plan.validate import validate
-from planner.sharding import Strategy, TensorChoice, WeightChoice, layout_text
+from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plan.sample import decision, make_plan
 from tests.plan.sharded_sample import Sample, language, leanest_by_sequence, mixture, sharded_plan
 from tests.shared_data import shared_path
@@ -44,8 +47,8 @@ def names_lead_to_layouts(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("sample", [language, mixture])
-def test_every_tensor_of_every_layer_is_found_by_name(sample: object) -> None:
-    names_lead_to_layouts(sample())  # type: ignore[operator]
+def test_every_tensor_of_every_layer_is_found_by_name(sample: Callable[[], Sample]) -> None:
+    names_lead_to_layouts(sample())
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,21 @@ def test_names_of_exported_models_are_found(file: str, dims: dict[str, int]) -> 
     names_lead_to_layouts(sample)
     assert loads(dumps(sample.plan)) == sample.plan
     assert validate(sample.plan, sample.graph, sample.cluster) == []
+
+
+@pytest.mark.parametrize("sample", [language, mixture])
+def test_the_file_gives_back_the_very_decision(sample: Callable[[], Sample]) -> None:
+    """Strategies with their gradients, shares and exchanges follow from the splits and layouts in the file."""
+    found = sample()
+    (rebuilt,) = rebuild(loads(dumps(found.plan)), found.graph, found.cluster)
+    for entry in rebuilt.sharding.blocks:
+        assert rebuilt.decision(entry) == dict(found.point(entry.first[0]).decision)
+
+
+def test_the_schema_knows_every_reason_and_treatment() -> None:
+    hints = get_type_hints(GroupCollective), get_type_hints(Sharding)
+    assert set(get_args(hints[0]["reason"])) == {"layout", *Reason}
+    assert set(get_args(get_args(hints[1]["boundaries"])[0])) == set(Boundary)
 
 
 def test_a_block_that_repeats_is_written_once() -> None:
