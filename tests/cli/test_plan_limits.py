@@ -1,0 +1,73 @@
+"""Limits that a user sets on the joint search, and other ways to ask for a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from tests.cli.plan_files import run
+
+GPT = ("gpt3-125m", "--hardware", "dgx-a100", "--global-batch", 32)
+
+
+def planned(folder: Path, *options: object) -> planner.Plan:
+    target = folder / "x.plan.json"
+    assert run("plan", *GPT, *options, "-q", "-o", target) == 0
+    assert run("check", target, "--model", "gpt3-125m", "--hardware", "dgx-a100") == 0
+    return planner.read_plan(target)
+
+
+def test_widths_are_what_was_asked_for(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
+    assert len(plan.stages) == 2
+    assert [len(stage.replicas) for stage in plan.stages] == [2, 2]
+    assert {len(group) for stage in plan.stages for group in stage.replicas} == {2}
+    assert [axis.size for axis in plan.shardings[0].axes] == [2]
+
+
+def test_a_mesh_of_two_axes(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "--mesh", "2x2", "--tp", "4", "--pp", "1")
+    assert [axis.size for axis in plan.shardings[0].axes] == [2, 2]
+
+
+def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path, "--tp", "1", "--pp", "3", "--uniform", "--keep", "layer0 on stage 1", "--keep", "layer11=-1"
+    )
+    assert len({len(stage.replicas) for stage in plan.stages}) == 1
+    assert plan.stages[0].modules == ("transformer.wte", "transformer")
+    assert plan.stages[1].modules[0].startswith("transformer.h.0-")
+    assert "transformer.h.10-11" in plan.stages[2].modules or "transformer.h.11" in plan.stages[2].modules
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--tp", "8", "--pp", "8"), 6, "without --tp 8"),
+        (("--tp", "8", "--pp", "8"), 6, "without --pp 8"),
+        (("--tp", "3"), 5, "use 1, 2, 4, 8"),
+        (("--tp", "two"), 2, "'two' is not a list of whole numbers"),
+        (("--mesh", "2y2"), 2, "is not a mesh such as 8 or 2x8"),
+        (("--keep", "layer3"), 2, "layer3 on stage 0"),
+        (("--keep", "layer77 on stage 0"), 5, "no block is called 'layer77'"),
+        (("--forbid", "MatMull:k"), 5, "did you mean 'MatMul'"),
+        (("--schedule", "zb-h1", "--schedule", "1f1b"), 2, "one other schedule by itself"),
+        (("--system", "chimera", "--schedule", "1f1b"), 2, "--system chooses its own schedule"),
+        (("--system", "chimra"), 2, "did you mean 'chimera'"),
+    ],
+)
+def test_limits_that_cannot_be_met_say_why(
+    options: tuple[str, ...], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", *GPT, *options, "-o", tmp_path / "x.json") == code
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("options", [("--schedule", "zb-h1"), ("--system", "chimera"), ("--zero", "3", "--tp", "1")])
+def test_other_ways_to_ask_give_plans_that_simulate(options: tuple[str, ...], tmp_path: Path) -> None:
+    plan = planned(tmp_path, *options)
+    assert run("simulate", tmp_path / "x.plan.json", "--quiet") in (0, 2)
+    assert plan.predictions.iteration_s > 0
