@@ -49,11 +49,11 @@ def _counted(job: Job) -> str:
 
 
 def _replicas(job: Job, devices: int, blocks: int) -> str:
-    if job.uniform:
-        return "equal numbers of replicas"
-    if job.data_parallel:
-        return f"{either(job.data_parallel)} replicas in all"
     words = "any number of replicas that divides the micro-batches"
+    if job.data_parallel:
+        words = f"{either(job.data_parallel)} replicas in all"
+    if job.uniform:
+        words += ", the same"
     if devices > ALL_DIVISORS_UP_TO:
         words += (
             f" (in slices of more than {ALL_DIVISORS_UP_TO} devices: powers of two and the largest; slices of at most "

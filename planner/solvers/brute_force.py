@@ -21,7 +21,8 @@ def decisions(problem: StageProblem) -> Iterator[Decision]:
         for cuts in itertools.combinations(range(1, problem.blocks), count - 1):
             ranges = list(itertools.pairwise((0, *cuts, problem.blocks)))
             for chosen in itertools.product(range(len(replicas)), repeat=count):
-                if sum(replicas[o] for o in chosen) > problem.slice_devices:
+                taken = [replicas[o] for o in chosen]
+                if sum(taken) > problem.slice_devices or (problem.uniform and len(set(taken)) > 1):
                     continue
                 for again in itertools.product(recompute, repeat=count):
                     yield problem.decision(

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from planner.errors import ShardplanError
+from planner.solvers._cases import cases
 from planner.solvers._labels import LabelSearch, Stages
-from planner.solvers._pins import by_count
 from planner.solvers._registry import SOLVERS
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, stage_tables
@@ -49,9 +49,9 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     Raises:
         ShardplanError: the judge contradicts the solver, which is a defect of one of them.
     """
-    cases = by_count(problem)
-    if len(cases) != 1 or cases[0] is not problem:
-        return _best_of([solve(case, judge, cutoff_s=cutoff_s, keep=keep) for case in cases], keep)
+    parts = cases(problem)
+    if len(parts) != 1 or parts[0] is not problem:
+        return _best_of([solve(part, judge, cutoff_s=cutoff_s, keep=keep) for part in parts], keep)
     tables = stage_tables(problem)
     compute_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
     bound_s, states = compute_s, 0

@@ -111,7 +111,7 @@ class Formulator:
     def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
         """Replicas that a stage may have in one copy (`replica_options`, and what the job allows over all copies)."""
         allowed = self._job.data_parallel
-        found = (1,) if self._job.uniform else replica_options(micro_batches, slice_devices)
+        found = replica_options(micro_batches, slice_devices)
         if not allowed:
             return found
         wanted = sorted({count // copies for count in allowed if count % copies == 0})
@@ -163,6 +163,7 @@ class Formulator:
             **self._work_tables(costs, placement, ranges, copies, zero),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
+            uniform=job.uniform,
         )
 
     def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:

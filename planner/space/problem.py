@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Decision, StageChoice
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ class StageProblem:
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
+        uniform: all stages have the same number of replicas.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -106,6 +107,7 @@ class StageProblem:
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
+    uniform: bool = False
 
     @property
     def blocks(self) -> int:

@@ -17,6 +17,7 @@ from planner.space import BlockCosts, Job
 from planner.space.types import Decision
 from tests.joint.enumeration import best_s, judged
 from tests.joint.instances import Ways, random_joint
+from tests.space.instances import chain, cluster
 
 SEEDS = st.integers(0, 10**6)
 LIMITS = st.sampled_from(["tensor_parallel", "pipeline_stages", "data_parallel"])
@@ -134,3 +135,25 @@ def test_constraints_hold_and_cost_what_enumeration_says(seed: int, name: str, v
     assert seconds(found(ways, cluster, job)) <= seconds(answer) * (1 + 1e-9)
     assert answer is not None
     assert honours(answer.best.decision, name, tuple(values))
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_stages_with_the_same_number_of_replicas(seed: int) -> None:
+    ways, cluster, job = random_joint(seed)
+    answer = found(ways, cluster, dataclasses.replace(job, uniform=True))
+    alike = (e for e in judged(ways.shelves, cluster, job) if len({s.replicas for s in e[0].stages}) == 1)
+    assert seconds(answer) == pytest.approx(best_s(alike), rel=1e-9)
+
+
+def test_replicas_side_by_side_where_gradients_need_the_fast_links() -> None:
+    """Two stages on two nodes: 50 elements a block are summed inside a node, one byte a micro-batch goes between."""
+    ends = chain([1.0, 1.0], elements=50.0, saved=1.0, checkpoint=1.0, boundary=1.0)
+    machine = cluster((2, 2), (1e6, 5.0), memory_bytes=(1100,))
+    job = Job(global_batch=8, micro_batches=(1,), uniform=True, zero=(0,), precision="fp32")
+    best = search(lambda _: ends, machine, job).best
+    assert [(s.replicas, s.ranks) for s in best.decision.stages] == [(2, 1), (2, 1)]
+    assert best.decision.copies == 1
+    # Four micro-batches a replica of 3 s and 0.4 s of transfer each way (both replicas send at once), 3 s of the other
+    # stage, sums of 200 bytes.
+    assert best.evaluation.iteration_s == pytest.approx(4 * 3.8 + 3 + 200 / 1e6, rel=1e-6)
