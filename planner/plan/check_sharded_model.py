@@ -262,7 +262,10 @@ def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         for group in stage.replicas:
             first, count = group[0], len(group)
             neighbours = group == tuple(range(first, first + count))
-            if not neighbours or any(first // size != (first + count - 1) // size for size in sizes if count <= size):
+            apart = any(
+                first // size != (first + count - 1) // size if count <= size else first % size for size in sizes
+            )
+            if not neighbours or apart:
                 message = f"group {first}-{group[-1]} of stage {stage.index} does not lie as the mesh is priced"
                 hint = "ranks of a group are neighbours and cross no more links than they must"
                 yield Finding(Fault.LINK_LEVEL, message, hint, stage.index, first)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from planner.hardware import load_cluster
+from planner.plan.check_sharded_model import check_sharded_cluster
 from planner.plan.figures import StageCollective
 from planner.plan.files import seal
 from planner.plan.findings import Fault
@@ -265,6 +267,15 @@ def test_experts_dealt_otherwise_are_found() -> None:
 
     plan = sharding(sample.plan, blocks=tuple(map(without_holdings, sample.plan.shardings[0].blocks)))
     assert {f.fault for f in validate(seal(plan), sample.graph, sample.cluster)} == {Fault.HOLDING}
+
+
+def test_a_group_over_more_nodes_than_it_needs_is_found() -> None:
+    """Sixteen ranks from rank 4 on lie on three nodes of eight instead of two."""
+    sample = mixture()
+    cluster = load_cluster("dgx-h100", nodes=4)
+    moved = stage(0, replicas=(tuple(range(4, 20)),))(sample.plan)
+    assert [f.fault for f in check_sharded_cluster(moved, cluster)] == [Fault.LINK_LEVEL]
+    assert list(check_sharded_cluster(stage(0, replicas=(tuple(range(8, 24)),))(sample.plan), cluster)) == []
 
 
 def test_without_the_cluster_missing_communication_is_found_all_the_same() -> None:
