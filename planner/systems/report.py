@@ -163,7 +163,7 @@ def comparison_csv(comparison: Comparison) -> str:
     names = (
         "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes",
         "bubble_fraction", "sent_bytes", "weight_versions", "staleness_updates", "devices_used", "devices_available",
-        "plan", "reason",
+        "plan", "reason", "alters",
     )  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

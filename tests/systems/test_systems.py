@@ -61,6 +61,24 @@ def test_gnmt_on_four_devices_over_pcie() -> None:
     assert found["auto"].iteration_s == min(row.iteration_s for row in alike)
 
 
+def test_cells_are_within_what_they_can_be() -> None:
+    found = rows(compared("gnmt-8", "v100-pcie-4", 64, "fp32"))
+    for name, row in found.items():
+        assert row.memory is not None
+        assert 0 < row.memory.total <= row.capacity_bytes, name
+        assert 0 <= row.bubble < 1, name
+        assert 1 <= row.devices <= row.available == 4, name
+        assert (row.sent_bytes > 0) == (row.devices > 1), name
+        assert row.throughput == pytest.approx(64 / row.iteration_s), name
+        assert row.weight_versions >= 1, name
+        assert (row.semantics is Semantics.ASYNC) == (row.staleness > 0), name
+        for link in row.links:
+            assert 0 < link.out_bytes <= link.total_bytes, name
+    # BaPipe and PipeDream compare their plans with data parallelism.
+    assert found["bapipe"].iteration_s <= found["data-parallel"].iteration_s * (1 + 1e-9)
+    assert found["pipedream"].iteration_s <= found["data-parallel"].iteration_s * (1 + 1e-9)
+
+
 def test_asynchronous_rows_stand_behind_and_win_only_when_allowed() -> None:
     sync = compared("gnmt-8", "v100-pcie-4", 64, "fp32").rows
     kinds = [row.semantics for row in sync]
