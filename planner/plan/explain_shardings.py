@@ -69,11 +69,20 @@ class ExchangeView:
 
 @dataclass(frozen=True, slots=True)
 class DealtView:
-    """Experts or table rows of some blocks: how many there are of a weight and how many a rank holds."""
+    """Experts, rows or columns of weights that are dealt alike.
+
+    Attributes:
+        what: which.
+        weight: the first of the weights.
+        weights: how many weights.
+        count: how many there are of each.
+        each: how many a rank holds at the most.
+        axes: along which mesh axes.
+    """
 
     what: str
     weight: str
-    blocks: int
+    weights: int
     count: int
     each: int
     axes: tuple[str, ...]
@@ -92,7 +101,7 @@ class GroupView:
         blocks: by kind of block.
         exchanges: costliest collectives over all blocks first.
         more_exchanges: how many further ones there are.
-        dealt: experts and rows.
+        dealt: experts, rows and columns.
     """
 
     name: str
@@ -122,11 +131,18 @@ def _group(plan: Plan, sharding: Sharding) -> GroupView:
         blocks=tuple(_blocks(plan, sharding)),
         exchanges=tuple(exchanges[:MOST_EXCHANGES]),
         more_exchanges=max(0, len(exchanges) - MOST_EXCHANGES),
-        dealt=tuple(
-            DealtView(h.what, h.weight, len(entry.members()), h.count, h.each, h.axes)
-            for entry in sharding.blocks
-            for h in entry.holdings
-        ),
+        dealt=_dealt(sharding),
+    )
+
+
+def _dealt(sharding: Sharding) -> tuple[DealtView, ...]:
+    found: dict[tuple[str, int, int, tuple[str, ...]], list[str]] = {}
+    for entry in sharding.blocks:
+        for h in entry.holdings:
+            found.setdefault((h.what, h.count, h.each, h.axes), []).extend([h.weight] * len(entry.members()))
+    return tuple(
+        DealtView(what, weights[0], len(weights), count, each, axes)
+        for (what, count, each, axes), weights in found.items()
     )
 
 

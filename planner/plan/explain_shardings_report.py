@@ -44,7 +44,7 @@ def _boundary(how: str) -> str:
 
 
 def _dealt(dealt: DealtView) -> str:
-    where = f"{dealt.weight} in {plural(dealt.blocks, 'block')}" if dealt.blocks > 1 else dealt.weight
+    where = dealt.weight + (f" and {plural(dealt.weights - 1, 'weight')} like it" if dealt.weights > 1 else "")
     return (
         f"Of {dealt.count:,} {dealt.what} of {where} a rank holds {dealt.each:,}, dealt along {', '.join(dealt.axes)}."
     )

@@ -9,7 +9,7 @@ from planner.operators import Access, DimKind, LoopNest, graph_specs
 from planner.plan.shardings import Holding, TensorPlace
 from planner.sharding import Mesh, parse_layout, shard_shape
 
-EXPERTS, ROWS = "experts", "rows"
+EXPERTS, ROWS, COLUMNS = "experts", "rows", "columns"
 
 
 def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequence[TensorPlace]) -> tuple[Holding, ...]:
@@ -36,20 +36,20 @@ def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequenc
 
 
 def counted_dims(graph: Graph, node: Node, nests: Sequence[LoopNest]) -> Iterator[tuple[str, str, int]]:
-    """("experts" or "rows", weight, dimension) of what an operator reads.
+    """("experts", "rows" or "columns", weight, dimension) of what an operator reads.
 
-    Experts are counted by the dimension that a product's weight shares with its other operand and its result, rows by
-    the one from which a lookup picks.
+    Experts are counted by the dimension that a product's weight shares with its other operand and its result, rows of a
+    table by the one from which a lookup picks, columns by the others.
     """
     for nest in nests:
         for access in nest.reads:
             weight = node.inputs[access.position]
             if not weight or graph.tensors[weight].kind is not TensorKind.PARAMETER:
                 continue
-            for dim, names in enumerate(access.dims):
-                what = _counts(nest, access, names[0]) if len(names) == 1 else ""
-                if what:
-                    yield what, weight, dim
+            counts = [_counts(nest, access, names[0]) if len(names) == 1 else "" for names in access.dims]
+            for dim, what in enumerate(counts):
+                if what or ROWS in counts:
+                    yield what or COLUMNS, weight, dim
 
 
 def _counts(nest: LoopNest, access: Access, name: str) -> str:

@@ -71,7 +71,11 @@ class Places:
     @functools.cached_property
     def _holdings(self) -> tuple[Mapping[str, Holding], ...]:
         return self._resolved(
-            lambda e, name: ((name[h.weight], dataclasses.replace(h, weight=name[h.weight])) for h in e.holdings)
+            lambda e, name: (
+                (name[h.weight], dataclasses.replace(h, weight=name[h.weight]))
+                for h in e.holdings
+                if h.what != "columns"
+            )
         )
 
     def _resolved(

@@ -98,10 +98,10 @@ class GroupCollective:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Experts, or rows of a table, dealt to the ranks: position k along the axes holds k * each up to (k + 1) * each.
+    """Experts, or rows or columns of a table, dealt to ranks: position k along the axes holds k * each and following.
 
     Attributes:
-        what: experts of a mixture, or rows of an embedding table.
+        what: experts of a mixture, rows or columns of an embedding table.
         weight: the tensor that has them.
         dim: its dimension that counts them.
         axes: names of the mesh axes that deal them, outermost first.
@@ -109,7 +109,7 @@ class Holding:
         each: how many a rank holds at the most.
     """
 
-    what: Literal["experts", "rows"]
+    what: Literal["experts", "rows", "columns"]
     weight: str
     dim: int
     axes: tuple[str, ...]
@@ -187,7 +187,7 @@ class ShardedBlock:
         operators: how each operator is split, duplicated ones that the block reads included.
         tensors: where each tensor and weight rests; model inputs and constants are fed as they are read.
         collectives: what the ranks of a group exchange.
-        holdings: experts and table rows dealt to the ranks; left out where there are none.
+        holdings: experts, rows and columns of tables dealt to the ranks; left out where there are none.
     """
 
     of: tuple[BlockSeries, ...]

@@ -447,9 +447,7 @@ class Plan:
         return Places(stages, self.shardings, self.block_table)
 
     def sharded_block(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
-        """What holds for a block of a stage: its entry, and from the names in there to the block's own.
-
-        None in a stage whose groups are one rank.
+        """What holds for a block of a stage: its entry, and from the names in there to its own; None without groups.
 
         Raises:
             PlanError: the block has not the form of the entry's first one.
@@ -483,8 +481,7 @@ class Plan:
     def inside_s(self, stage: int) -> tuple[float, float]:
         """Seconds that the ranks of a stage's group exchange data for a micro-batch.
 
-        Returns:
-            (in forward and backward, in the forward that a recomputed stage repeats)
+        Returns: in forward and backward, and in the forward that a recomputed stage repeats.
         """
         own, again_s = self.stages[stage], 0.0
         for block in range(*own.blocks) if own.recompute else ():
@@ -494,8 +491,7 @@ class Plan:
         return self.predictions.stages[stage].inside_s, again_s
 
     def held(self, weight: str, rank: int) -> range | None:
-        """The experts, or the rows of a table, that a rank holds of a weight; None where it holds all, or the weight
-        has neither."""
+        """The experts, or rows of a table, that a rank holds of a weight; None where it has neither or holds all."""
         for stage in self.stages_of(rank):
             found = self._places.holding(weight, stage)
             if found is not None:
