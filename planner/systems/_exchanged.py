@@ -54,7 +54,7 @@ def by_exchange(bench: Bench, system: System) -> Found:
     best, exchange = min(fitting, key=lambda e: (e[0].iteration_s, e[0].micro_batch))
     kinds = sorted(set(exchange.methods.values()))
     notes = (f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden",)
-    ways = " and ".join(kinds) or "no exchange"
+    ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
     plan = f"{best.replicas} replicas, micro-batch {best.micro_batch} x {best.count}, {ways}"
     return Found(
         plan=plan,

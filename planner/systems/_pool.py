@@ -91,12 +91,16 @@ def by_virtual_workers(bench: Bench, system: System) -> Found:
                     reason = played.reason if played else "no stages fit in a virtual worker with a stashed wave"
                     continue
                 if best is None or played.iteration_s < best.iteration_s:
-                    best, chosen = played, f"{len(workers)} virtual workers ({policy}), Nm {concurrent}"
+                    best, chosen = played, f"{_counted(len(workers))} ({policy}), Nm {concurrent}"
                 break
     if best is None:
         return Found(reason=reason)
     found = found_of(best, tells={"allocation": chosen, "clock_distance": "0"}, notes=(chosen,))
     return replace(found, plan=f"{chosen}, {found.plan}", played=best if best.exchanges else None)
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} virtual workers" if workers > 1 else "1 virtual worker"
 
 
 def _waves(bench: Bench, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
