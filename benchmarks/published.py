@@ -35,7 +35,6 @@ from planner.space.evaluate import evaluate
 from planner.space.types import BlockCosts, Decision, Job, StageChoice
 
 BASELINE_SHARE = 0.5
-SHARDED = "ZeRO-2/3 or FSDP"
 VOCAB_PART = 128
 """Megatron-LM pads the vocabulary to a multiple of so many words on each rank."""
 
@@ -186,7 +185,6 @@ def _summary(title: str, chosen: Sequence[Prediction]) -> list[str]:
 def report(runs: Sequence[Run], *, every_row: bool) -> str:
     """The tables in Markdown: by source, memory, what could not be priced, and on request each row."""
     exact = [predict(r) for r in runs if not r.obstacle]
-    sharded = [predict(r) for r in runs if r.obstacle == SHARDED and r.precision]
     campaign = [p for p in exact if p.run.key.startswith("single") and p.run.ranks == 1]
     head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
     by_source = [
@@ -194,12 +192,9 @@ def report(runs: Sequence[Run], *, every_row: bool) -> str:
         ("single node, odd rows", campaign[1::2]),
         *_grouped([p for p in exact if p not in campaign], _group),
     ]
-    stand_in = _grouped(sharded, lambda p: f"{p.run.source} on {p.run.machine.profile if p.run.machine else ''}")
     parts = [
         "Priced exactly as they ran:",
         _table(head, [_summary(title, group) for title, group in [*by_source, ("all", exact)]]),
-        "Sharded (ZeRO-2/3, FSDP), priced as ZeRO-1 with all communication hidden, a check of the device curves:",
-        _table(head, [_summary(title, group) for title, group in stand_in]),
     ]
     found = regrets(exact)
     parts.append(
@@ -208,12 +203,14 @@ def report(runs: Sequence[Run], *, every_row: bool) -> str:
     parts += ["Memory of the fullest device:", _memory_table(exact)]
     parts += ["Not priced:", _table(["reason", "rows"], _obstacles(runs))]
     if every_row:
-        parts += ["Every row:", _table(*_rows([*exact, *sharded]))]
+        parts += ["Every row:", _table(*_rows(exact))]
     return "\n\n".join(parts) + "\n"
 
 
 def _group(p: Prediction) -> str:
-    return p.run.source + (", tensor parallel" if p.run.ranks > 1 else "")
+    kind = f", ZeRO-{p.run.zero}" if p.run.sharded else ", tensor parallel" if p.run.ranks > 1 else ""
+    where = f" on {p.run.machine.profile}" if p.run.sharded and p.run.machine else ""
+    return p.run.source + kind + where
 
 
 def _grouped(

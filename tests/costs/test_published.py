@@ -34,13 +34,14 @@ def test_what_can_be_priced(runs: dict[str, Run]) -> None:
     assert sum(run.ranks == 1 for run in campaign) == 75
     others = [run for key, run in runs.items() if not run.obstacle and not key.startswith("single")]
     assert sum(run.ranks > 1 for run in others) == 65
-    exact = [run.key for run in others if run.ranks == 1]
+    assert sum(run.sharded for run in others) == 51
+    exact = [run.key for run in others if run.ranks == 1 and not run.sharded]
     assert exact == [
         *("r0142", "r0144", "r0145", "r0146", "r0189", "r0196"),
         *("r0958", "r0959", "r0962", "r0969", "r0971", "r0973", "r0980", "r1030"),
     ]
     assert runs["r0119"].obstacle == "schedule other than gpipe and 1f1b"
-    assert runs["r0010"].obstacle == "ZeRO-2/3 or FSDP"
+    assert (runs["r0010"].obstacle, runs["r0010"].zero) == ("", 3)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def test_what_can_be_priced(runs: dict[str, Run]) -> None:
         ("r0002", 3.6963, 0.05),  # Megatron-LM's 7.5 B parameters: four ranks, 32 replicas
         ("r0004", 14.4535, 0.06),  # 39 B: eight ranks, two stages, 32 replicas
         ("r1126", 56.18, 0.05),  # 175 B: eight ranks, eight stages, eight replicas
+        ("r0342", 52.738, 0.09),  # 13 B parameters sharded over one node
     ],
 )
 def test_measured_iterations(runs: dict[str, Run], key: str, measured_s: float, within: float) -> None:
