@@ -97,11 +97,13 @@ def test_less_memory_than_gpipe_for_the_same_cuts() -> None:
 
 
 def test_what_does_not_fit_says_why() -> None:
-    found = rows(compared("gpt2-xl", "v100-pcie-4", 4, "fp16"))
-    row = found["byteps"]
-    assert not row.feasible
-    assert "GB of 16 GB" in row.reason
-    assert not found["data-parallel"].feasible
+    graph, cluster = planner.load_graph("gpt2-xl"), planner.load_cluster("v100-pcie-4")
+    job = planner.Job(global_batch=4, precision="fp16")
+    asked = ["byteps", "data-parallel"]
+    found = rows(compare_systems(planner.Pricer(graph, cluster, job), cluster, job, systems=asked))
+    for row in found.values():
+        assert not row.feasible
+        assert "GB of 16 GB" in row.reason
 
 
 def test_unknown_names_are_refused() -> None:
