@@ -43,16 +43,18 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
         f"{plan.options.precision}, {plan.options.optimizer}"
     )
     assumed = "" if batch_given else " (assumed: none was given)"
+    several = "es" if batch.count > 1 else ""
     console.print(
-        f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batches of {batch.size}; "
+        f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batch{several} of {batch.size}; "
         f"schedule {plan.schedule.name}; {_plural(len(plan.stages), 'stage')}, {_plural(plan.copies, 'copy')}"
     )
     _origin(console, plan)
     for sharding in plan.shardings:
         mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
+        lies = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
         console.print(
             f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
-            f"tensors between blocks {', '.join(LIES.get(how, how) for how in sharding.boundaries)}"
+            f"tensors between blocks {' and '.join(lies)}"
         )
     console.print(
         f"[bold]{format_seconds(seconds)}[/bold] an iteration (simulated), "

@@ -68,6 +68,7 @@ class Pricer:
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._inner = InnerCache()
+        self._worked_on: list[InnerCosts] = []
         self._known: dict[int, list[Sharded]] = {}
         self.meshes = meshes_for(graph, cluster, job)
         self.graph_at = functools.cache(self._graph_at)
@@ -117,10 +118,11 @@ class Pricer:
         if not self.meshes:
             return "every replica one device"
         shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
+        given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
         return (
             f"every replica one device, or operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; of the ways to share a block those that some price of "
-            "memory prefers"
+            "memory prefers" + "".join(f"; without {words}" for words in given_up)
         )
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
@@ -179,7 +181,7 @@ class Pricer:
     def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
-        return inner_costs(
+        found = inner_costs(
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[0],
@@ -192,6 +194,8 @@ class Pricer:
             ),
             cache=self._inner,
         )
+        self._worked_on.append(found)
+        return found
 
     def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
