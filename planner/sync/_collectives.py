@@ -11,7 +11,7 @@ from planner.hardware import ALGORITHMS, Cluster, Collective, collective_terms
 from planner.sync._defaults import dense_note
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
-from planner.sync.timeline import Message, Phase
+from planner.sync.messages import Message, Phase
 from planner.sync.traffic import Traffic, nothing, rank_traffic
 from planner.sync.types import Draft, Step
 

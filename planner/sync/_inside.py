@@ -10,7 +10,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.hardware import Collective, Terms, collective_terms
 from planner.sync.fabric import Fabric
-from planner.sync.timeline import Phase
+from planner.sync.messages import Phase
 from planner.sync.traffic import Traffic, nothing, rank_traffic
 
 
@@ -85,7 +85,7 @@ def local(fabric: Fabric, inside: Inside, card_ranks: int = 2) -> Local:
     positions = _split(fabric, fabric.node_size)
     groups = tuple(_scatter(fabric, machine, levels) for machine in positions if len(machine) > 1)
     traffic = extra + _ring(fabric, positions)
-    return Local(fabric, groups, fabric.busy_s(extra), latency_s, traffic)
+    return Local(fabric, groups, extra.busy_s(), latency_s, traffic)
 
 
 def _split(fabric: Fabric, size: int) -> list[np.ndarray]:
@@ -134,4 +134,4 @@ def _through_host(fabric: Fabric, levels: list[int]) -> Local:
     for positions in switches:
         for level in levels:
             np.add.at(up.out_bytes, fabric.rank_ports[level, positions], 1 / len(positions))
-    return Local(fabric, groups, fabric.busy_s(up), fabric.cluster.levels[host].latency_s, up + _ring(fabric, switches))
+    return Local(fabric, groups, up.busy_s(), fabric.cluster.levels[host].latency_s, up + _ring(fabric, switches))

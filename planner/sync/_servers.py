@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.sync._inside import Inside, Local, local
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.sync.timeline import Message, Phase
+from planner.sync.messages import Message, Phase
 from planner.sync.traffic import Traffic, nothing, push_traffic
 from planner.sync.types import Draft, Placement, Step, Variable
 
@@ -85,8 +85,8 @@ def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: T
     """The legs that keep some port busy."""
     before, after = inside.legs(s.push_bytes, s.pull_bytes)
     busy = (
-        fabric.busy_s(unit * s.push_bytes, transport.efficiency, transport.sum_byte_per_s),
-        fabric.busy_s(unit.turned() * s.pull_bytes, transport.efficiency),
+        (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
+        (unit.turned() * s.pull_bytes).busy_s(transport.efficiency),
     )
     across = (Phase(b, fabric.network_latency_s) for b in busy)
     return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())

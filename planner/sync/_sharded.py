@@ -17,7 +17,7 @@ from planner.sync._defaults import dense_note
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
 from planner.sync.formulas import zero_parts
-from planner.sync.timeline import Message, Phase
+from planner.sync.messages import Message, Phase
 from planner.sync.traffic import nothing
 from planner.sync.types import Draft, Exchange, MemoryFactors, Scheme, Step
 

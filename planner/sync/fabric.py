@@ -12,16 +12,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.errors import HardwareError, JobError
 from planner.hardware import Cluster, Level
-
-if TYPE_CHECKING:
-    from planner.sync.traffic import Traffic
-
 
 HOST_SUM_BYTE_PER_S = 40e9
 """Rate at which a host sums gradients: three accesses a byte at some 120 GB/s of host memory. An estimate."""
@@ -195,11 +190,18 @@ class Fabric:
     def _network(self) -> np.ndarray:
         return np.asarray([p.network for p in self.ports], dtype=bool)
 
-    def busy_s(self, traffic: Traffic, efficiency: float = 1.0, server_byte_per_s: float = math.inf) -> np.ndarray:
-        """Seconds that the traffic keeps every port busy, ways out first, then ways in, float64 [2 ports].
+    def busy_s(
+        self,
+        out_bytes: np.ndarray,
+        in_bytes: np.ndarray,
+        efficiency: float = 1.0,
+        server_byte_per_s: float = math.inf,
+    ) -> np.ndarray:
+        """Seconds that some bytes keep every port busy, ways out first, then ways in, float64 [2 ports].
 
         Args:
-            traffic: bytes through the ports.
+            out_bytes: that leave through each port, float64 [ports].
+            in_bytes: that come in.
             efficiency: what the transport reaches of the network's achievable bandwidth.
             server_byte_per_s: rate at which a machine of the group can take (and sum) what comes from the network.
         """
@@ -211,7 +213,7 @@ class Fabric:
             )
         if self.servers.count:
             own[-self.servers.count :] = np.minimum(own[-self.servers.count :], self.servers.sum_byte_per_s)
-        return np.concatenate([traffic.out_bytes / rates, traffic.in_bytes / own])
+        return np.concatenate([out_bytes / rates, in_bytes / own])
 
     def everything(self, seconds: float) -> np.ndarray:
         """The same time on every port of the group (not the servers'), float64 [2 ports]."""

@@ -15,7 +15,7 @@ from planner.sync._defaults import MEGABYTE, Defaults, dense_note, positive
 from planner.sync._inside import Inside, Local, local
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
-from planner.sync.timeline import Message, Phase
+from planner.sync.messages import Message, Phase
 from planner.sync.traffic import Traffic, nothing
 from planner.sync.types import Draft, Facts, Step
 
@@ -82,7 +82,7 @@ class InNetwork(Defaults):
         """Scatter, a start-up up and down each level with one copy through its ports, gather."""
         levels = unit.fabric.cluster.levels
         latency_s = sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))
-        across = Phase(unit.fabric.busy_s(unit * bucket.payload_bytes) / self.efficiency, latency_s)
+        across = Phase((unit * bucket.payload_bytes).busy_s() / self.efficiency, latency_s)
         before, after = inside.legs(bucket.payload_bytes, bucket.payload_bytes)
         legs = (across,) if self.inside else (before, across, after)
         used = tuple(leg for leg in legs if leg.busy_s.any())

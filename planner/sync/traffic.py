@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,10 @@ class Traffic:
     def turned(self) -> Traffic:
         """The same bytes the other way."""
         return Traffic(self.fabric, self.in_bytes, self.out_bytes)
+
+    def busy_s(self, efficiency: float = 1.0, server_byte_per_s: float = math.inf) -> np.ndarray:
+        """Seconds that it keeps every port busy (`Fabric.busy_s`), float64 [2 ports]."""
+        return self.fabric.busy_s(self.out_bytes, self.in_bytes, efficiency, server_byte_per_s)
 
     def machine_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """Bytes that each endpoint sends into the network and receives from it, float64 [endpoints] each."""

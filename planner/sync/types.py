@@ -11,7 +11,7 @@ from planner.errors import JobError
 
 if TYPE_CHECKING:
     from planner.sync.fabric import Fabric
-    from planner.sync.timeline import Message
+    from planner.sync.messages import Message
     from planner.sync.traffic import Traffic
 
 
