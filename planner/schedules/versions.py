@@ -6,6 +6,7 @@ that names no version reads the newest.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,9 @@ def _unheld(program: Program, use: VersionUse, action: int, why: str) -> OrderEr
     )
 
 
+@functools.lru_cache(maxsize=2)
 def version_use(program: Program) -> VersionUse:
-    """Versions read, held and applied, by action; O(actions log actions)."""
+    """Versions read, held and applied, by action; O(actions log actions) once for a program."""
     rank = np.empty(len(program.kind), np.int64)
     rank[program.sequence] = np.arange(len(rank))
     place = program.worker * program.stages + program.stage

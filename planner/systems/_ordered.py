@@ -6,11 +6,12 @@ finds a cut that no single move improves, not a proven optimum.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,10 @@ from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.program import Program, compile_orders
-from planner.schedules.types import ActionKind, Pipeline, Schedule, Work
+from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule, Work
 from planner.simulate import StageBytes, StageTimes, Trace, Transfers, run, simulate
 from planner.simulate.memory import memory_curve
-from planner.simulate.steady import find_steady
+from planner.simulate.steady import find_pace, rhythm_of
 from planner.space.pricer import Pricer
 from planner.space.types import Job, StageChoice
 from planner.systems._bench import Bench, StageRule
@@ -36,12 +37,12 @@ from planner.systems.types import Point
 from planner.units import format_bytes
 
 MOST_SHAPES = 12
-"""Numbers of stages, copies and micro-batch sizes that are simulated at the most, the most promising first."""
+"""Numbers of stages, copies and micro-batch sizes that fit and are simulated at the most, most promising first."""
 
 MOST_IMPROVED = 3
 """Of these, shapes whose boundaries are moved."""
 
-MOST_ACTIONS = 1_500_000
+MOST_ACTIONS = 600_000
 """Actions that moving the boundaries of one shape may simulate."""
 
 LONGEST = 400_000
@@ -81,7 +82,7 @@ def plan_schedule(
     """
     chosen = _schedule(schedule)
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
-    shapes = sorted(_shapes(bench, chosen), key=lambda shape: (shape.bound_s, shape.stages, shape.micro_batch))
+    shapes = sorted(_shapes(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
     if not shapes:
         raise JobError(_nothing(bench, chosen), hint="change the global batch, the devices or the schedule")
     best = _best(bench, shapes, Transfers(transfers))
@@ -135,6 +136,30 @@ class _Shape:
     def pipeline(self) -> Pipeline:
         """One copy."""
         return Pipeline((1,) * self.stages, self.micro_batches)
+
+    @property
+    def estimate_s(self) -> float:
+        """With a pipeline that fills and drains, where it does: the order in which shapes are tried."""
+        idle = self.workers - 1 if self.schedule.weight_policy.synchronous else 0
+        return self.bound_s * (self.micro_batches + idle) / self.micro_batches
+
+    def least_bytes(self, bench: Bench) -> float:
+        """Of the fullest worker, however the model is cut; the runtime's reserve left out.
+
+        With what is in flight where each worker has one stage, else with one micro-batch.
+        """
+        tables = bench.tables(self.micro_batch)
+        each = max(1.0, sum(len(own) for own in self.holders) / self.workers)
+        need = tables.needed(StageRule(1 / each), recompute=self.recompute) * each
+        least = least_need([need] * self.stages, tables.real)
+        alone = all(own == (stage,) for stage, own in enumerate(self.holders))
+        if not alone or least > min(d.usable_bytes for d in bench.cluster.devices):
+            return least
+        kept, versions = self.schedule.in_flight(self.pipeline), self.schedule.weight_versions(self.pipeline)
+        if self.schedule.activation_unit is not ActivationUnit.MICRO_BATCH:
+            kept = (1,) * self.stages
+        rules = [StageRule(k, v) for k, v in zip(kept, versions, strict=True)]
+        return least_need([tables.needed(rule, recompute=self.recompute) for rule in rules], tables.real)
 
     def point(self, marks: Marks) -> Point:
         """The point with these boundaries."""
@@ -239,18 +264,41 @@ class _Cut:
 
 
 def _best(bench: Bench, shapes: Sequence[_Shape], transfers: Transfers) -> _Cut:
-    """The best cut of the shapes given, the most promising first: all are begun, and the best few improved."""
+    """The best cut of the shapes given, the most promising first: some are begun, and the best few of them improved.
+
+    Raises:
+        InfeasibleError: some stage exceeds the memory, however the model is cut.
+    """
     begun: list[tuple[_Search, _Cut]] = []
-    fastest = math.inf
+    fastest, least = math.inf, (math.inf, shapes[0])
     for shape in shapes:
-        if shape.bound_s >= fastest or len(begun) >= MOST_SHAPES:
+        fitting = sum(cut.over_bytes <= 0 for _, cut in begun)
+        if fitting >= MOST_SHAPES or len(begun) >= 2 * MOST_SHAPES:
             break
+        if shape.bound_s >= fastest:
+            continue
+        need, room = shape.least_bytes(bench), min(d.usable_bytes for d in bench.cluster.devices)
+        least = min(least, (need, shape), key=lambda entry: entry[0])
+        if need > room and not isinstance(shape.schedule, OwnOrders):
+            continue
         search = _Search(bench, shape, transfers)
         begun.append((search, search.begin()))
         if begun[-1][1].over_bytes <= 0:
             fastest = min(fastest, begun[-1][1].seconds)
+    if not begun:
+        raise InfeasibleError(_least(bench, *least), hint="use more stages, devices or recomputation")
     begun.sort(key=lambda entry: entry[1].key)
     return min((search.improve(cut) for search, cut in begun[:MOST_IMPROVED]), key=lambda cut: cut.key)
+
+
+def _least(bench: Bench, need: float, shape: _Shape) -> str:
+    device = min(bench.cluster.devices, key=lambda d: d.usable_bytes)
+    again = ", recompute" if shape.recompute else ""
+    return (
+        f"{shape.schedule.name}: the fullest worker holds {format_bytes(need + device.reserve_bytes)} of "
+        f"{format_bytes(float(device.memory_bytes))} at the least ({shape.stages} stages, "
+        f"micro-batch {shape.micro_batch}{again})"
+    )
 
 
 def _exchanges(work: Work, stages: int) -> np.ndarray:
@@ -274,6 +322,10 @@ class _Search:
         self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
         self._program: Program | None = compile_orders(work) if drains else None
         self._tried: dict[Marks, _Cut] = {}
+        self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
+        self._depth = max(shape.schedule.in_flight(shape.pipeline))
+        few = replace(shape.pipeline, micro_batches=self._rhythm)
+        self._orders = functools.cache(lambda iterations: compile_orders(shape.schedule.work(few, iterations)))
         actions = sum(len(lane) for lane in work.lanes) * (1 if drains else 8)
         self._most = max(4, MOST_ACTIONS // max(actions, 1))
         self._versions = shape.schedule.weight_versions(shape.pipeline)
@@ -349,10 +401,9 @@ class _Search:
         if self._program is not None:
             trace = run(self._program, times, transfers=self._transfers)
             return trace, trace.span_s() if self._shape.schedule.spans else trace.makespan_s
-        steady = find_steady(
-            self._shape.schedule, self._shape.pipeline, lambda p: run(p, times, transfers=self._transfers)
-        )
-        return steady.trace, steady.iteration_s
+        count = self._shape.micro_batches
+        steady = find_pace(self._orders, self._rhythm, self._depth, lambda p: run(p, times, transfers=self._transfers))
+        return steady.trace, steady.iteration_s * count / self._rhythm
 
     def _over(self, trace: Trace, figures: Figures) -> tuple[float, str]:
         """Bytes by which the fullest worker exceeds its device, and the words for it."""

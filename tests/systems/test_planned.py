@@ -162,6 +162,11 @@ def test_orders_that_wait_for_each_other_show_the_cycle_and_the_line(tmp_path: P
 def test_orders_that_do_not_fit_say_what_and_when(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"mine: worker \d holds .* of 16 GB, too much from the start"):
         plan_schedule(orders(tmp_path, *SHORT), *loaded("gpt3-13b"), JOB)
+    long = planner.Job(global_batch=4096, precision="fp32", recompute="never", devices=2)
+    with pytest.raises(InfeasibleError, match=r"mine: worker \d holds .* of 16 GB, too much when F\d\.\d runs"):
+        plan_schedule(orders(tmp_path, *SHORT), *loaded(), long)
+    with pytest.raises(InfeasibleError, match=r"zb-h1: the fullest worker holds .* of 16 GB at the least \(\d+ stages"):
+        plan_schedule("zb-h1", *loaded("gpt3-13b"), JOB)
     with pytest.raises(JobError, match="2 stages on 2 workers and 4 micro-batches, which do not come out"):
         plan_schedule(orders(tmp_path, *SHORT), *loaded(), planner.Job(global_batch=6, precision="fp32"))
 
