@@ -196,7 +196,8 @@ def freedoms(row: Row) -> list[tuple[str, Job]]:
         ("same ways", bound),
         ("+ ways, micro-batch", shaped),
         ("+ ZeRO-1", sharded),
-        ("+ recompute or not", job(row)),
+        ("+ recompute or not, equal replicas", dataclasses.replace(job(row), uniform=True)),
+        ("+ replicas as each stage needs", job(row)),
     ]
 
 
