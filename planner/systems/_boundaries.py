@@ -1,0 +1,175 @@
+"""Boundaries of stages, moved as long as the simulated iteration gets shorter."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.schedules.own_orders import OwnOrders
+from planner.schedules.program import Program, compile_orders
+from planner.schedules.types import ActionKind, Work
+from planner.simulate import StageBytes, StageTimes, Trace, Transfers, run
+from planner.simulate.memory import memory_curve
+from planner.simulate.steady import find_pace, rhythm_of
+from planner.systems._bench import Bench, StageRule
+from planner.systems._cuts import balanced, least_need
+from planner.systems._price import Figures, price
+from planner.systems._shapes import Marks, Shape
+from planner.systems.types import Point
+from planner.units import format_bytes
+
+MOST_ACTIONS = 600_000
+"""Actions that moving the boundaries of one shape may simulate."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Boundaries tried: by how much memory is exceeded, the simulated time, and where memory is short."""
+
+    shape: Shape
+    marks: Marks
+    over_bytes: float
+    seconds: float
+    reason: str = ""
+
+    @property
+    def key(self) -> tuple[float, float]:
+        """What is better is smaller."""
+        return self.over_bytes, self.seconds
+
+    @property
+    def point(self) -> Point:
+        """The point that this is."""
+        return self.shape.point(self.marks)
+
+
+def _exchanges(work: Work, stages: int) -> np.ndarray:
+    """[stages] how often a worker exchanges a stage's gradients in the orders given."""
+    found = np.zeros(stages)
+    for lane in work.lanes:
+        for stage in {action.stage for action in lane}:
+            kinds = Counter(action.kind for action in lane if action.stage == stage)
+            counts = (kinds[k] for k in (ActionKind.LAUNCH_SYNC, ActionKind.SYNC, ActionKind.UPDATE) if kinds[k])
+            found[stage] = max(found[stage], next(counts, 0))
+    return found
+
+
+class Search:
+    """Moves the boundaries of one shape."""
+
+    def __init__(self, bench: Bench, shape: Shape, transfers: Transfers) -> None:
+        self._bench, self._shape, self._transfers = bench, shape, transfers
+        drains = shape.schedule.weight_policy.synchronous or isinstance(shape.schedule, OwnOrders)
+        work = shape.schedule.work(shape.pipeline)
+        self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
+        self._program: Program | None = compile_orders(work) if drains else None
+        self._tried: dict[Marks, Cut] = {}
+        self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
+        self._depth = max(shape.schedule.in_flight(shape.pipeline))
+        few = replace(shape.pipeline, micro_batches=self._rhythm)
+        self._orders = functools.cache(lambda iterations: compile_orders(shape.schedule.work(few, iterations)))
+        actions = sum(len(lane) for lane in work.lanes) * (1 if drains else 8)
+        self._most = max(4, MOST_ACTIONS // max(actions, 1))
+        self._versions = shape.schedule.weight_versions(shape.pipeline)
+
+    def begin(self) -> Cut:
+        """The best of the balanced cuts."""
+        return min((self._cut(marks) for marks in sorted(self._starts())), key=lambda cut: cut.key)
+
+    def improve(self, best: Cut) -> Cut:
+        """A cut that no move of a boundary improves, or the best of as many as may be simulated."""
+        step = max(1, self._bench.blocks // (2 * self._shape.stages))
+        while step:
+            moved = min((self._cut(m) for m in self._moves(best.marks, step)), key=lambda cut: cut.key, default=best)
+            if moved.key < best.key:
+                best = moved
+            else:
+                step //= 2
+        return best
+
+    def _starts(self) -> set[Marks]:
+        """Balanced within memory, balanced, fullest stage as empty as can be, and even in blocks."""
+        bench, shape = self._bench, self._shape
+        tables, n = bench.tables(shape.micro_batch), bench.blocks
+        stage_s = tables.stage_s(recompute=shape.recompute)
+        room = min(d.usable_bytes for d in bench.cluster.devices)
+        kept = shape.schedule.in_flight(shape.pipeline)
+        each = max(1.0, sum(len(own) for own in shape.holders) / shape.workers)
+        needs = [
+            tables.needed(StageRule(k / self._parts, v), recompute=shape.recompute) * each
+            for k, v in zip(kept, self._versions, strict=True)
+        ]
+        least = least_need(needs, tables.real) * (1 + 1e-12)
+        found = {
+            balanced(stage_s, [need <= room for need in needs]),
+            balanced(stage_s, [tables.real] * shape.stages),
+            balanced(stage_s, [need <= least for need in needs]),
+            tuple(round(i * n / shape.stages) for i in range(shape.stages + 1)),
+        }
+        return {marks for marks in found if marks is not None}
+
+    def _moves(self, marks: Marks, step: int) -> Iterator[Marks]:
+        """Each boundary so many blocks up or down, as far as its neighbours allow."""
+        for at in range(1, len(marks) - 1):
+            for by in (step, -step):
+                place = marks[at] + by
+                if marks[at - 1] < place < marks[at + 1] and len(self._tried) < self._most:
+                    yield (*marks[:at], place, *marks[at + 1 :])
+
+    def _cut(self, marks: Marks) -> Cut:
+        if marks not in self._tried:
+            self._tried[marks] = self._play(marks)
+        return self._tried[marks]
+
+    def _play(self, marks: Marks) -> Cut:
+        shape = self._shape
+        figures = price(self._bench, shape.point(marks), shape.holders)
+        hidden = shape.stages > 1 and not shape.schedule.weight_policy.synchronous
+        times = StageTimes.of(
+            figures.forward_s,
+            figures.backward_s,
+            figures.receive_s,
+            np.zeros(shape.stages) if hidden else figures.sync_s,
+            figures.update_s,
+            return_s=figures.return_s,
+        )
+        trace, seconds = self._run(times)
+        if hidden:
+            seconds = max(seconds, float((figures.sync_s * self._exchanges).max()))
+        over, reason = self._over(trace, figures)
+        return Cut(shape, marks, over, seconds, reason)
+
+    def _run(self, times: StageTimes) -> tuple[Trace, float]:
+        if self._program is not None:
+            trace = run(self._program, times, transfers=self._transfers)
+            return trace, trace.span_s() if self._shape.schedule.spans else trace.makespan_s
+        count = self._shape.micro_batches
+        steady = find_pace(self._orders, self._rhythm, self._depth, lambda p: run(p, times, transfers=self._transfers))
+        return steady.trace, steady.iteration_s * count / self._rhythm
+
+    def _over(self, trace: Trace, figures: Figures) -> tuple[float, str]:
+        """Bytes by which the fullest worker exceeds its device, and the words for it."""
+        sizes = StageBytes(
+            figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes,
+            figures.unit_bytes,
+            figures.working_bytes,
+            figures.reserve_bytes,
+            version_bytes=figures.weight_bytes,
+        )
+        worst, reason = -math.inf, ""
+        for worker in range(self._shape.workers):
+            own = [stage for stage, workers in enumerate(figures.holders) if worker in workers]
+            have = float(figures.capacity_bytes[own].min())
+            curve = memory_curve(trace, worker, sizes)
+            need = curve.peak_bytes
+            if need - have > worst:
+                action = int(curve.action[int(np.argmax(curve.held_bytes > min(have, need - 1)))])
+                moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
+                worst = need - have
+                reason = f"worker {worker} holds {format_bytes(need)} of {format_bytes(have)}, too much {moment}"
+        return max(0.0, worst - 1e-9 * abs(worst)), reason
