@@ -10,7 +10,7 @@ from planner.plan.check_held import check_held
 from planner.plan.findings import Fault, Finding
 from planner.plan.play import play
 from planner.plan.types import Plan
-from planner.plan.works import leaders, malformed, work_of
+from planner.plan.works import leaders, malformed, one_copy, work_of
 from planner.schedules.program import compile_orders
 from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
 
@@ -30,7 +30,7 @@ def check_schedule(plan: Plan) -> list[Finding]:
     found = [Finding(Fault.ACTIONS_UNREADABLE, message, "plan again") for message in malformed(plan)]
     if found:
         return found
-    orders, found = _read_orders(plan)
+    orders, found = _read_orders(plan, one_copy(plan))
     if found:
         return found
     orders = _distinct(plan, orders)
@@ -44,12 +44,13 @@ def check_schedule(plan: Plan) -> list[Finding]:
         for actions in lanes:
             found += _order(plan, rank, actions)
     ranks, copies = leaders(plan)
-    one_copy = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
-    found = found or play(plan, one_copy) or _compiled(plan)
+    played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
+    found = found or play(plan, played) or _compiled(plan)
     return found or check_held(plan, orders)
 
 
-def _read_orders(plan: Plan) -> tuple[Lanes, list[Finding]]:
+def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:
+    """The orders of the ranks that are looked at."""
     found: list[Finding] = []
     orders: dict[int, dict[int, Sequence[Action]]] = {}
     for line in plan.schedule.orders:
@@ -59,6 +60,8 @@ def _read_orders(plan: Plan) -> tuple[Lanes, list[Finding]]:
             found.append(Finding(Fault.ACTIONS_UNREADABLE, message, rank=line.ranks[0] if line.ranks else -1))
             continue
         for rank, first in zip(line.ranks, line.first, strict=True):
+            if rank not in looked_at and len(looked_at) < plan.world_size:
+                continue
             if line.lane in orders.get(rank, {}):
                 found.append(Finding(Fault.RANK_TWICE, f"rank {rank} has two lists of actions", rank=rank))
             try:
@@ -69,7 +72,8 @@ def _read_orders(plan: Plan) -> tuple[Lanes, list[Finding]]:
                 message = f"rank {rank}: {error.problem.message}"
                 found.append(Finding(Fault.ACTIONS_UNREADABLE, message, error.problem.hint, rank=rank))
                 break
-    needed = {rank for stage in plan.stages for rank in stage.ranks}
+    whole = len(looked_at) == plan.world_size
+    needed = {rank for stage in plan.stages for rank in stage.ranks if whole or rank in looked_at}
     for rank in sorted(needed - orders.keys()) if not found else ():
         stage = plan.stage_of(rank)
         found.append(Finding(Fault.ACTION_MISSING, f"rank {rank} of stage {stage} has no actions", "", stage, rank))
@@ -78,7 +82,7 @@ def _read_orders(plan: Plan) -> tuple[Lanes, list[Finding]]:
 
 def _distinct(plan: Plan, orders: Lanes) -> Lanes:
     """Without the ranks that do just what the first rank of their group does."""
-    groups = [group for stage in plan.stages for group in stage.replicas if len(group) > 1]
+    groups = [group for s in plan.stages for group in s.replicas if len(group) > 1 and group[0] in orders]
     same = {rank for group in groups for rank in group[1:] if orders[rank] == orders[group[0]]}
     return {rank: lanes for rank, lanes in orders.items() if rank not in same}
 
@@ -116,11 +120,13 @@ def _replicas(plan: Plan, orders: Lanes) -> Iterator[Finding]:
         return
     for stage in plan.stages:
         ran: dict[int, set[int]] = {}
-        for replica, group in enumerate(stage.replicas):
-            for action in (a for actions in orders[group[0]] for a in actions):
+        groups = [(replica, group[0]) for replica, group in enumerate(stage.replicas) if group[0] in orders]
+        for replica, rank in groups:
+            for action in (a for actions in orders[rank] for a in actions):
                 if action.kind is ActionKind.FORWARD and action.stage == stage.index:
                     ran.setdefault(action.micro_batch, set()).add(replica)
-        for m in range(plan.micro_batches.count * plan.schedule.iterations):
+        step = plan.copies if len(groups) < len(stage.replicas) else 1
+        for m in range(0, plan.micro_batches.count * plan.schedule.iterations, step):
             if len(ran.get(m, ())) != 1:
                 where = f"on replicas {sorted(ran[m])}" if m in ran else "nowhere"
                 fault = Fault.ACTION_TWICE if m in ran else Fault.ACTION_MISSING

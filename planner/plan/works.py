@@ -84,6 +84,37 @@ def leaders(plan: Plan) -> tuple[list[int], int]:
     return found, 1
 
 
+def one_copy(plan: Plan) -> range:
+    """The ranks of the first copy where all other copies surely do the same on their own micro-batches, else all.
+
+    Copy c must have the ranks of copy 0 moved on by c slices, the same lines of actions, and the micro-batches that lie
+    c further on, in steps of as many as there are copies. O(ranks).
+    """
+    copies, everyone = plan.copies, range(plan.world_size)
+    if copies < 2 or plan.world_size % copies:
+        return everyone
+    width = plan.world_size // copies
+    for stage in plan.stages:
+        for j, group in enumerate(stage.replicas):
+            base = stage.replicas[j - j % copies]
+            if group != tuple(rank + j % copies * width for rank in base) or base[0] >= width:
+                return everyone
+    lines: dict[tuple[int, int], tuple[str, int, int]] = {}
+    for order in plan.schedule.orders:
+        if len(order.first) != len(order.ranks) or order.step % copies:
+            return everyone
+        for rank, first in zip(order.ranks, order.first, strict=True):
+            if (rank, order.lane) in lines:
+                return everyone
+            lines[rank, order.lane] = order.actions, order.step, first
+    for (rank, lane), (actions, step, first) in lines.items():
+        copy = rank // width
+        if lines.get((rank % width, lane)) != (actions, step, first - copy):
+            return everyone
+    complete = len(lines) == copies * sum(rank < width for rank, _ in lines)
+    return range(width) if complete else everyone
+
+
 def _alike(plan: Plan, found: Sequence[int]) -> bool:
     """Whether each copy does what copy 0 does, on micro-batches that lie a constant further on."""
     width = plan.world_size // plan.copies

@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.plan import Plan, dumps, loads
 from planner.plan.diff import Area, diff
 from planner.plan.files import seal
-from planner.plan.orders import encode
+from planner.plan.orders import RankOrder, encode
 from planner.plan.validate import validate
 from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.types import Action
@@ -221,3 +221,20 @@ def test_differences_between_schedules_are_told() -> None:
     assert told["weight_policy",] == "newest"
     assert "correction forward_delay: 0.75" in str(told["stage 0",])
     assert told["staleness",] == (1, 1)
+
+
+def test_damage_in_any_copy_is_found() -> None:
+    """Copies that do the same on their own micro-batches are checked once; one that does not is looked at."""
+    plan = plan_of("1f1b", Pipeline((1, 1), 4), 3)
+    first, second = plan.schedule.orders
+    twice = dataclasses.replace(first, first=(0, 1, 1))
+    assert faults(with_orders(plan, twice, second))["action_route"] == "rank 4 runs B0.10, which is routed to rank 2"
+    fewer = dataclasses.replace(first, ranks=(0, 2), first=(0, 1))
+    assert faults(with_orders(plan, fewer, second))["action_missing"] == "rank 4 of stage 0 has no actions"
+    other = dataclasses.replace(first, ranks=(4,), first=(2,), actions="B0.0 F0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 S0 U0")
+    late = with_orders(plan, fewer, other, second)
+    assert faults(late)["action_order"] == "rank 4 runs B0.2 before F0.2"
+
+
+def with_orders(plan: Plan, *orders: RankOrder) -> Plan:
+    return seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders)))
