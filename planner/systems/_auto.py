@@ -13,8 +13,9 @@ from planner.solvers import search as search_stages
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, StageChoice
 from planner.systems._bench import Bench
+from planner.systems._found import Found
 from planner.systems._play import play
-from planner.systems._search import Found, found_of, search
+from planner.systems._search import found_of, search
 from planner.systems.types import Point, System
 
 MOST_PLAYED = 6

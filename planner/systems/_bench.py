@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from planner.errors import JobError, ModelError
 from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
 from planner.space.types import BlockCosts, Job
-
-if TYPE_CHECKING:
-    from planner.systems._search import Found
+from planner.systems._found import Found
 
 MOST_SIZES = 9
 """Micro-batch sizes that are priced at the most."""

@@ -10,8 +10,9 @@ from planner.space.types import MemoryBytes
 from planner.sync import Exchange, Scheme, Servers, Step, fabric_of, get, step_of
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S
 from planner.systems._bench import Bench
+from planner.systems._found import Found
 from planner.systems._links import links_of, sent_of
-from planner.systems._search import Found, search
+from planner.systems._search import search
 from planner.systems.types import System
 from planner.units import format_bytes, format_seconds
 

@@ -29,9 +29,9 @@ from planner.sync import Exchange
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench
 from planner.systems._exchanged import price_exchange
-from planner.systems._play import Played
+from planner.systems._found import Found, Played
 from planner.systems._price import Figures, price, rank_table
-from planner.systems._search import SEARCHES, Found
+from planner.systems._search import SEARCHES
 from planner.systems.compare import Keep
 from planner.systems.types import Point, System
 

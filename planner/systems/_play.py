@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner import schedules
@@ -13,45 +10,10 @@ from planner.schedules.types import Pipeline, Schedule
 from planner.simulate import Conditions, Measurement, StageBytes, Transfers, measure_schedule
 from planner.space.types import MemoryBytes
 from planner.systems._bench import Bench
+from planner.systems._found import Played
 from planner.systems._price import Figures, price, sent_bytes
 from planner.systems.types import Point
 from planner.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Played:
-    """What playing a point found.
-
-    Attributes:
-        point: what was played.
-        iteration_s: of the global batch.
-        bubble: over total time of the used devices.
-        memory: of the fullest device.
-        capacity_bytes: of that device.
-        sent_bytes: by all devices in an iteration.
-        weight_versions: most of any stage.
-        staleness: most of any stage, in updates.
-        devices: used.
-        reason: why it cannot run, empty when it can.
-        exchanges: by stage, how often its gradients are exchanged in an iteration.
-    """
-
-    point: Point
-    iteration_s: float = math.inf
-    bubble: float = 0.0
-    memory: MemoryBytes | None = None
-    capacity_bytes: float = 0.0
-    sent_bytes: float = 0.0
-    weight_versions: int = 1
-    staleness: int = 0
-    devices: int = 0
-    reason: str = ""
-    exchanges: tuple[float, ...] = ()
-
-    @property
-    def feasible(self) -> bool:
-        """Whether it can run."""
-        return not self.reason
 
 
 def play(bench: Bench, point: Point, transfers: Transfers, *, states: int = 0) -> Played:

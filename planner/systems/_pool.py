@@ -15,8 +15,9 @@ from planner.schedules.hetpipe import global_staleness
 from planner.solvers.partition.hetpipe_dp import solve_hetpipe
 from planner.space.partition.hetpipe import HetPipeProblem
 from planner.systems._bench import Bench
-from planner.systems._play import Played, play
-from planner.systems._search import Found, found_of, search, stages_of
+from planner.systems._found import Found, Played
+from planner.systems._play import play
+from planner.systems._search import found_of, search, stages_of
 from planner.systems.types import Point, System
 
 MOST_CONCURRENT = 16

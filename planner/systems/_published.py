@@ -23,8 +23,9 @@ from planner.systems import SYSTEMS
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._exchanged import by_exchange
-from planner.systems._play import Played, play
-from planner.systems._search import Found, best_of, found_of, search, stages_of
+from planner.systems._found import Found, Played
+from planner.systems._play import play
+from planner.systems._search import best_of, found_of, search, stages_of
 from planner.systems.types import Point, System
 
 TIME_LIMIT_S = 4.0

@@ -5,56 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
-from planner.space.types import Candidate, MemoryBytes, StageChoice
+from planner.space.types import StageChoice
 from planner.systems._bench import Bench
-from planner.systems._play import Played
-from planner.systems.types import LinkBytes, System
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the search of a system came to.
-
-    Attributes:
-        plan: the decision in words; empty when nothing was found.
-        iteration_s: time of the global batch, infinite when nothing was found.
-        memory, capacity_bytes: of the fullest device.
-        bubble: over total time of the used devices.
-        sent_bytes: by all devices in an iteration.
-        weight_versions, staleness: the most of any stage.
-        devices: used.
-        micro_batch: samples a replica works on at a time.
-        reason: why nothing was found.
-        tells: what a backend must know of this very plan.
-        notes: assumptions.
-        changes_semantics: the plan is asynchronous (of a search that may choose either).
-        links: bytes over the links by level.
-        played: the point and what playing it found, where the system is a pipeline on one kind of slice.
-        candidate: the judged decision, where groups of ranks share operators.
-        alters: in what its updates differ from those of the other synchronous systems.
-    """
-
-    plan: str = ""
-    iteration_s: float = math.inf
-    memory: MemoryBytes | None = None
-    capacity_bytes: float = 0.0
-    bubble: float = 0.0
-    sent_bytes: float = 0.0
-    weight_versions: int = 1
-    staleness: int = 0
-    devices: int = 0
-    micro_batch: int = 0
-    reason: str = ""
-    tells: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    changes_semantics: bool = False
-    links: tuple[LinkBytes, ...] = ()
-    played: Played | None = None
-    alters: str = ""
-    candidate: Candidate | None = None
-
+from planner.systems._found import Found, Played
+from planner.systems.types import System
 
 SystemSearch = Callable[[Bench, System], Found]
 SEARCHES: dict[str, SystemSearch] = {}

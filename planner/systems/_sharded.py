@@ -11,7 +11,8 @@ from planner.sharding import Setting, StateBytes, Verdict, mesh_on
 from planner.sharding.searches import get
 from planner.space.types import MemoryBytes
 from planner.systems._bench import Bench
-from planner.systems._search import Found, search
+from planner.systems._found import Found
+from planner.systems._search import search
 from planner.systems.types import System
 from planner.units import format_bytes
 

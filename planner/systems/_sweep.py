@@ -17,8 +17,9 @@ from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
-from planner.systems._play import Played, play
-from planner.systems._search import Found, found_of, search, stages_of
+from planner.systems._found import Found, Played
+from planner.systems._play import play
+from planner.systems._search import found_of, search, stages_of
 from planner.systems.types import Point, Semantics, System
 from planner.units import format_bytes
 

@@ -14,7 +14,8 @@ from planner.hardware.types import Cluster
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench, Prices
-from planner.systems._search import SEARCHES, Found
+from planner.systems._found import Found
+from planner.systems._search import SEARCHES
 from planner.systems.types import LinkBytes, Semantics, System, SystemRow
 
 _MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
