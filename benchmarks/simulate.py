@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from planner.schedules import Pipeline, get
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.simulate import StageTimes, measure_schedule, run
 
 COLUMNS = ("schedule", "stages", "micro-batches", "actions", "of", "order s", "link s", "play s", "us an action")

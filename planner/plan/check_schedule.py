@@ -11,7 +11,7 @@ from planner.plan.findings import Fault, Finding
 from planner.plan.play import play
 from planner.plan.types import Plan
 from planner.plan.works import leaders, malformed, one_copy, work_of
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
 
 Lanes = Mapping[int, Sequence[Sequence[Action]]]

@@ -30,7 +30,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.registry import did_you_mean
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Action, ActionKind, OrderError, Work
 
 _WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")

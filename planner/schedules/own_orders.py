@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules._defaults import count_held
-from planner.schedules.program import LAUNCH_SYNC, SYNC, UPDATE, Program, compile_orders
+from planner.schedules.compiling import compile_orders
+from planner.schedules.program import LAUNCH_SYNC, SYNC, UPDATE, Program
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
 from planner.schedules.versions import peak_versions, staleness
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import PlanError
+from planner.schedules.compiling import compile_orders
 from planner.schedules.program import (
     BACKWARD,
     EVICT,
@@ -36,7 +37,6 @@ from planner.schedules.program import (
     UPDATE,
     WEIGHT_GRAD,
     Program,
-    compile_orders,
 )
 from planner.schedules.types import Action, Work
 from planner.simulate.times import Conditions, StageTimes, Transfers

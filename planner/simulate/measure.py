@@ -15,7 +15,8 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.schedules.program import Program, compile_orders
+from planner.schedules.compiling import compile_orders
+from planner.schedules.program import Program
 from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
 from planner.simulate.engine import run

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner import schedules
-from planner.schedules.program import Program, compile_orders
+from planner.schedules.compiling import compile_orders
+from planner.schedules.program import Program
 from planner.schedules.types import Pipeline
 from planner.simulate.engine import StageTimes, Trace, Transfers, run
 from planner.space.types import Decision, Evaluation

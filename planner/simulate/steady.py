@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, Program, compile_orders
+from planner.schedules.compiling import compile_orders
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, Program
 from planner.schedules.types import Pipeline, Schedule
 from planner.simulate.trace import Trace
 

@@ -14,7 +14,7 @@ from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
 from planner.plan.works import leaders, malformed, work_of
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
 from planner.simulate.engine import StageTimes, Trace, Transfers, run

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.schedules.compiling import compile_orders
 from planner.schedules.own_orders import OwnOrders
-from planner.schedules.program import Program, compile_orders
+from planner.schedules.program import Program
 from planner.schedules.types import ActionKind, Work
 from planner.simulate import StageBytes, StageTimes, Trace, Transfers, run
 from planner.simulate.memory import memory_curve

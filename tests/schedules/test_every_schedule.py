@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
 from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.schedules.versions import peak_versions, staleness
 from planner.simulate import StageTimes, Trace, Transfers, run
 from planner.simulate.memory import held_units, peak_in_flight

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
 from planner.schedules import ActivationUnit, Pipeline, Schedule, WeightPolicy, get, names, suffix_replicas
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 
 
 def text(schedule: str, replicas: tuple[int, ...], micro_batches: int) -> list[str]:

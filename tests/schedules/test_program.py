@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.schedules import Action, ActionKind
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 
 
 def order(text: str) -> list[Action]:

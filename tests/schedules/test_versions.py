@@ -8,8 +8,8 @@ import pytest
 
 from planner.errors import PlanError
 from planner.schedules import Pipeline, Work, get
+from planner.schedules.compiling import compile_orders
 from planner.schedules.orders_file import parse_action
-from planner.schedules.program import compile_orders
 from planner.schedules.versions import peak_versions, staleness, version_use
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.schedules import Pipeline, get
-from planner.schedules.program import compile_orders
+from planner.schedules.compiling import compile_orders
 from planner.simulate import StageTimes, closed_form_s, play
 from planner.simulate.memory import peak_in_flight
 
