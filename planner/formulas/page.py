@@ -115,9 +115,8 @@ SIMULATED = {
     """,
     "DualPipe": """
         >>> half = planner.Conditions(pair_overlap=1.0)
-        >>> found = planner.measure_schedule(
-        ...     "dualpipe", 8, 20, forward_s=1, backward_s=2, weight_grad_s=1, conditions=half
-        ... )
+        >>> times = {"forward_s": 1, "backward_s": 2, "weight_grad_s": 1}
+        >>> found = planner.measure_schedule("dualpipe", 8, 20, **times, conditions=half)
         >>> found.makespan_s, found.worker_idle_s
         (52.0, (1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0))
     """,
