@@ -77,7 +77,7 @@ def joined(problems: Sequence[StageProblem]) -> StageProblem:
         **stacked,
         place=after("place", places),
         place_kind=after("place_kind", kinds),
-        least_s=np.minimum.reduce([p.least_s for p in problems]),
+        least_s=np.concatenate([[0.0], np.cumsum(np.min([np.diff(p.least_s) for p in problems], axis=0))]),
         link=np.tile(first.link, (count, count, 1)),
         tied_s=np.tile(first.tied_s, (1, count, 1)),
     )

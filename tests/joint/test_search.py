@@ -39,6 +39,7 @@ def seconds(answer: Answer | None) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS)
+@example(20602)  # the blocks' fastest shardings differ from block to block
 def test_search_equals_enumeration(seed: int) -> None:
     ways, cluster, job = random_joint(seed)
     answer = found(ways, cluster, job)

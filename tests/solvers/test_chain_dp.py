@@ -88,7 +88,7 @@ def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, sched
     lean = dataclasses.replace(
         fast,
         sharding=4,
-        forward_s=fast.forward_s * rng.uniform(1, 1.5, fast.forward_s.shape),
+        forward_s=fast.forward_s * rng.uniform(0.6, 1.5, fast.forward_s.shape),
         saved_bytes=fast.saved_bytes * 0.4,
         parameter_elements=fast.parameter_elements * rng.choice([1.0, 0.5]),
         step_s=None,
