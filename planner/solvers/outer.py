@@ -19,6 +19,7 @@ from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
+from planner.solvers.conflict import limited
 from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.formulate import Formulator
@@ -123,8 +124,8 @@ class _Search:
             self._settle(frontier, alike)
         self._bound_s = min(self._bound_s, frontier.left_out_s)
         if not self._known:
-            if not diagnose:
-                raise InfeasibleError("no plan fits", hint="allow more choices")
+            if not diagnose or limited(self._job):
+                raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
         return self._assemble(priced, trivial.candidates())
 

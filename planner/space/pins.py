@@ -32,7 +32,23 @@ def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]
             hint = did_you_mean(wanted, list(dict.fromkeys(modules)))
             raise JobError(f"no block is called {wanted!r}, which is to be kept on stage {stage}", hint=hint)
         found.update(dict.fromkeys((b, stage) for b in blocks))
+    _agree(tuple(found), modules)
     return tuple(sorted(found))
+
+
+def _agree(pins: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
+    """Later blocks are never on earlier stages, counting from the same end.
+
+    Raises:
+        JobError: two pins that no plan can have.
+    """
+    for one, first in pins:
+        for other, second in pins:
+            if (first < 0) == (second < 0) and (one <= other and first > second):
+                raise JobError(
+                    f"{modules[one]!r} cannot be on stage {first} and {modules[other]!r} on stage {second}",
+                    hint="stages are in the order of the model's blocks",
+                )
 
 
 def _matching(wanted: str, modules: Sequence[str]) -> list[int]:
