@@ -124,7 +124,7 @@ def _stage_terms(
     forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
     held, charged = _elements(costs, blocks)
     own = [float(costs.parameter_elements[b]) for b in blocks]
-    concurrent = max(1, slice_width(decision) // choice.replicas)
+    concurrent = max(1, slice_width(decision) // choice.ranks // choice.replicas) * choice.ranks
     replicas = Replicas(cluster, groups[index], concurrent, chosen, decision.zero)
     pass_s, sync_s = replicas.pass_s(own), replicas.end_s(held)
     receive_s, return_s = _transfers_s(costs, cluster, groups, index, choice.start)

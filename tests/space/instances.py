@@ -149,7 +149,7 @@ def shared_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
     costs, machine, job = random_instance(seed, zero=(0, 1, 2, 3))
     rng = np.random.default_rng(seed + 1)
     n = len(costs.parameter_elements)
-    sizes = [(2,), (4,), (6,), (2, 2), (2, 3), (4, 2)][int(rng.integers(6))]
+    sizes = [(2,), (4,), (6,), (2, 2), (2, 3), (4, 2), (8,), (8, 2)][int(rng.integers(8))]
     machine = cluster(
         sizes,
         tuple(float(b) for b in rng.choice([5.0, 30.0, 300.0, 1e6], len(sizes))),
