@@ -32,7 +32,7 @@ from planner.schedules import Pipeline
 from planner.sharding import StageSharding, unmatched
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
-from planner.solvers.conflict import conflict, limited
+from planner.solvers.conflict import conflict, in_words, limited, unlimited
 from planner.space.meshes import meshes_for
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
@@ -156,24 +156,46 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -
     Raises:
         InfeasibleError: nothing fits; if the user's own limits exclude everything, which.
     """
-    own = limited(asked)
     try:
-        return search(pricer.costs, pricer.cluster, job, shardings=pricer, progress=progress, diagnose=not own)
+        return search(pricer.costs, pricer.cluster, job, shardings=pricer, progress=progress, diagnose=not limited(job))
     except InfeasibleError as error:
-        if not own:
+        if not limited(job):
             raise
-        raise conflict(asked, lambda freer: _some_s(pricer.graph, pricer.cluster, freer)) from error
+        raise _excluded(pricer, asked) from error
 
 
-def _some_s(graph: Graph, cluster: Cluster, job: Job) -> float | None:
-    """Seconds of some plan of a job; None where nothing fits."""
-    pricer = Pricer(graph, cluster, job)
+def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
+    """Why a job with limits has no plan: some of them, or memory whatever they are."""
+    found = conflict(asked, lambda freer: _some_s(pricer.graph, pricer.cluster, freer))
+    if found is not None:
+        return found
+    free, words = unlimited(asked), in_words(asked)
     try:
-        return search(
-            pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=False
-        ).best.evaluation.iteration_s
-    except (InfeasibleError, JobError):
+        seconds = _some_s(pricer.graph, pricer.cluster, free, diagnose=True)
+    except InfeasibleError as error:
+        return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
+    say = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
+    return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{say}")
+
+
+def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False) -> float | None:
+    """Seconds of some plan of a job; None where there is none, unless the reason is to be told.
+
+    Raises:
+        InfeasibleError: nothing fits, if that is to be diagnosed.
+    """
+    try:
+        sized, sizes = _allowed_sizes(graph, job)
+        job = dataclasses.replace(job, micro_batches=sizes)
+        pricer = Pricer(sized, cluster, job)
+        answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
+    except InfeasibleError:
+        if diagnose:
+            raise
         return None
+    except (JobError, ModelError):  # no size of the model divides this batch, say: no plan either
+        return None
+    return answer.best.evaluation.iteration_s
 
 
 def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:

@@ -39,15 +39,28 @@ def limited(job: Job) -> bool:
     return any(getattr(job, name) != _FREE[name] for name in _OWN)
 
 
-def conflict(job: Job, attempt: Attempt) -> InfeasibleError:
-    """The error to raise where a job with limits has no plan.
+def _given(job: Job) -> list[str]:
+    return [name for name in _FREE if getattr(job, name) != _FREE[name]]
+
+
+def unlimited(job: Job) -> Job:
+    """The job with all of the user's limits lifted."""
+    return dataclasses.replace(job, **{name: _FREE[name] for name in _given(job)})
+
+
+def in_words(job: Job) -> str:
+    """The user's limits as they are written on the command line."""
+    return ", ".join(_words(job, name) for name in _given(job))
+
+
+def conflict(job: Job, attempt: Attempt) -> InfeasibleError | None:
+    """The error to raise where a job with limits has no plan; None where lifting two of them does not help.
 
     Args:
         job: with the limits.
         attempt: looks for a plan of a job with fewer of them.
     """
-    given = [name for name in _FREE if getattr(job, name) != _FREE[name]]
-    asked = ", ".join(_words(job, name) for name in given)
+    given, asked = _given(job), in_words(job)
     for count in (1, 2):
         lifted = []
         for names in itertools.combinations(given, count):
@@ -57,8 +70,7 @@ def conflict(job: Job, attempt: Attempt) -> InfeasibleError:
                 lifted.append(f"without {words} ({seconds:.3g} s an iteration, say)")
         if lifted:
             return InfeasibleError(f"no plan has all of {asked}", hint=f"there are some {' or '.join(lifted)}")
-    hint = "lift three or more of these limits, use more devices, fewer bytes a parameter, or another optimizer"
-    return InfeasibleError(f"no plan has all of {asked}, nor all but two of them", hint=hint)
+    return None
 
 
 def _words(job: Job, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The whole search: every micro-batch size, number of copies, schedule and ZeRO stage, best bound first.
+"""The whole search: every mesh, micro-batch size, number of copies, schedule and ZeRO stage, best bound first.
 
 Each combination is a `StageProblem` that the chain DP solves exactly under the best time known so far, unless compute
 and memory alone already take longer or another combination offers the same decisions at no more time and memory.
@@ -288,12 +288,6 @@ class _Search:
         gap = (best_s - bound_s) / best_s if best_s else 0.0
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
         return Answer(candidates[0], tuple(candidates[1:]), trivial, certificate, tuple(self._explored))
-
-
-def _preference(entry: tuple[Decision, Evaluation]) -> tuple[float, int, int, str]:
-    """Faster first; of those that only rounding tells apart, fewer stages, then fewer copies."""
-    decision, evaluation = entry
-    return float(f"{evaluation.iteration_s:.9e}"), len(decision.stages), decision.copies, repr(decision)
 
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:

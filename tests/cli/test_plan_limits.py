@@ -71,3 +71,10 @@ def test_other_ways_to_ask_give_plans_that_simulate(options: tuple[str, ...], tm
     plan = planned(tmp_path, *options)
     assert run("simulate", tmp_path / "x.plan.json", "--quiet") in (0, 2)
     assert plan.predictions.iteration_s > 0
+
+
+def test_where_memory_is_in_the_way_the_limits_are_not_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "gpt3-13b", "-H", "v100-pcie-4", "-b", 8, "--precision", "fp16", "--tp", "4") == 6
+    said = capsys.readouterr().err
+    assert "with or without --tp 4" in said
+    assert "GiB" in said

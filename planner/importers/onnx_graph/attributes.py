@@ -86,7 +86,7 @@ def tensor_value(tensor: onnx.TensorProto) -> Array | None:
         return None
     try:
         value = numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError, NotImplementedError):
+    except (ValueError, TypeError, KeyError, NotImplementedError):  # how onnx says that numpy has no such type
         return None
     if value.dtype.kind in "biufc":
         return value
