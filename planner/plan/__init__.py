@@ -7,8 +7,9 @@ from planner.plan.explain import Explanation, explain
 from planner.plan.explain_report import explanation_report
 from planner.plan.files import dumps, json_schema, loads, read, write
 from planner.plan.findings import Fault, Finding
+from planner.plan.records import Provenance
 from planner.plan.report import Report, to_markdown, to_text
-from planner.plan.types import Plan, Provenance
+from planner.plan.types import Plan
 from planner.plan.validate import validate
 
 dump_plan, load_plan, read_plan, write_plan, plan_schema = dumps, loads, read, write, json_schema

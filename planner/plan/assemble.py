@@ -14,6 +14,7 @@ from planner.operators.types import Origin
 from planner.plan.blocks import Block, BlockParameter, compress
 from planner.plan.cuts import Staging, parameter_indices
 from planner.plan.files import seal
+from planner.plan.records import Duplicated, PlanNote, Provenance, Stage
 from planner.plan.requirements import requirements
 from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.sections import (
@@ -32,7 +33,7 @@ from planner.plan.shard_sections import (
     used_shardings,
     with_inside,
 )
-from planner.plan.types import FORMAT, SCHEMA_VERSION, Duplicated, Plan, PlanNote, Provenance, Stage
+from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plan.words import module_ranges, significant
 from planner.sharding import StageSharding
 from planner.space.heads import head_block

@@ -10,7 +10,8 @@ from planner.graph import Graph
 from planner.plan.cuts import Staging, parameter_indices, tensor_specs
 from planner.plan.findings import Fault, Finding
 from planner.plan.flags import Requirement
-from planner.plan.types import Boundary, Loss, Plan
+from planner.plan.records import Boundary, Loss
+from planner.plan.types import Plan
 from planner.space.heads import loss_outputs
 
 _MAKE_AGAIN = "plan again for this model"

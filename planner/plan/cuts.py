@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from planner.costs.precision import Precision
 from planner.graph import Graph, Tensor, layer_of
 from planner.plan.gradients import differentiable
-from planner.plan.types import Boundary, SharedParameter, TensorSpec
+from planner.plan.records import Boundary, SharedParameter, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan.explain_shardings import GroupView, group_views
 from planner.plan.figures import Alternative
+from planner.plan.records import Loss, Stage
 from planner.plan.split_reasons import SplitReason, split_reasons
-from planner.plan.types import Loss, Plan, Stage
+from planner.plan.types import Plan
 from planner.plan.validate import require_sound
 from planner.plan.words import plural, short_list
 from planner.schedules.types import WeightPolicy

@@ -13,10 +13,11 @@ from planner.plan import layout, strict
 from planner.plan.blocks import BlockParameter
 from planner.plan.figures import Alternative, StageCollective, StagePrediction
 from planner.plan.orders import RankOrder
+from planner.plan.records import Boundary, PlanNote, Provenance, Stage
 from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
 from planner.plan.system_sections import ExchangeSection, SystemSection, TensorExchange
-from planner.plan.types import FORMAT, SCHEMA_VERSION, Boundary, Plan, PlanNote, Provenance, Stage
+from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.space.types import Job
 
 _SPARSE = (

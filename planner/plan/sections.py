@@ -21,7 +21,7 @@ from planner.plan.figures import (
     StageMemory,
     StagePrediction,
 )
-from planner.plan.types import (
+from planner.plan.records import (
     DeviceRun,
     HardwareSection,
     LinkLevel,

@@ -11,7 +11,7 @@ from planner.plan import dumps
 from planner.plan.figures import StageCollective
 from planner.plan.flags import Requirement
 from planner.plan.gradients import differentiable
-from planner.plan.types import Boundary, Duplicated, Loss, SharedParameter
+from planner.plan.records import Boundary, Duplicated, Loss, SharedParameter
 from planner.plan.words import module_ranges, summary
 from planner.schedules.types import ActionKind
 from planner.space.heads import loss_outputs

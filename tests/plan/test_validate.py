@@ -11,7 +11,8 @@ from planner.plan.blocks import Block, BlockRun, compress
 from planner.plan.files import seal
 from planner.plan.findings import Fault
 from planner.plan.orders import decode, encode
-from planner.plan.types import Duplicated, Plan
+from planner.plan.records import Duplicated
+from planner.plan.types import Plan
 from planner.plan.validate import validate
 from planner.schedules.types import Action, ActionKind
 from tests.graph import make_graph
