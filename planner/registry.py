@@ -1,7 +1,8 @@
 """Names for what can be chosen: an entry is a file in a folder with one registration in it.
 
 A package that offers choices (schedules, solvers, importers, ...) holds one `Registry`; each module beside it registers
-itself under a name, with what it can do. The modules are imported at the first look-up, not before.
+itself under a name, with what it can do. The modules are imported at the first look-up, not before; if one of them
+cannot be imported, every look-up says so, since what it would have registered is missing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Registry(Generic[T]):
         self._what = what
         self._entries: dict[str, T] = {}
         self._loaded = False
+        self._failure: Exception | None = None
 
     def register(self, name: str, entry: T) -> T:
         """Add an entry; a name can be taken only once."""
@@ -53,9 +55,21 @@ class Registry(Generic[T]):
         return lambda entry: self.register(name, entry)
 
     def _load(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._loaded:
             return
-        self._loaded = True
+        self._loaded = True  # from here on, so that a module may look up others while it is imported
+        try:
+            self._import_modules()
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:  # an interrupt: the next look-up goes on
+            self._loaded = False
+            raise
+
+    def _import_modules(self) -> None:
         package = importlib.import_module(self._package)
         for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
             if not module.startswith("_"):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
 from planner.errors import UsageError
@@ -22,3 +26,66 @@ def test_modules_of_the_package_register_themselves_at_first_look_up() -> None:
         registry.get("on")
     with pytest.raises(ValueError, match="two parts are called 'one'"):
         registry.register("one", 2)
+
+
+Package = Callable[..., Registry[str]]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Makes a package of the given modules, by name, whose registry is `REGISTRY`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def make(name: str, **modules: str) -> Registry[str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        head = "from planner.registry import Registry\n"
+        (folder / "__init__.py").write_text(head + "REGISTRY = Registry(__name__, 'colour')\n")
+        for module, text in modules.items():
+            (folder / f"{module}.py").write_text(f"from {name} import REGISTRY\n{text}\n")
+        registry: Registry[str] = __import__(name).REGISTRY
+        return registry
+
+    yield make
+    for module in set(sys.modules) - before:
+        del sys.modules[module]
+
+
+def test_a_module_that_cannot_be_imported_fails_every_look_up(package: Package) -> None:
+    registry = package(
+        "broken_colours",
+        blue="REGISTRY.register('blue', '#00f')",
+        green="REGISTRY.register('green', '#0f0')\nimport no_such_package",
+        red="REGISTRY.register('red', '#f00')",
+    )
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+            registry.get("red")
+        with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+            registry.find("blue")
+        with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+            registry.names()
+
+
+def test_an_interrupted_import_goes_on_at_the_next_look_up(package: Package) -> None:
+    registry = package(
+        "slow_colours",
+        blue="REGISTRY.register('blue', '#00f')",
+        green="import os\nif os.environ.pop('STOP_THE_IMPORT', ''): raise KeyboardInterrupt",
+        red="REGISTRY.register('red', '#f00')",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOP_THE_IMPORT", "1")
+        with pytest.raises(KeyboardInterrupt):
+            registry.names()
+        assert registry.names() == ("blue", "red")
+
+
+def test_a_module_may_look_up_those_before_it_while_it_is_imported(package: Package) -> None:
+    registry = package(
+        "mixed_colours",
+        blue="REGISTRY.register('blue', '#00f')",
+        navy="REGISTRY.register('navy', REGISTRY.get('blue') + '8')",
+    )
+    assert registry.get("navy") == "#00f8"
