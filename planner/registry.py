@@ -3,15 +3,19 @@
 A package that offers choices (schedules, solvers, importers, ...) holds one `Registry`; each module beside it registers
 itself under a name, with what it can do. The modules are imported at the first look-up, not before; if one of them
 cannot be imported, every look-up says so, since what it would have registered is missing.
+
+An entry that is a dataclass has its fields as options: `chimera:pairs=2,over=double` is the entry `chimera` with two of
+its fields replaced.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from planner.errors import UsageError
 
@@ -86,6 +90,16 @@ class Registry(Generic[T]):
             raise UsageError(f"unknown {self._what} {name!r}", hint=did_you_mean(name, self._entries))
         return self._entries[name]
 
+    def configured(self, name: str) -> T:
+        """The entry of a name with options after a colon: `herring:buffer_bytes=4e6,efficiency=0.7`.
+
+        Raises:
+            UsageError: no entry has that name, an option is not known, or its value cannot be read.
+        """
+        key, _, options = name.partition(":")
+        found = self.get(key)
+        return _with_options(found, options, f"{self._what} {key!r}") if options else found
+
     def find(self, name: str) -> T | None:
         """The entry of that name, None when there is none."""
         self._load()
@@ -99,3 +113,46 @@ class Registry(Generic[T]):
     def items(self) -> Iterator[tuple[str, T]]:
         """All entries by sorted name."""
         return ((name, self._entries[name]) for name in self.names())
+
+
+def name_with_options(entry: object, key: str) -> str:
+    """The name that `Registry.configured` reads back: the key, and the options that differ from the usual."""
+    fields = [(f, getattr(entry, f.name)) for f in _options(entry)]
+    chosen = [f"{f.name}={_written(value)}" for f, value in fields if value != f.default]
+    return f"{key}:{','.join(chosen)}" if chosen else key
+
+
+def _with_options(entry: T, text: str, owner: str) -> T:
+    known = {f.name: getattr(entry, f.name) for f in _options(entry)}
+    chosen: dict[str, object] = {}
+    for item in text.split(","):
+        option, _, value = item.partition("=")
+        if option not in known:
+            raise UsageError(f"{owner} has no option {option!r}", hint=did_you_mean(option, known))
+        chosen[option] = _read(known[option], value, f"option {option} of {owner}")
+    changed: T = dataclasses.replace(cast(Any, entry), **chosen)
+    return changed
+
+
+def _options(entry: object) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(entry) if dataclasses.is_dataclass(entry) else ()
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read(usual: object, value: str, where: str) -> object:
+    if isinstance(usual, bool):
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
+        return value.lower() == "true"
+    read: Any = type(usual)
+    try:
+        return read(value)
+    except ValueError as error:
+        choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
+        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
+        raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
 from planner.errors import UsageError
-from planner.registry import Registry, did_you_mean
+from planner.registry import Registry, did_you_mean, name_with_options
 
 
 def test_the_closest_name_is_hinted() -> None:
@@ -89,3 +91,56 @@ def test_a_module_may_look_up_those_before_it_while_it_is_imported(package: Pack
         navy="REGISTRY.register('navy', REGISTRY.get('blue') + '8')",
     )
     assert registry.get("navy") == "#00f8"
+
+
+class Finish(StrEnum):
+    MATT = "matt"
+    GLOSS = "gloss"
+
+
+@dataclass(frozen=True)
+class Paint:
+    coats: int = 1
+    litres: float = 2.5
+    finish: Finish = Finish.MATT
+    primed: bool = False
+
+
+@pytest.fixture
+def paints() -> Registry[object]:
+    registry: Registry[object] = Registry("email", "paint")
+    registry.register("oil", Paint())
+    registry.register("water", "no options")
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("oil", Paint()),
+        ("oil:coats=3", Paint(coats=3)),
+        ("oil:litres=4,finish=gloss", Paint(litres=4.0, finish=Finish.GLOSS)),
+        ("oil:primed=true", Paint(primed=True)),
+    ],
+)
+def test_options_of_a_name_replace_fields_and_are_written_back(
+    paints: Registry[object], name: str, entry: Paint
+) -> None:
+    assert paints.configured(name) == entry
+    assert name_with_options(entry, "oil") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("oyl", r"unknown paint 'oyl' \(did you mean 'oil'\?\)"),
+        ("oil:coat=3", r"paint 'oil' has no option 'coat' \(did you mean 'coats'\?\)"),
+        ("oil:coats=two", r"option coats of paint 'oil': cannot read 'two' \(use a number like 1\)"),
+        ("oil:finish=dull", r"cannot read 'dull' \(use matt or gloss\)"),
+        ("oil:primed=yes", r"cannot read 'yes' \(use true or false\)"),
+        ("water:coats=2", r"paint 'water' has no option 'coats' \(none is known\)"),
+    ],
+)
+def test_wrong_options_are_refused(paints: Registry[object], name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        paints.configured(name)

@@ -9,8 +9,6 @@ True
 
 from __future__ import annotations
 
-from typing import cast
-
 from planner.registry import Registry
 from planner.schedules.orders_file import orders_json, read_orders
 from planner.schedules.transfers import with_transfers
@@ -35,13 +33,7 @@ def get(name: str) -> Schedule:
     Raises:
         UsageError: no schedule has that name, or an option is wrong; the hint names the closest ones.
     """
-    key, _, options = name.partition(":")
-    found = SCHEDULES.get(key)
-    if not options:
-        return found
-    from planner.schedules._defaults import Defaults, with_options
-
-    return cast(Schedule, with_options(cast(Defaults, found), options))
+    return SCHEDULES.configured(name)
 
 
 def names() -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
-from planner.errors import PlanError, UsageError
-from planner.registry import did_you_mean
+from planner.errors import PlanError
+from planner.registry import name_with_options
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
 
 Line = Callable[[Pipeline], tuple[tuple[Action, ...], ...]]
@@ -51,10 +51,7 @@ class Defaults(Protocol):
     @property
     def name(self) -> str:
         """The name users choose it by, with the options that differ from the usual (`chimera:pairs=2`)."""
-        chosen = [
-            f"{f.name}={_written(getattr(self, f.name))}" for f in _options(self) if getattr(self, f.name) != f.default
-        ]
-        return ":".join([self.key, ",".join(chosen)]) if chosen else self.key
+        return name_with_options(self, self.key)
 
     @property
     def weight_policy(self) -> WeightPolicy:
@@ -157,44 +154,6 @@ def require(schedule: Defaults, pipeline: Pipeline) -> None:
     reason = schedule.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-
-
-def with_options(schedule: Defaults, text: str) -> Defaults:
-    """The schedule with options from `pairs=2,over=double`.
-
-    Raises:
-        UsageError: an option is not known or its value cannot be read.
-    """
-    known = {f.name: getattr(schedule, f.name) for f in _options(schedule)}
-    chosen: dict[str, Any] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        if name not in known:
-            raise UsageError(f"schedule {schedule.key!r} has no option {name!r}", hint=did_you_mean(name, known))
-        chosen[name] = _read(known[name], value, f"option {name} of schedule {schedule.key}")
-    return cast(Defaults, dataclasses.replace(cast(Any, schedule), **chosen))
-
-
-def _options(schedule: Defaults) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(schedule)  # type: ignore[arg-type]
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _read(usual: object, value: str, where: str) -> object:
-    if isinstance(usual, bool):
-        if value.lower() not in ("true", "false"):
-            raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
-        return value.lower() == "true"
-    read: Any = type(usual)
-    try:
-        return read(value)
-    except ValueError as error:
-        choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
-        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
-        raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error
 
 
 def finish(stages: Iterable[int], number: int = -1) -> Iterator[Action]:

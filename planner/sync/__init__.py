@@ -39,11 +39,7 @@ def get(name: str) -> Scheme:
     Raises:
         UsageError: no scheme has that name, or an option is wrong; the hint names the closest ones.
     """
-    from planner.sync._defaults import with_options
-
-    key, _, options = name.partition(":")
-    found = SCHEMES.get(key)
-    return with_options(found, options) if options else found
+    return SCHEMES.configured(name)
 
 
 def names() -> tuple[str, ...]:

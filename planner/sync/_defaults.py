@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Sequence
+from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.registry import did_you_mean
+from planner.registry import name_with_options
 from planner.sync.fabric import Fabric
 from planner.sync.timeline import play
 from planner.sync.traffic import nothing
@@ -32,7 +32,7 @@ class Defaults(Scheme):
     @property
     def name(self) -> str:
         """The name users choose it by, with the options that differ from the usual (`byteps:inside=pcie`)."""
-        return name_of(self, self.key)
+        return name_with_options(self, self.key)
 
     def staleness(self, step: Step) -> Staleness:
         """None: every gradient is of the weights that it is applied to."""
@@ -54,16 +54,6 @@ class Defaults(Scheme):
         """
         require(self, fabric)
         return settle(self, fabric, step, self.draft(fabric, step))
-
-
-def name_of(scheme: Scheme, key: str) -> str:
-    """The key, and the options that differ from the usual."""
-    chosen = [
-        f"{f.name}={_written(getattr(scheme, f.name))}"
-        for f in _options(scheme)
-        if getattr(scheme, f.name) != f.default
-    ]
-    return ":".join([key, ",".join(chosen)]) if chosen else key
 
 
 def require(scheme: Scheme, fabric: Fabric) -> None:
@@ -126,47 +116,3 @@ def positive(scheme: Scheme, **values: float) -> None:
     for option, value in values.items():
         if not value > 0:
             raise UsageError(f"option {option} is {value}", where=scheme.name, hint="use a value above 0")
-
-
-def with_options(scheme: Scheme, text: str) -> Scheme:
-    """The scheme with options from `buffer_bytes=4e6,efficiency=0.7`.
-
-    Raises:
-        UsageError: an option is not known or its value cannot be read.
-    """
-    key = scheme.name.partition(":")[0]
-    known = {f.name: getattr(scheme, f.name) for f in _options(scheme)}
-    chosen: dict[str, Any] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        if name not in known:
-            raise UsageError(f"scheme {key!r} has no option {name!r}", hint=did_you_mean(name, known))
-        chosen[name] = _read(known[name], value, f"option {name} of scheme {key}")
-    return cast(Scheme, dataclasses.replace(cast(Any, scheme), **chosen))
-
-
-def _options(scheme: Scheme) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(scheme)  # type: ignore[arg-type]
-
-
-def _written(value: object) -> str:
-    if isinstance(value, float):
-        return str(value).removesuffix(".0")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_TRUTH: Mapping[str, bool] = {"true": True, "false": False}
-
-
-def _read(usual: object, value: str, where: str) -> object:
-    if isinstance(usual, bool):
-        if value.lower() not in _TRUTH:
-            raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
-        return _TRUTH[value.lower()]
-    read: Any = type(usual)
-    try:
-        return read(value)
-    except ValueError as error:
-        choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
-        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
-        raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error
