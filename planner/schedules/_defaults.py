@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -83,6 +84,7 @@ class Defaults(Protocol):
         """Why the schedule cannot serve a pipeline of single replicas, empty when it can."""
         return ""
 
+    @abstractmethod
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The actions of each lane for one iteration.
 

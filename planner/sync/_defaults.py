@@ -107,12 +107,13 @@ def dense_note(step: Step) -> tuple[str, ...]:
     return (f"{count} sparse gradients travel whole, zeros included",) if count else ()
 
 
-def positive(scheme: Scheme, **values: float) -> None:
-    """Refuse options that must be above 0.
+def positive(scheme: Scheme, *options: str) -> None:
+    """Refuse values of these options (fields of the scheme) that are not above 0.
 
     Raises:
         UsageError: names the option.
     """
-    for option, value in values.items():
+    for option in options:
+        value = getattr(scheme, option)
         if not value > 0:
             raise UsageError(f"option {option} is {value}", where=scheme.name, hint="use a value above 0")

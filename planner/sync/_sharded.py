@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from planner.hardware import Collective, collective_s
 from planner.sync._collectives import FLOWS, cheapest
-from planner.sync._defaults import dense_note
+from planner.sync._defaults import MEGABYTE, Defaults, dense_note, require
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
 from planner.sync.formulas import zero_parts
@@ -194,3 +195,37 @@ def play_gathered_once(
     played = play_sharded(list(bare), prefetch=0)
     gather_s = sum(w.gather_s for w in works)
     return Played(played.end_s + gather_s, played.compute_s, played.link_s + gather_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredOnce(Defaults):
+    """ZeRO whose weights are gathered once a step, at its start.
+
+    Attributes:
+        bucket_bytes: gradients and weights that travel together.
+        overlap_gather: weights are gathered while the next forward runs.
+        every_scatter: gradients are scattered after every micro-batch, else after the last alone.
+    """
+
+    bucket_bytes: float = 25 * MEGABYTE
+    overlap_gather: bool = False
+
+    per_tensor = False
+    every_scatter: ClassVar[bool]
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """One gather, and as many scatters as there are."""
+        scatters = step.micro_batches if self.every_scatter else 1
+        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers=1, scatters=scatters)
+
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """Scatters behind the backward of each unit, gathers before the first forward.
+
+        Raises:
+            UsageError: the fabric cannot run the scheme.
+        """
+        require(self, fabric)
+        played = play_gathered_once(
+            fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=self.every_scatter
+        )
+        return settle_sharded(self, fabric, step, self.draft(fabric, step), played)

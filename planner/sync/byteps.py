@@ -57,12 +57,7 @@ class BytePS(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One message a tensor."""
-        positive(
-            self,
-            efficiency=self.efficiency,
-            sum_byte_per_s=self.sum_byte_per_s,
-            partition_bytes=self.partition_bytes,
-        )
+        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
         shares = self.shares(fabric)
         sendings = [
             Sending((v.name,), v.gradient_bytes, v.gradient_bytes, step.ready_s(v), shares) for v in step.arrivals()

@@ -45,12 +45,7 @@ class Herring(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One message a buffer."""
-        positive(
-            self,
-            efficiency=self.efficiency,
-            sum_byte_per_s=self.sum_byte_per_s,
-            partition_bytes=self.partition_bytes,
-        )
+        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
         shares = even(fabric, 0, len(fabric.machines))
         sendings = [
             Sending(b.variables, b.payload_bytes, b.payload_bytes, b.ready_s, shares)

@@ -45,7 +45,7 @@ class Hierarchical(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, efficiency=self.efficiency)
+        positive(self, "efficiency")
         return draft_all_reduce(fabric, step, self.bucket_bytes, "hierarchical", self.efficiency)
 
 

@@ -61,7 +61,7 @@ class InNetwork(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets one after the other, each in pieces: scatter inside, through the switches and back, gather inside."""
-        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
+        positive(self, "efficiency", "partition_bytes")
         buckets = pack(step, self.bucket_bytes)
         unit = self._through_switches(fabric)
         inside = local(fabric, Inside.SCATTER)

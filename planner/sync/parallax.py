@@ -62,7 +62,7 @@ class Parallax(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets of dense gradients and one message a partition of a sparse one, on the same ports."""
-        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
+        positive(self, "efficiency", "partition_bytes")
         if self.partitions < 0:
             raise UsageError(f"{self.partitions} partitions", where=self.name, hint="use 0 for one a machine, or more")
         names = set(self.by_servers(step))

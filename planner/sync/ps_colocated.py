@@ -47,12 +47,7 @@ class ColocatedServers(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One message a variable, sparse ones with the touched rows alone."""
-        positive(
-            self,
-            efficiency=self.efficiency,
-            sum_byte_per_s=self.sum_byte_per_s,
-            partition_bytes=self.partition_bytes,
-        )
+        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
         transport = Transport(
             "ps",
             partition_bytes=self.partition_bytes,

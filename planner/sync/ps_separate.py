@@ -48,7 +48,7 @@ class SeparateServers(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """One message a variable, sparse ones with the touched rows alone."""
-        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
+        positive(self, "efficiency", "partition_bytes")
         transport = Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
         return draft_servers(fabric, self._sendings(fabric, step), transport)
 

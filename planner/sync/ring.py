@@ -37,7 +37,7 @@ class Ring(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, efficiency=self.efficiency)
+        positive(self, "efficiency")
         return draft_all_reduce(fabric, step, self.bucket_bytes, "ring", self.efficiency)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -262,6 +263,7 @@ class Scheme(Protocol):
         """Why the fabric cannot run it, empty when it can."""
         ...
 
+    @abstractmethod
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """The messages of one step; `fabric` must be supported."""
         ...

@@ -61,7 +61,7 @@ class WaveSynchronous(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """The pushes and pulls of one wave."""
-        positive(self, efficiency=self.efficiency, partition_bytes=self.partition_bytes)
+        positive(self, "efficiency", "partition_bytes")
         wide = self._spread(fabric) if self.placement is ShardPlacement.SPREAD else fabric
         count = wide.endpoints if self.placement is ShardPlacement.SPREAD else len(wide.machines)
         transport = Transport("wsp", partition_bytes=self.partition_bytes, efficiency=self.efficiency)

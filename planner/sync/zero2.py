@@ -9,27 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._defaults import MEGABYTE, Defaults, require
-from planner.sync._sharded import draft_sharded, play_gathered_once, settle_sharded, sharded_memory
+from planner.sync._sharded import GatheredOnce, sharded_memory
 from planner.sync.buckets import pack
 from planner.sync.fabric import Fabric
-from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Step
+from planner.sync.types import Facts, MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedGradients(Defaults):
-    """ZeRO-2.
-
-    Attributes:
-        bucket_bytes: gradients and weights that travel together.
-        overlap_gather: weights are gathered while the next forward runs.
-    """
-
-    bucket_bytes: float = 25 * MEGABYTE
-    overlap_gather: bool = False
+class ShardedGradients(GatheredOnce):
+    """ZeRO-2."""
 
     key = "zero2"
-    per_tensor = False
+    every_scatter = True
     facts = Facts(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
@@ -42,17 +33,6 @@ class ShardedGradients(Defaults):
         """Gradients and optimizer state in 1/N parts; the largest bucket of gradients whole while it is scattered."""
         whole = max((b.payload_bytes for b in pack(step, self.bucket_bytes)), default=0.0)
         return sharded_memory(fabric, 2, whole)
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One gather, a scatter for each micro-batch."""
-        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers=1, scatters=step.micro_batches)
-
-    def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """Scatters in every backward, gathers before the first forward."""
-        require(self, fabric)
-        draft = self.draft(fabric, step)
-        played = play_gathered_once(fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=True)
-        return settle_sharded(self, fabric, step, draft, played)
 
 
 SCHEMES.register("zero2", ShardedGradients())

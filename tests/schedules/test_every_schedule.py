@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
 from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
+from planner.schedules._defaults import Defaults
 from planner.schedules.compiling import compile_orders
 from planner.schedules.versions import peak_versions, staleness
 from planner.simulate import StageTimes, Trace, Transfers, run
@@ -246,3 +247,11 @@ def test_work_is_checked_for_lanes() -> None:
     lane = (Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD, 0, 0))
     with pytest.raises(PlanError, match="1 lanes, but workers for 2"):
         compile_orders(Work((lane,), workers=(0, 1)))
+
+
+def test_a_schedule_without_an_order_cannot_be_made() -> None:
+    class Idle(Defaults):
+        key = "idle"
+
+    with pytest.raises(TypeError, match="order"):
+        Idle()  # type: ignore[abstract]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from planner.errors import JobError, UsageError
 from planner.hardware import Collective, collective_s, load_cluster
 from planner.sync import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
+from planner.sync._defaults import Defaults
 from planner.sync._sharded import Work, play_sharded
 from planner.sync.buckets import fuse, pack
 from planner.sync.messages import Message, Phase
@@ -382,3 +383,11 @@ def test_names_carry_options() -> None:
     assert get("herring:buffer_bytes=4e6,efficiency=0.5").name == "herring:buffer_bytes=4000000,efficiency=0.5"
     assert get(get("byteps:inside=pcie").name) == get("byteps:inside=pcie")
     assert dataclasses.is_dataclass(get("ring"))
+
+
+def test_a_scheme_without_messages_cannot_be_made() -> None:
+    class Silent(Defaults):
+        key = "silent"
+
+    with pytest.raises(TypeError, match="draft"):
+        Silent()  # type: ignore[abstract]
