@@ -132,5 +132,5 @@ def test_what_cannot_be() -> None:
     with pytest.raises(InfeasibleError, match="no activation has a dimension of steps"):
         get("context")(setting(products([8, 8]), (2,)))
     one: Setting = setting(attention_block(), (4,))
-    with pytest.raises(InfeasibleError, match="memory"):
+    with pytest.raises(InfeasibleError, match="fits 10 B a device"):
         get("context")(one, memory_bytes=10.0)

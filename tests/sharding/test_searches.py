@@ -170,6 +170,20 @@ def test_every_search_passes_the_judge(name: str) -> None:
     assert answer.verdict.seconds >= get("ilp")(one).verdict.seconds * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("context", (4,)), ("megatron", (2, 4)), ("gshard", (2, 4))])
+@pytest.mark.parametrize("fraction", [0.9, 0.6])
+def test_slower_layouts_of_a_rule_are_found_where_the_fastest_does_not_fit(
+    name: str, sizes: tuple[int, ...], fraction: float
+) -> None:
+    one = setting(attention_block(), sizes)
+    fastest = get(name)(one)
+    room = fraction * fastest.verdict.memory_bytes
+    answer = get(name)(one, memory_bytes=room)
+    assert answer.verdict.violations == []
+    assert answer.verdict.memory_bytes <= room
+    assert fastest.verdict.seconds <= answer.bound_s * (1 + 1e-9) <= answer.verdict.seconds * (1 + 2e-9)
+
+
 def test_searches_are_found_by_name() -> None:
     assert set(names()) >= {
         "gshard",

@@ -25,15 +25,14 @@ from planner.graph import TensorKind
 from planner.operators import OpCall, graph_specs
 from planner.sharding.choices import Means
 from planner.sharding.coupled import RING_ATTENTION
-from planner.sharding.elimination import minimise
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import evaluate
 from planner.sharding.layout import TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.problem import Setting
 from planner.sharding.refusals import split_refusals
 from planner.sharding.resting import TensorChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.searches._fastest import fastest
 from planner.sharding.strategies import Strategy
 
 AXIS = "context"
@@ -149,7 +148,7 @@ class _Rule:
 
 @SEARCHES.entry("context")
 def context(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest layouts in which one axis cuts the steps; the bound holds for such layouts.
+    """The fastest layouts within memory in which one axis cuts the steps; the bound holds for such layouts.
 
     Raises:
         InfeasibleError: no dimension of steps, an operator that cannot be cut along it, or too little memory.
@@ -187,15 +186,11 @@ def _search(setting: Setting, memory_bytes: float | None, *, ring: bool) -> Shar
                 hint="use a context axis that divides the number of steps",
             )
         keep[v] = np.asarray(options)
-    left = problem.restricted(keep)
-    found = minimise(left.sizes, left.factors())
-    if found is None:
-        raise InfeasibleError("the graph's operators hang together too closely", hint="shard a block of the model")
-    decision = left.decision(found[1])
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
-        raise InfeasibleError(
-            "with the steps cut the layouts do not fit the devices' memory",
-            hint="cut weights on another axis, or allow sharded states",
-        )
-    return ShardingAnswer(decision, verdict, found[0], "steps cut on one axis")
+    return fastest(
+        setting,
+        problem.restricted(keep),
+        memory_bytes,
+        method="steps cut on one axis",
+        what="layout with the steps cut",
+        hint="cut weights on another axis, or allow sharded states",
+    )

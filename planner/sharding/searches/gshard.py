@@ -19,19 +19,13 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
 from planner.sharding.annotations import Annotation, resolve
-from planner.sharding.elimination import minimise
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Setting, ShardingProblem, resting_value
 from planner.sharding.propagation import propagate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches.ilp import by_prices
+from planner.sharding.searches._fastest import fastest
 from planner.sharding.strategies import Strategy
-from planner.units import format_bytes
-
-CLOSE = 0.02
-"""Relative gap at which completing annotations within memory ends."""
 
 
 def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str, Annotation]) -> ShardingProblem:
@@ -80,22 +74,15 @@ def _unmet(wish: Annotation, why: str) -> InfeasibleError:
     )
 
 
-def _answer(setting: Setting, problem: ShardingProblem, memory_bytes: float | None, method: str) -> ShardingAnswer:
-    if memory_bytes is None:
-        found = minimise(problem.sizes, problem.factors())
-        if found is None:
-            raise InfeasibleError("the graph's operators hang together too closely", hint="annotate more tensors")
-        bound_s, chosen = found
-    else:
-        within = by_prices(problem, memory_bytes, CLOSE)
-        if not within.chosen:
-            raise InfeasibleError(
-                f"no completion of the annotations was found that fits {format_bytes(memory_bytes)} a device",
-                hint="annotate large weights with a split, or use a larger mesh",
-            )
-        bound_s, chosen = within.bound_s, within.chosen
-    decision = problem.decision(chosen)
-    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), bound_s, method)
+def _completed(setting: Setting, problem: ShardingProblem, memory_bytes: float | None, method: str) -> ShardingAnswer:
+    return fastest(
+        setting,
+        problem,
+        memory_bytes,
+        method=method,
+        what="completion of the annotations",
+        hint="annotate large weights with a split, or use a larger mesh",
+    )
 
 
 @SEARCHES.entry("gshard")
@@ -108,7 +95,7 @@ def gshard(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAn
     """
     problem = formulate(setting)
     left = _restricted(setting, problem, resolve(setting))
-    return _answer(setting, left, memory_bytes, "annotations completed exactly")
+    return _completed(setting, left, memory_bytes, "annotations completed exactly")
 
 
 @SEARCHES.entry("gshard-propagate")
@@ -124,4 +111,4 @@ def gshard_propagate(setting: Setting, *, memory_bytes: float | None = None) -> 
     layouts: dict[str, TensorLayout] = propagate(setting, problem, wishes)
     fixed = {name: wish for name, wish in wishes.items() if name not in layouts}
     fixed |= {name: Annotation(name, layout, "propagation") for name, layout in layouts.items()}
-    return _answer(setting, _restricted(setting, problem, fixed), memory_bytes, "annotations propagated")
+    return _completed(setting, _restricted(setting, problem, fixed), memory_bytes, "annotations propagated")

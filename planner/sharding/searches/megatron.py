@@ -17,13 +17,12 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.operators import OpCall, OpSpec, graph_specs
-from planner.sharding.elimination import minimise
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import evaluate
 from planner.sharding.layout import Part
 from planner.sharding.problem import Setting
 from planner.sharding.refusals import split_refusals
 from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.searches._fastest import fastest
 from planner.sharding.strategies import Strategy
 
 
@@ -98,10 +97,10 @@ def _allowed(strategy: Strategy, role: Role) -> bool:
 
 @SEARCHES.entry("megatron")
 def megatron(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The pattern at its best: column and row products fixed, everything else following as it is fastest.
+    """The pattern at its best: column and row products fixed, everything else following as it is fastest within memory.
 
     Raises:
-        InfeasibleError: an operator cannot follow the pattern on this mesh, or the result does not fit.
+        InfeasibleError: an operator cannot follow the pattern on this mesh, or nothing in the pattern fits.
     """
     plain = replace(setting, sharded_states=False)
     problem = formulate(plain)
@@ -121,14 +120,11 @@ def megatron(setting: Setting, *, memory_bytes: float | None = None) -> Sharding
                 hint="use a tensor axis that divides heads and widths",
             )
         keep[v] = np.asarray(options)
-    left = problem.restricted(keep)
-    found = minimise(left.sizes, left.factors())
-    if found is None:
-        raise InfeasibleError("the graph's operators hang together too closely", hint="shard a block of the model")
-    decision = left.decision(found[1])
-    verdict = evaluate(plain, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
-        raise InfeasibleError(
-            "Megatron's pattern does not fit the devices' memory", hint="use a larger tensor axis or another search"
-        )
-    return ShardingAnswer(decision, verdict, found[0], "pattern")
+    return fastest(
+        plain,
+        problem.restricted(keep),
+        memory_bytes,
+        method="pattern",
+        what="layout of Megatron's pattern",
+        hint="use a larger tensor axis or another search",
+    )
