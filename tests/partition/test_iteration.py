@@ -16,6 +16,7 @@ from planner.solvers.partition.iteration_brute import solve_iteration_by_force
 from planner.solvers.partition.iteration_dp import solve_iteration
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
 from planner.space.partition.iteration_synthetic import synthetic_iteration_problem
+from tests.partition.checks import assert_equals_brute_force
 
 
 def _chain(times: list[float], micro_batches: int, devices: int) -> IterationProblem:
@@ -119,18 +120,7 @@ def _instances(draw: st.DrawFn) -> IterationProblem:
 @given(_instances())
 @settings(deadline=None, max_examples=250)
 def test_search_equals_brute_force(problem: IterationProblem) -> None:
-    best = solve_iteration_by_force(problem)
-    found = solve_iteration(problem)
-    assert found.proven
-    if best.decision is None:
-        assert found.decision is None
-        assert found.bound == float("inf")
-        return
-    assert found.objective == pytest.approx(best.objective, rel=1e-9)
-    assert problem.judge(found.decision).feasible
-    for _, plan in problem.trivial():
-        judged = problem.judge(plan)
-        assert not judged.feasible or judged.objective >= found.bound
+    assert_equals_brute_force(problem, solve_iteration_by_force(problem), solve_iteration(problem))
 
 
 @pytest.mark.parametrize("memory_bytes", [float("inf"), 12e9])

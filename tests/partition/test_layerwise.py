@@ -17,6 +17,7 @@ from planner.solvers.partition.layerwise_brute import solve_layerwise_by_force
 from planner.solvers.partition.layerwise_labels import solve_layerwise
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+from tests.partition.checks import assert_equals_brute_force
 
 
 def _three_layers(capacity: float) -> LayerwiseProblem:
@@ -78,18 +79,7 @@ def _instances(draw: st.DrawFn) -> LayerwiseProblem:
 @given(_instances())
 @settings(deadline=None, max_examples=300)
 def test_labels_equal_brute_force(problem: LayerwiseProblem) -> None:
-    best = solve_layerwise_by_force(problem)
-    found = solve_layerwise(problem)
-    assert found.proven
-    if best.decision is None:
-        assert found.decision is None
-        assert found.bound == float("inf")
-        return
-    assert found.objective == pytest.approx(best.objective, rel=1e-9)
-    assert problem.judge(found.decision).feasible
-    for _, plan in problem.trivial():
-        judged = problem.judge(plan)
-        assert not judged.feasible or judged.objective >= found.bound
+    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), solve_layerwise(problem))
 
 
 @pytest.mark.parametrize(("layers", "count"), [(32, 10), (32, 44), (96, 44)])

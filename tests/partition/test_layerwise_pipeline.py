@@ -17,6 +17,7 @@ from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipelin
 from planner.solvers.partition.layerwise_pipeline_brute import solve_layerwise_pipeline_by_force
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
 from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+from tests.partition.checks import assert_equals_brute_force
 
 
 def _four_layers(capacity: float) -> LayerwisePipelineProblem:
@@ -81,15 +82,7 @@ def _instances(draw: st.DrawFn) -> LayerwisePipelineProblem:
 @given(_instances())
 @settings(deadline=None, max_examples=150)
 def test_search_equals_brute_force(problem: LayerwisePipelineProblem) -> None:
-    best = solve_layerwise_pipeline_by_force(problem)
-    found = solve_layerwise_pipeline(problem)
-    assert found.proven
-    if best.decision is None:
-        assert found.decision is None
-        assert found.bound == float("inf")
-        return
-    assert found.objective == pytest.approx(best.objective, rel=1e-9)
-    assert problem.judge(found.decision).feasible
+    assert_equals_brute_force(problem, solve_layerwise_pipeline_by_force(problem), solve_layerwise_pipeline(problem))
 
 
 def _staged(layers: int, count: int, stages: int, fraction: float) -> LayerwisePipelineProblem:

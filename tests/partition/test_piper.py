@@ -16,6 +16,7 @@ from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.piper_brute import solve_piper_by_force
 from planner.solvers.partition.piper_dp import solve_piper
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem
+from tests.partition.checks import assert_equals_brute_force
 from tests.partition.piper_instances import documents
 from tests.shared_data import shared_path
 
@@ -81,20 +82,7 @@ def test_judge_names_what_is_wrong(stages: list[Any], kind: str) -> None:
 @settings(deadline=None, max_examples=150)
 def test_dp_equals_brute_force(document: dict[str, Any]) -> None:
     problem = piper_problem(piper_from_document(document))
-    best = solve_piper_by_force(problem)
-    found = solve_piper(problem)
-    assert found.proven
-    if best.decision is None:
-        assert found.decision is None
-        assert found.bound == float("inf")
-        return
-    assert found.objective == pytest.approx(best.objective, rel=1e-9)
-    verdict = problem.judge(found.decision)
-    assert verdict.feasible
-    assert verdict.objective == found.objective
-    for _, plan in problem.trivial():
-        judged = problem.judge(plan)
-        assert not judged.feasible or judged.objective >= found.bound
+    assert_equals_brute_force(problem, solve_piper_by_force(problem), solve_piper(problem))
 
 
 def test_two_runs_decide_alike() -> None:
