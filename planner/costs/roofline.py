@@ -4,7 +4,14 @@ For each node, forward and backward alike,
 
     gpu = max(matrix / (matrix_peak * fraction(matrix)), bytes / (bandwidth * fraction(bytes)), vector / vector_peak)
 
-Each gradient product of a node is as large as its forward product and runs at the same fraction.
+Each gradient product of a node is as large as its forward product and runs at the same fraction. Fractions are those of
+the device's fastest 16 or 32 bit type; another type reaches them at sizes that take the same time at its own peak, as
+small operations are slow by the time they take rather than by the work they do.
+
+Where fp32 runs on a GPU's vector units, a 3 x 3 convolution takes the faster of the plain sum and Winograd's method
+(`planner.costs.winograd`), each of its three products by itself:
+
+    winograd = transforms / bandwidth + max(fewer products / (matrix_peak * fraction), transformed tiles / bandwidth)
 
 The host launches kernels ahead of the device, so launching costs nothing while the device is busy: a layer takes
 `max(sum of gpu, kernels * launch)`, and where launching is the larger, its nodes share that time by their kernels.
@@ -42,6 +49,7 @@ _PEAK_NAMES = {
     DType.UINT8: "int8",
 }
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
+_NARROW = frozenset({"fp8", "fp4", "int8"})
 _BACKWARD_LAUNCH_SHARE = 0.5
 """Fitted with the launch time on launch-bound runs (docs/accuracy.md): 0.47 to 0.52."""
 
@@ -72,7 +80,7 @@ def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Tim
         HardwareError: the device states no peak for the precision's type, nor for one that can stand in for it.
     """
     peaks, notes = _peaks(work, device, precision)
-    roofline = _Roofline(work, device, peaks * work.matrix_share, _layers(graph))
+    roofline = _Roofline(work, device, peaks, _layers(graph))
     forward, backward = roofline.whole
     rates = roofline.rates_at(1.0)
     input_s, weight_s = work.input_grad / rates, work.weight_grad / rates
@@ -85,7 +93,9 @@ class _Roofline:
     """A graph's work on a device, at any share."""
 
     def __init__(self, work: Work, device: Device, peaks: np.ndarray, layers: np.ndarray) -> None:
-        self.work, self.device, self.peaks, self.layers = work, device, peaks, layers
+        self.work, self.device, self.layers = work, device, layers
+        self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
+        self.fast = work.fast.applies & (peaks == _vector_peak(device))
         self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
         self.launches = (work.kernels * device.launch_s, work.back_kernels * device.launch_s * _BACKWARD_LAUNCH_SHARE)
         self.whole_gpu = self._gpu(1.0)
@@ -94,13 +104,26 @@ class _Roofline:
 
     def rates_at(self, share: float) -> np.ndarray:
         """Operations of the whole node a second, while that part of them is done."""
-        return np.asarray(self.peaks * self.device.matrix_efficiency.at(share * self.products) / share)
+        return np.asarray(self.peaks * self.device.matrix_efficiency.at(share * self.products * self.moved) / share)
+
+    def _products_s(self, flops: np.ndarray, share: float, rates: np.ndarray) -> np.ndarray:
+        """Seconds of a product of each node, convolutions by the faster method."""
+        plain = np.asarray(flops / rates)
+        if not self.fast.any():
+            return plain
+        fast, work = self.fast, self.work.fast
+        fewer = (share * flops * work.multiplied)[fast]
+        rate = self.peaks[fast] * self.device.matrix_efficiency.at(fewer * self.moved[fast])
+        summed = np.maximum(fewer / rate, _memory_s(share * work.product_bytes[fast], self.device))
+        method = _memory_s(share * work.transform_bytes[fast], self.device) + summed
+        plain[fast] = np.where(fewer > 0, np.minimum(plain[fast], method), plain[fast])
+        return plain
 
     def _gpu(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the device itself, forward and backward."""
         work, device, rates = self.work, self.device, self.rates_at(share)
-        gradients = work.input_grad / rates + work.weight_grad / rates
-        forward = _roof(work.matrix / rates, share * work.vector, share * work.bytes, device)
+        gradients = self._products_s(work.input_grad, share, rates) + self._products_s(work.weight_grad, share, rates)
+        forward = _roof(self._products_s(work.matrix, share, rates), share * work.vector, share * work.bytes, device)
         backward = _roof(gradients, share * work.back_vector, share * work.back_bytes, device)
         forward = forward + _memory_s(share * work.beside, device)
         return forward, backward + _memory_s(share * work.back_beside, device)
@@ -144,6 +167,18 @@ def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, devi
 
 def _memory_s(byte_count: np.ndarray, device: Device) -> np.ndarray:
     return np.asarray(byte_count / (device.memory_byte_per_s * device.memory_efficiency.at(byte_count)))
+
+
+def _fastest(device: Device) -> float:
+    """Peak of the type that the device's curve of fractions is for."""
+    wide = [peak for kind, peak in device.matrix_flop_per_s.items() if kind not in _NARROW]
+    return max(wide or device.matrix_flop_per_s.values())
+
+
+def _vector_peak(device: Device) -> float:
+    """The matrix peak of fp32 where a GPU's vector units do it; 0 where matrix units or a compiled design do."""
+    peak = device.matrix_flop_per_s.get("fp32", 0.0)
+    return peak if device.launch_s > 0 and peak <= device.vector_flop_per_s else 0.0
 
 
 def _layers(graph: Graph) -> np.ndarray:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import Precision
+from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, TensorKind
 from planner.operators.classes import call_classes
 from planner.operators.regions import (
@@ -68,6 +69,7 @@ class Work:
         back_beside: their backward traffic.
         types: the type that the matrix units multiply, by node.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
+        fast: the convolutions that fewer multiplications can do.
     """
 
     matrix: np.ndarray
@@ -83,6 +85,7 @@ class Work:
     back_beside: np.ndarray
     types: tuple[DType, ...]
     matrix_share: np.ndarray
+    fast: FastConvolutions
 
 
 def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
@@ -148,6 +151,7 @@ def node_work(
         back_beside=beside[1],
         types=tuple(types[d] for d in dtypes),
         matrix_share=share,
+        fast=fast_convolutions(graph, sizes),
     )
 
 

@@ -29,11 +29,12 @@ def test_a_part_of_a_large_product_loses_what_its_size_costs() -> None:
     The curve goes from 0.4 at an eighth to 0.5 at the whole, so an eighth takes an eighth of the time by 0.5 / 0.4.
     """
     flops = 2 * 4096.0**3
-    found = of(product(4096, 4096, 4096), replace(FAST_MEMORY, matrix_efficiency=Curve((flops / 8, flops), (0.4, 0.5))))
+    device = replace(FAST_MEMORY, matrix_efficiency=Curve((flops / 8, flops), (0.4, 0.5)))
+    found = of(product(4096, 4096, 4096), device, precision="bf16")
     forward, backward = found.at(1 / 8)
-    assert found.forward_s[1] == pytest.approx(flops / (1e11 * 0.5))
-    assert forward[1] == pytest.approx(flops / 8 / (1e11 * 0.4))
-    assert backward[1] == pytest.approx(2 * flops / 8 / (1e11 * 0.4))
+    assert found.forward_s[1] == pytest.approx(flops / (1e12 * 0.5))
+    assert forward[1] == pytest.approx(flops / 8 / (1e12 * 0.4))
+    assert backward[1] == pytest.approx(2 * flops / 8 / (1e12 * 0.4))
 
 
 def test_launches_do_not_shrink() -> None:
