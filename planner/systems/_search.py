@@ -71,6 +71,7 @@ def words(played: Played) -> str:
         elif replicas[0] > 1:
             text += f" x {replicas[0]} replicas"
         text += f" x {point.copies} copies" if point.copies > 1 else ""
+        text += ", placed stage by stage" if point.adjacent else ""
     own = point.micro_batches // replicas[0] if count == 1 else point.micro_batches
     text += f", micro-batch {point.micro_batch} x {own}"
     way = "recompute whole stages" if point.whole else "recompute"

@@ -6,7 +6,6 @@ PipeMare and pipelined backpropagation are the same with one pipeline, as deep a
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -18,17 +17,15 @@ from planner.hardware.types import Collective
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._found import Found, Played
+from planner.systems._least import least_s
 from planner.systems._play import play
+from planner.systems._price import price
 from planner.systems._search import found_of, search, stages_of
 from planner.systems.types import Point, Semantics, System
 from planner.units import format_bytes
 
 MOST_PLAYED = 60
 """Candidates of one system that are simulated at the most."""
-
-SLACK = 0.15
-"""On mixed pools, where cuts are made at mean speeds, a candidate whose slowest stage alone takes longer than the best
-by less than this is not given up for that."""
 
 FAR = 0.4
 """Shapes whose estimate is slower than the best by more than this are left out."""
@@ -53,6 +50,7 @@ class Candidate:
         recompute: of all stages.
         schedule: with its options.
         whole: recomputation repeats whole stages from what enters them.
+        adjacent: the replicas of a stage are neighbouring devices, instead of the stages of a pipeline.
     """
 
     estimate_s: float
@@ -64,6 +62,7 @@ class Candidate:
     recompute: bool
     schedule: str
     whole: bool = False
+    adjacent: bool = False
 
 
 def stage_rule(schedule: str, stage: int, depth: int, micro_batches: int) -> StageRule:
@@ -124,11 +123,12 @@ def _candidates(bench: Bench, system: System, *, whole: bool = False) -> list[Ca
                 work = bench.tables(size).stage_s(recompute=recompute, whole=whole)[0, -1]
                 for schedule in schedules_for(system, depth, count, recompute):
                     slot = float(work / depth)
-                    exchange = _exchange_s(bench, schedule, depth, copies)
-                    estimate = slot * (count + bubble_slots(schedule, depth, count)) + exchange
-                    shape = (depth, copies, size, count, recompute, schedule, whole)
-                    found.append(Candidate(estimate, slot * count, *shape))
-    return sorted(found, key=lambda c: (c.estimate_s, c.depth, c.recompute))
+                    busy_s = slot * (count + bubble_slots(schedule, depth, count))
+                    for adjacent in (False, True)[: min(copies, 2)]:
+                        estimate_s = busy_s + _exchange_s(bench, schedule, depth, copies, adjacent=adjacent)
+                        shape = (depth, copies, size, count, recompute, schedule, whole, adjacent)
+                        found.append(Candidate(estimate_s, slot * count, *shape))
+    return sorted(found, key=lambda c: (c.estimate_s, c.depth, c.recompute, c.adjacent))
 
 
 def bubble_slots(schedule: str, depth: int, micro_batches: int) -> float:
@@ -144,14 +144,20 @@ def bubble_slots(schedule: str, depth: int, micro_batches: int) -> float:
     return (-(-micro_batches // depth) + 1) * max(0.0, depth / pairs - 2) / 3
 
 
-def _exchange_s(bench: Bench, schedule: str, depth: int, copies: int) -> float:
+def _exchange_s(bench: Bench, schedule: str, depth: int, copies: int, *, adjacent: bool) -> float:
     """The all-reduce of an even share of the parameters among the copies of a stage."""
     states = stage_rule(schedule, 0, depth, 1).states
     if copies * states < 2:
         return 0.0
     payload = float(bench.tables(bench.sizes[0]).elements[0, -1]) / depth * bench.precision.gradient_bytes
-    ranks = np.unique(np.arange(copies)[:, None] * depth + np.arange(min(states, depth))[None, :])
+    ranks = _placed(depth, copies, adjacent=adjacent)[:, : min(states, depth)].ravel()
     return states * collective_s(bench.cluster, Collective.ALL_REDUCE, ranks, payload, max(1, depth // states))
+
+
+def _placed(depth: int, copies: int, *, adjacent: bool) -> np.ndarray:
+    """[copies, depth] the device of each worker."""
+    line = np.arange(copies * depth)
+    return line.reshape(depth, copies).T if adjacent else line.reshape(copies, depth)
 
 
 def _copies(bench: Bench, depth: int, size: int) -> int:
@@ -182,12 +188,14 @@ def _needs(bench: Bench, candidate: Candidate, states: int) -> list[np.ndarray]:
 
 def point_of(candidate: Candidate, marks: tuple[int, ...], played: int = 0) -> Point:
     """The point of a candidate with these stages."""
+    ranks = _placed(candidate.depth, candidate.copies, adjacent=candidate.adjacent)
     return Point(
         stages_of(marks, recompute=candidate.recompute),
         candidate.copies,
         candidate.micro_batch,
         candidate.micro_batches,
         candidate.schedule,
+        ranks=tuple(ranks.ravel().tolist()) if candidate.adjacent else (),
         played=played,
         whole=candidate.whole,
     )
@@ -200,7 +208,6 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
     refused, plays, actions = "", 0, 0
     often = 1 if system.semantics is Semantics.SYNC else ITERATIONS
     room = min(d.usable_bytes for d in bench.cluster.devices)
-    slack = SLACK if len(bench.cluster.devices) > 1 else 0.0
     for candidate in candidates:
         limit = best.iteration_s if best else math.inf
         if plays >= MOST_PLAYED or actions > MOST_IN_ALL or candidate.estimate_s * (1 - FAR) > limit:
@@ -218,11 +225,11 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
             need = math.inf if best else least_need(_needs(bench, candidate, states), tables.real)
             tightest = min(tightest or (math.inf, candidate), (need, candidate), key=lambda e: e[0])
             continue
-        stage_s = tables.stage_s(recompute=candidate.recompute, whole=candidate.whole)
-        slowest = max(float(stage_s[a, b]) for a, b in itertools.pairwise(marks))
-        if candidate.micro_batches * slowest * (1 - slack) >= limit:
+        point = point_of(candidate, marks, _shorter(system, candidate))
+        drains = schedules.get(point.schedule).weight_policy.synchronous
+        if least_s(price(bench, point), point.micro_batches, system.transfers, drains=drains) >= limit * (1 - 1e-9):
             continue
-        played = play(bench, point_of(candidate, marks, _shorter(system, candidate)), system.transfers, states=states)
+        played = play(bench, point, system.transfers, states=states)
         plays, actions = plays + 1, actions + often * candidate.depth * candidate.micro_batches * 2
         if played.feasible and played.iteration_s < limit:
             best = played

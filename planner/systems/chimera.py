@@ -32,6 +32,10 @@ SYSTEMS.register(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             "all micro-batch sizes are simulated rather than the largest only",
             "backward halving is not tried: it needs micro-batches of at least two samples",
+            (
+                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+                " each stage, and the faster is taken"
+            ),
         ),
         recompute=(False, True),
         options={"recompute": "stage"},

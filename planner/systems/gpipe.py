@@ -37,6 +37,10 @@ SYSTEMS.register(
                 "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
                 "batch divides into"
             ),
+            (
+                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+                " each stage, and the faster is taken"
+            ),
         ),
         recompute=(False, True),
         options={"recompute": "stage"},

@@ -26,7 +26,13 @@ SYSTEMS.register(
             "weight_versions": "1",
             "update": "once per mini-batch, after the flush",
         },
-        open=("stages are balanced by compute, not equal in layers, so that embeddings and heads count",),
+        open=(
+            "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
+            (
+                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+                " each stage, and the faster is taken"
+            ),
+        ),
         recompute=(False, True),
     ),
 )

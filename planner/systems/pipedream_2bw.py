@@ -34,6 +34,10 @@ SYSTEMS.register(
                 "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
                 "published cost model"
             ),
+            (
+                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+                " each stage, and the faster is taken"
+            ),
         ),
         recompute=(False, True),
         options={"recompute": "stage"},

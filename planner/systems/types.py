@@ -35,7 +35,7 @@ class System:
         source: where it was published.
         backend: what a training backend must know to run it faithfully, by topic.
         open: what the publication leaves open, and what was decided here.
-        transfers: whether its cost model lets a transfer between stages stop the receiving worker.
+        transfers: whether its cost model lets both transfers over the boundary before a stage stop the stage's worker.
         recompute: choices of activation recomputation that it knows.
         copies: whether whole pipelines may be replicated beside each other.
         options: further numbers for the search.
@@ -106,6 +106,13 @@ class Point:
     played: int = 0
     slice_devices: int = 0
     whole: bool = False
+
+    @property
+    def adjacent(self) -> bool:
+        """Whether the copies of each worker are neighbouring devices: rank w * copies + c is worker w of copy c."""
+        workers = len(self.ranks) // self.copies
+        dealt = tuple(worker * self.copies + copy for copy in range(self.copies) for worker in range(workers))
+        return self.copies > 1 and workers > 0 and self.ranks == dealt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Shapes that systems with equal pipelines try: where their copies are placed, and what is given up unplayed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner import schedules
+from planner.space.types import BlockCosts, Job
+from planner.systems import get
+from planner.systems._bench import Bench
+from planner.systems._least import least_s
+from planner.systems._play import play
+from planner.systems._price import price
+from planner.systems._sweep import _candidates, _shorter, by_sweep, cut, point_of
+from tests.space.instances import chain, cluster
+
+
+def bench(costs: BlockCosts, machine: Any, batch: int, **job: Any) -> Bench:
+    """One micro-batch size, numbers for prices."""
+    graph = SimpleNamespace(name="toy", nodes=(), batch=costs.micro_batch)
+    blocks = (None,) * len(costs.parameter_elements)
+    prices: Any = SimpleNamespace(costs=lambda _: costs, chain=SimpleNamespace(graph=graph, blocks=blocks))
+    chosen = {"precision": "fp32", "optimizer": "sgd", "micro_batches": (costs.micro_batch,), **job}
+    return Bench(prices, machine, Job(global_batch=batch, **chosen))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_replicas_of_a_stage_share_a_node_where_gradients_are_large(name: str) -> None:
+    """Two nodes of two devices, 100 B/s inside and 1 B/s between; two blocks of 8 elements, F = 1 s, B = 2 s.
+
+    Two stages, two copies of two micro-batches: (2 + 2 - 1) (1 + 2) = 9 s, and 32 B of gradients a stage are reduced
+    among two: 2 * 1/2 * 32 / 100 = 0.32 s inside a node, 32 s or more between the nodes.
+    """
+    found = by_sweep(bench(chain([1.0, 1.0], elements=8.0), cluster((2, 2), (100.0, 1.0)), 4), get(name))
+    assert found.plan == "2 stages x 2 copies, placed stage by stage, micro-batch 1 x 2"
+    assert found.iteration_s == pytest.approx(9.32)
+    # Both stages: 2 (2 - 1) * 32 B leave the devices.
+    assert found.sent_bytes == pytest.approx(128)
+
+
+def test_stages_of_a_pipeline_share_a_node_where_activations_are_large() -> None:
+    """The same without weights and with 10 B over the boundary, each way 0.1 s inside a node, 10 s between nodes.
+
+    Stage 1: receives until 1.1, works until 4.1, sends until 4.2; then 0.1 + 3 + 0.1 again until 7.4. Stage 0 repeats
+    its second backward from there: 9.4 s.
+    """
+    found = by_sweep(bench(chain([1.0, 1.0], boundary=10.0), cluster((2, 2), (100.0, 1.0)), 4), get("1f1b"))
+    assert found.plan == "2 stages x 2 copies, micro-batch 1 x 2"
+    assert found.iteration_s == pytest.approx(9.4)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "chimera", "pipedream-2bw", "pipemare"])
+def test_no_shape_is_faster_than_its_bound(name: str) -> None:
+    costs = chain(
+        [0.7, 1.0, 1.3, 0.4, 1.1, 0.9], elements=3.0, boundary=[0, 4.0, 9.0, 2.0, 30.0, 6.0, 0], update_s=0.05
+    )
+    own, system, played = bench(costs, cluster((2, 3), (90.0, 11.0)), 24), get(name), 0
+    for candidate in _candidates(own, system):
+        marks = cut(own, candidate)
+        if marks is None:
+            continue
+        point = point_of(candidate, marks, _shorter(system, candidate))
+        drains = schedules.get(point.schedule).weight_policy.synchronous
+        least = least_s(price(own, point), point.micro_batches, system.transfers, drains=drains)
+        found = play(own, point, system.transfers)
+        if found.feasible:
+            assert least <= found.iteration_s * (1 + 1e-9)
+            assert found.iteration_s < 4 * least
+            played += 1
+    assert played
