@@ -22,24 +22,27 @@ MOST_NOTES = 5
 def print_summary(plan: Any, *, batch_given: bool, output: str | None) -> None:  # noqa: ANN401
     """Render a plan for people."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     _headline(console, plan, batch_given)
     _stages(console, plan)
     _alternatives(console, plan)
     _remarks(console, plan)
-    where = f"plan written to {output}" if output else "nothing written; add -o FILE to keep the plan"
-    console.print(f"\n[dim]{where}[/dim]")
+    where = f"plan written to {escape(output)}" if output else "nothing written; add -o FILE to keep the plan"
+    console.print(f"\n[dim]{where}[/dim]", soft_wrap=True)
 
 
 def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: ANN401
+    from rich.markup import escape
+
     from planner import format_seconds
 
     predictions, batch = plan.predictions, plan.micro_batches
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
     console.print(
-        f"[bold]{plan.model.name}[/bold] ({_count(plan.model.parameters)} parameters) on "
-        f"[bold]{plan.hardware.name}[/bold] ({plan.hardware.device_count} devices), "
+        f"[bold]{escape(plan.model.name)}[/bold] ({_count(plan.model.parameters)} parameters) on "
+        f"[bold]{escape(plan.hardware.name)}[/bold] ({plan.hardware.device_count} devices), "
         f"{plan.options.precision}, {plan.options.optimizer}"
     )
     assumed = "" if batch_given else " (assumed: none was given)"
@@ -49,13 +52,8 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
         f"schedule {plan.schedule.name}; {_plural(len(plan.stages), 'stage')}, {_plural(plan.copies, 'copy')}"
     )
     _origin(console, plan)
-    for sharding in plan.shardings:
-        mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
-        lies = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
-        console.print(
-            f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
-            f"tensors between blocks {' and '.join(lies)}"
-        )
+    for line in dict.fromkeys(_shared(sharding) for sharding in plan.shardings):
+        console.print(line, markup=False)
     console.print(
         f"[bold]{format_seconds(seconds)}[/bold] an iteration (simulated), "
         f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
@@ -64,6 +62,16 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
     form = "closed form" if plan.system is None and plan.schedule.name in SEARCHED else "predicted"
     console.print(
         f"{form} {format_seconds(predictions.iteration_s)}, bound {format_seconds(predictions.bound_s)}: {proof}\n"
+    )
+
+
+def _shared(sharding: Any) -> str:  # noqa: ANN401
+    """How the ranks of a group share the work; stages that do it alike may still place some tensors differently."""
+    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
+    lies = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
+    return (
+        f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
+        f"tensors between blocks {' and '.join(lies)}"
     )
 
 
@@ -80,6 +88,7 @@ def _origin(console: Console, plan: Any) -> None:  # noqa: ANN401
 
 
 def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
+    from rich.markup import escape
     from rich.table import Table
 
     from planner import format_bytes, format_seconds
@@ -98,7 +107,7 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
         mark = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
         table.add_row(
             f"{stage.index}{mark}",
-            ", ".join(stage.modules),
+            escape(", ".join(stage.modules)),
             _ranks(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas),
             *((str(stage.group_ranks),) if shared else ()),
             format_seconds(figures.forward_s),

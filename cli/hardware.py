@@ -127,10 +127,11 @@ def show_profile(name: str, nodes: int | None, resolved: bool, form: str | None)
 
 
 def _show(cluster: Cluster) -> None:
+    from rich.markup import escape
     from rich.tree import Tree
 
     console = _console()
-    console.print(f"[bold]{cluster.name}[/bold]  {cluster.about}", soft_wrap=True)
+    console.print(f"[bold]{escape(cluster.name)}[/bold]  {escape(cluster.about)}", soft_wrap=True)
     console.print(f"{_many(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}\n")
     branch = root = Tree("", hide_root=True, guide_style="dim")
     sizes = (1, *cluster.group_sizes())
@@ -147,7 +148,7 @@ def _show(cluster: Cluster) -> None:
         _print_figures(device.name, _device_figures(device), device.sources, citations)
     console.print()
     for text, number in citations.items():
-        console.print(f"\\[{number}] {text}", soft_wrap=True, markup=True)
+        console.print(f"[{number}] {text}", soft_wrap=True, markup=False)
 
 
 def _print_figures(
@@ -172,6 +173,8 @@ def _device_counts(cluster: Cluster) -> list[tuple[Device, int]]:
 
 
 def _level_line(level: Level, child: int, node_size: int) -> str:
+    from rich.markup import escape
+
     from planner import format_fraction, format_rate, format_seconds
 
     unit = "device" if child == 1 else "node" if child == node_size else f"group of {child}"
@@ -182,17 +185,19 @@ def _level_line(level: Level, child: int, node_size: int) -> str:
     if level.peer_byte_per_s is not None:
         rate += f", {format_rate(level.peer_byte_per_s, 4)} to one peer"
     return (
-        f"[bold]{level.name}[/bold] joins {level.size} {plural}: {rate} (one direction), "
+        f"[bold]{escape(level.name)}[/bold] joins {level.size} {plural}: {rate} (one direction), "
         f"{format_seconds(level.latency_s)}, {format_fraction(level.efficiency)} achievable"
     )
 
 
 def _device_line(device: Device, count: int) -> str:
+    from rich.markup import escape
+
     from planner import format_bytes, format_flop_rate, format_fraction, format_rate
 
     kind, peak = _peak(device)
     return (
-        f"{count} x [bold]{device.name}[/bold]: {format_bytes(device.memory_bytes)} "
+        f"{count} x [bold]{escape(device.name)}[/bold]: {format_bytes(device.memory_bytes)} "
         f"({format_bytes(device.usable_bytes)} plannable), {format_rate(device.memory_byte_per_s)}, "
         f"{kind} {format_flop_rate(peak)}, {format_fraction(device.matrix_efficiency.fractions[-1])} achievable"
     )
@@ -323,7 +328,7 @@ def _print_table(titles: list[str], rows: list[list[str]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, title in enumerate(titles):
-        table.add_column(title, overflow="fold", no_wrap=i < 2 and len(titles) > 2)
+        table.add_column(escape(title), overflow="fold", no_wrap=i < 2 and len(titles) > 2)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     console = _console()

@@ -133,11 +133,13 @@ def _print(report: Any, top: int) -> None:  # noqa: ANN401
 
 
 def _print_totals(console: Console, report: Any) -> None:  # noqa: ANN401
+    from rich.markup import escape
+
     import planner
 
     whole = report.whole
     console.print(
-        f"[bold]{report.model}[/bold] on {report.device}, {report.precision}, "
+        f"[bold]{escape(report.model)}[/bold] on {escape(report.device)}, {report.precision}, "
         f"micro-batch {report.micro_batch} ({report.source})"
     )
     console.print(f"  parameters  {whole.parameters:,}")
@@ -150,6 +152,7 @@ def _print_totals(console: Console, report: Any) -> None:  # noqa: ANN401
 
 
 def _table(what: str, groups: Any, top: int, whole_s: float) -> Table:  # noqa: ANN401
+    from rich.markup import escape
     from rich.table import Table
 
     import planner
@@ -162,7 +165,7 @@ def _table(what: str, groups: Any, top: int, whole_s: float) -> Table:  # noqa: 
         count = group.nodes if what == "operator" else group.count
         work = group.forward_flops + group.backward_flops
         table.add_row(
-            f"{group.name}{' (fallback)' if group.fallback_nodes else ''}",
+            f"{escape(group.name)}{' (fallback)' if group.fallback_nodes else ''}",
             f"x{count}" if count > 1 else "",
             f"{group.total_s / whole_s:.1%}" if whole_s else "",
             planner.format_seconds(group.forward_s),
@@ -186,6 +189,8 @@ def _short_count(count: int) -> str:
 
 
 def _print_coverage(console: Console, report: Any) -> None:  # noqa: ANN401
+    from rich.markup import escape
+
     found = report.coverage
     priced = f"{found.rule} by rule"
     if found.fallback:
@@ -196,5 +201,5 @@ def _print_coverage(console: Console, report: Any) -> None:  # noqa: ANN401
         f"{found.folded} folded, {found.dead} dead"
     )
     for note in report.notes:
-        where = f" [dim]({note.where})[/dim]" if note.where else ""
-        console.print(f"  {note.level.value}: {note.message}{where}", soft_wrap=True)
+        where = f" [dim]({escape(note.where)})[/dim]" if note.where else ""
+        console.print(f"  {note.level.value}: {escape(note.message)}{where}", soft_wrap=True)

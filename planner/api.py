@@ -33,7 +33,7 @@ from planner.sharding import StageSharding, unmatched
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, in_words, limited, unlimited
-from planner.space.meshes import meshes_for
+from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.types import Candidate, Certificate, Decision, Job
@@ -41,6 +41,9 @@ from planner.space.types import Candidate, Certificate, Decision, Job
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
 """Gap below which a plan counts as proven optimal."""
+
+MOST_MICRO_BATCHES = 1_000_000
+"""Micro-batches of one copy of a pipeline that a plan has at the most: every action of them is played."""
 
 _BUNDLED_DIMS = ("batch", "seq")
 
@@ -134,20 +137,23 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     """Refuse limits that name nothing.
 
     Raises:
-        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or no mesh
-            has the ranks that are asked for.
+        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or a mesh
+            that is asked for does not fit the cluster, or none has the ranks that are asked for.
     """
     pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
     for problem in unmatched(pricer.graph, job.forbid)[:1]:
         raise JobError(problem.message, where=problem.where, hint=problem.hint)
     offered = {1, *(math.prod(mesh) for mesh in pricer.meshes)}
-    free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=()))
-    reached = offered | {math.prod(mesh) for mesh in free}
+    free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=(), meshes=()))
+    reached = ", ".join(map(str, sorted({1, *(math.prod(mesh) for mesh in free)})))
+    for mesh in job.meshes:
+        if problem := mesh_problem(pricer.cluster, job, mesh):
+            raise JobError(problem, hint=f"with these devices use {reached} ranks")
     for ranks in sorted(set(job.tensor_parallel) - offered):
-        raise JobError(
-            f"no mesh of {ranks} ranks lies alike everywhere on {pricer.cluster.name}",
-            hint=f"use {', '.join(map(str, sorted(reached)))}, or give a mesh of another shape",
+        problem = (
+            mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         )
+        raise JobError(problem, hint=f"with these devices use {reached}, or give a mesh of another shape")
 
 
 def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:
@@ -244,11 +250,22 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
 
     Ties go to the earlier candidate; the search's own answer comes first. A runner-up that is also a trivial plan is
     shown once, by the trivial plan's name.
+
+    Raises:
+        JobError: all have more micro-batches than can be played.
     """
     trivial = {c.decision for c in answer.trivial}
     kept = (c for c in answer.runners_up if c.decision not in trivial)
     runners_up = [dataclasses.replace(c, label=f"runner-up {i}") for i, c in enumerate(kept, 1)]
     rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
+    rivals = [rival for rival in rivals if rival.decision.micro_batches <= MOST_MICRO_BATCHES]
+    if not rivals:
+        best = answer.best.decision
+        raise JobError(
+            f"{best.micro_batches:,} micro-batches of {best.micro_batch} in a pipeline: a plan can have "
+            f"{MOST_MICRO_BATCHES:,}",
+            hint="use a smaller global batch, or one with more divisors",
+        )
     chosen, best_s = rivals[0], math.inf
     for rival in rivals:
         if _least_simulated_s(rival) < best_s:

@@ -2,12 +2,13 @@
 
 search(costs_for, cluster, job) -> Answer       all micro-batch sizes, copies, schedules and ZeRO stages
 get("chain_dp")(problem, judge, ...) -> Solution    one StageProblem
+micro_batch_sizes(job) -> tuple[int, ...]       sizes that a job allows
 """
 
 from __future__ import annotations
 
 from planner.solvers._registry import SOLVERS
-from planner.solvers.outer import search
+from planner.solvers.outer import micro_batch_sizes, search
 from planner.solvers.types import Answer, Explored, Judge, Outcome, Solution, Solver
 
 
@@ -20,4 +21,15 @@ def get(name: str) -> Solver:
     return SOLVERS.get(name)
 
 
-__all__ = ["SOLVERS", "Answer", "Explored", "Judge", "Outcome", "Solution", "Solver", "get", "search"]
+__all__ = [
+    "SOLVERS",
+    "Answer",
+    "Explored",
+    "Judge",
+    "Outcome",
+    "Solution",
+    "Solver",
+    "get",
+    "micro_batch_sizes",
+    "search",
+]

@@ -22,6 +22,7 @@ from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
+from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
@@ -302,13 +303,13 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
         raise JobError(
             "no schedule or no ZeRO stage to choose from", hint="allow a schedule, and ZeRO stage 0, 1, 2 or 3"
         )
-    divisors = [b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0]
+    sizes = divisors(job.global_batch)
     if not job.micro_batches:
-        return tuple(divisors)
-    chosen = tuple(b for b in divisors if b in job.micro_batches)
+        return sizes
+    chosen = tuple(b for b in sizes if b in job.micro_batches)
     if not chosen:
         asked = max(1, *job.micro_batches)
-        near = sorted(sorted(divisors, key=lambda b: (abs(math.log(b / asked)), b))[:6])
+        near = sorted(sorted(sizes, key=lambda b: (abs(math.log(b / asked)), b))[:6])
         raise JobError(
             f"no micro-batch size of {either(job.micro_batches)} divides the global batch of {job.global_batch}",
             hint=f"use a micro-batch size of {either(near)}, or another global batch",

@@ -26,14 +26,14 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...
 
     Inside a node one axis of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which most
     weights are tables or experts (of these a sample uses a few, so little is exchanged when they are spread), or where
-    the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Clusters with several device
-    types have no meshes. The job's own meshes and widths go before all this.
+    the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Where the devices that may be
+    used are of several types there are no meshes. The job's own meshes and widths go before the rest.
     """
     devices = min(job.devices or cluster.device_count, cluster.device_count)
+    if len(device_types(cluster, job)) > 1:
+        return ()
     if job.meshes:
         found = {mesh for mesh in job.meshes if math.prod(mesh) > 1}
-    elif len(cluster.devices) > 1:
-        return ()
     else:
         node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
         found = set()
@@ -44,6 +44,24 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...
     allowed = {m for m in found if math.prod(m) <= devices and aligned(cluster, math.prod(m))}
     wanted = {m for m in allowed if not job.tensor_parallel or math.prod(m) in job.tensor_parallel}
     return tuple(sorted(wanted, key=lambda m: (math.prod(m), len(m), m)))
+
+
+def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
+    """The types of the devices that a job may use, by their numbers in `cluster.devices`."""
+    return tuple(sorted(set(cluster.device_types[: job.devices or None].tolist())))
+
+
+def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
+    """Why operators cannot be shared on a mesh; empty where they can."""
+    ranks, devices = math.prod(mesh), min(job.devices or cluster.device_count, cluster.device_count)
+    if ranks == 1:
+        return ""
+    if ranks > devices:
+        return f"a mesh of {' x '.join(map(str, mesh))} needs {ranks} ranks, of which there are {devices}"
+    if len(device_types(cluster, job)) > 1:
+        alike = int((cluster.device_types == cluster.device_types[0]).argmin())
+        return f"operators are shared by equal devices only, and only the first {alike} of {cluster.name} are equal"
+    return "" if aligned(cluster, ranks) else f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
 
 
 def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:

@@ -13,6 +13,7 @@ from planner.costs.types import Profile
 from planner.errors import JobError, ModelError
 from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
+from planner.solvers import micro_batch_sizes
 from planner.space.types import BlockCosts, Job
 from planner.systems._found import Found
 
@@ -104,9 +105,7 @@ class Bench:
         Where there are too many, the smallest and the largest stay.
         """
         job = self.job
-        wanted = [b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0]
-        powers = [b for b in wanted if b & (b - 1) == 0]
-        chosen = [b for b in wanted if b in job.micro_batches] if job.micro_batches else powers
+        chosen = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
         most = MOST_SIZES_SMALL if len(self.prices.chain.graph.nodes) <= SMALL_GRAPH else MOST_SIZES
         largest = max(device.usable_bytes for device in self.cluster.devices)
         found: list[int] = []
@@ -115,18 +114,21 @@ class Bench:
                 costs = self.costs(size)
             except ModelError as error:
                 own = self.prices.chain.graph.batch or 1
-                if found or own in found or job.global_batch % own:
-                    self.notes += (f"micro-batches stop at {found[-1] if found else 0}: {error}",)
+                if found:
+                    self.notes += (f"micro-batches stop at {found[-1]}: {error}",)
                     break
-                return self._fixed(own, str(error))
+                return self._fixed(own, error)
             if found and float(np.diagonal(costs.saved_bytes).max()) > largest:
                 break
             found.append(size)
-        if not found:
-            raise JobError("no micro-batch size divides the global batch", hint="allow more sizes")
         return tuple(found if len(found) <= most else [found[0], *found[1 - most :]])
 
-    def _fixed(self, size: int, reason: str) -> tuple[int, ...]:
+    def _fixed(self, size: int, reason: ModelError) -> tuple[int, ...]:
+        job, message, where = self.job, reason.problem.message, reason.problem.where
+        if job.global_batch % size:
+            raise ModelError(message, where=where, hint=f"use a global batch that {size} divides, as exported")
+        if job.micro_batches and size not in job.micro_batches:
+            raise ModelError(message, where=where, hint=f"allow micro-batches of {size}, as exported")
         self.notes += (f"micro-batches of {size} sample(s) only: {reason}",)
         self.fixed = True
         return (size,)

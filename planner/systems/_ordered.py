@@ -18,10 +18,12 @@ from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import Schedule
 from planner.simulate import Transfers, simulate
+from planner.solvers.conflict import in_words, limited
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
+from planner.systems._limits import check_limits
 from planner.systems._planned import plan_point
 from planner.systems._shapes import Shape, shapes_for
 from planner.units import format_bytes
@@ -50,18 +52,20 @@ def plan_schedule(
             numbers of stages and micro-batches hold, or a schedule itself.
         graph: the model.
         cluster: the machine.
-        job: global batch, precision, optimizer, limits.
+        job: global batch, precision, optimizer, limits. `pipeline_stages` and `max_stages` count pieces of the model,
+            of which a worker has several in some schedules; `data_parallel` the workers that have a piece.
         transfers: what a transfer between stages occupies.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
 
     Raises:
-        UsageError: no schedule has that name.
+        UsageError: no schedule has that name, or a limit that such plans cannot keep.
         PlanError: the orders deadlock (the message shows the cycle) or cannot run (it names the action).
         JobError: stages, micro-batches and devices do not fit the global batch.
         InfeasibleError: no stages fit in memory; the message says what is in the way, and when.
     """
     chosen = _schedule(schedule)
+    check_limits(job, chosen.name)
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     shapes = sorted(shapes_for(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
     if not shapes:
@@ -90,14 +94,15 @@ def _schedule(schedule: str | Path | Schedule) -> Schedule:
 
 
 def _nothing(bench: Bench, schedule: Schedule) -> str:
+    limits = f" with {in_words(bench.job)}" if limited(bench.job) else ""
     if isinstance(schedule, OwnOrders):
         workers = max(schedule.orders.lane_workers) + 1
         return (
             f"{schedule.name} has {schedule.stages} stages on {workers} workers and {schedule.micro_batches} "
             f"micro-batches, which do not come out for {bench.blocks} blocks, {bench.devices} devices and a global "
-            f"batch of {bench.job.global_batch}"
+            f"batch of {bench.job.global_batch}{limits}"
         )
-    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job"
+    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job{limits}"
 
 
 def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:

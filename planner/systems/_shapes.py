@@ -89,12 +89,15 @@ class Shape:
 def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
     """All shapes that the schedule, the devices and the global batch allow."""
     choices = {"never": (False,), "always": (True,)}.get(bench.job.recompute, (False, True))
+    wanted = bench.job.data_parallel
     for stages in _stage_counts(bench, schedule):
         holders = _holders(bench, schedule, stages)
         workers = max((worker for own in holders for worker in own), default=bench.devices) + 1
         for size in bench.sizes:
             for copies, count in _dealt(bench, schedule, stages, size):
                 if workers * copies > bench.devices or schedule.supports(Pipeline((1,) * stages, count)):
+                    continue
+                if wanted and any(copies * len(own) not in wanted for own in holders):
                     continue
                 for recompute in choices:
                     total_s = float(bench.tables(size).stage_s(recompute=recompute)[0, -1])
@@ -103,11 +106,15 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
 
 
 def _stage_counts(bench: Bench, schedule: Schedule) -> Sequence[int]:
-    """Pieces of the model worth trying: those of the orders, else few, multiples of eight, and the most."""
+    """Pieces of the model worth trying: those of the orders or the job, else few, multiples of eight, and the most."""
+    job = bench.job
+    most = min(bench.blocks, job.max_stages or bench.blocks)
     if isinstance(schedule, OwnOrders):
-        return (schedule.stages,)
-    most = min(bench.blocks, bench.job.max_stages or bench.blocks)
-    return sorted({s for s in (*range(2, 17), *range(24, most + 1, 8), most) if 2 <= s <= most})
+        known: Sequence[int] = (schedule.stages,) if schedule.stages <= (job.max_stages or schedule.stages) else ()
+    else:
+        known = job.pipeline_stages or (*range(2, 17), *range(24, most + 1, 8), most)
+    allowed = set(job.pipeline_stages or known)
+    return sorted({s for s in known if s in allowed and (2 <= s <= most or isinstance(schedule, OwnOrders))})
 
 
 def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator[tuple[int, int]]:

@@ -170,3 +170,24 @@ def test_usage_errors_are_one_line(arguments: tuple[str, ...], capsys: pytest.Ca
 def test_debug_may_stand_anywhere_and_lets_the_error_through(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(planner.HardwareError, match="unknown hardware"):
         main(["plan", "gpt2", "-H", "nope", "--debug"])
+
+
+def test_names_in_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, hardware = tmp_path / "m[bold]x.onnx", tmp_path / "l[red]z.yaml"
+    assert run("models", "build", "gpt3-125m", "-o", model) == 0
+    assert run("hardware", "init", "--from", "dgx-a100", "-o", hardware) == 0
+    hardware.write_text(hardware.read_text().replace("cluster: l[red]z", 'cluster: "l[red]z"'))
+    capsys.readouterr()
+    assert run("plan", model, "-H", hardware, "-b", 16, "-o", tmp_path / "p[x].json") == 0
+    said = capsys.readouterr().out
+    assert "m[bold]x (" in said
+    assert "p[x].json" in said
+    assert run("profile", model, "--device", "h100-sxm-80gb") == 0
+    assert "m[bold]x on" in capsys.readouterr().out
+
+
+def test_ways_to_share_operators_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "llama3-70b", "-H", "dgx-h100", "--nodes", 8, "-o", tmp_path / "x.json") == 0
+    said = capsys.readouterr().out
+    assert said.count("every operator shared by groups of 4 ranks: mesh tensor 4") == 1
+    assert len(planner.read_plan(tmp_path / "x.json").shardings) > 1

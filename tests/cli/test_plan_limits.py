@@ -48,6 +48,10 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--tp", "8", "--pp", "8"), 6, "without --tp 8"),
         (("--tp", "8", "--pp", "8"), 6, "without --pp 8"),
         (("--tp", "3"), 5, "use 1, 2, 4, 8"),
+        (("--tp", "16"), 5, "needs 16 ranks, of which there are 8"),
+        (("--mesh", "16"), 5, "needs 16 ranks, of which there are 8"),
+        (("--mesh", "3"), 5, "no mesh of 3 ranks lies alike everywhere"),
+        (("--mesh", "2x2", "--tp", "2"), 5, "none of the meshes that are allowed has 2 ranks"),
         (("--tp", "two"), 2, "'two' is not a list of whole numbers"),
         (("--mesh", "2y2"), 2, "is not a mesh such as 8 or 2x8"),
         (("--keep", "layer3"), 2, "layer3 on stage 0"),
@@ -56,6 +60,17 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--schedule", "zb-h1", "--schedule", "1f1b"), 2, "one other schedule by itself"),
         (("--system", "chimera", "--schedule", "1f1b"), 2, "--system chooses its own schedule"),
         (("--system", "chimra"), 2, "did you mean 'chimera'"),
+        (("--system", "chimera", "--tp", "2"), 2, "--tp has no effect on --system chimera"),
+        (("--system", "gpipe", "--recompute", "never"), 2, "--recompute has no effect on --system gpipe"),
+        (("--schedule", "zb-h1", "--tp", "2"), 2, "cannot have --tp 2"),
+        (("--schedule", "zb-h1", "--mesh", "2"), 2, "cannot have --mesh 2"),
+        (("--schedule", "zb-h1", "--zero", "1"), 2, "cannot have --zero 1"),
+        (("--schedule", "zb-h1", "--overlap", "0.5"), 2, "cannot have --overlap 0.5"),
+        (("--schedule", "zb-h1", "--keep", "layer0=0"), 2, 'cannot have --keep "layer0 on stage 0"'),
+        (("--schedule", "chimera", "--pp", "3"), 5, "of this job with --pp 3"),
+        (("--micro-batch", "3"), 5, "no micro-batch size of 3 divides the global batch of 32"),
+        (("--system", "chimera", "--micro-batch", "3"), 5, "no micro-batch size of 3 divides the global batch of 32"),
+        (("--global-batch", "1000000007"), 5, "1,000,000,007 micro-batches of 1 in a pipeline"),
     ],
 )
 def test_limits_that_cannot_be_met_say_why(
@@ -78,3 +93,21 @@ def test_where_memory_is_in_the_way_the_limits_are_not_blamed(capsys: pytest.Cap
     said = capsys.readouterr().err
     assert "with or without --tp 4" in said
     assert "GiB" in said
+
+
+def test_numbers_of_stages_and_replicas_are_kept_for_a_given_schedule(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "--schedule", "zb-h1", "--pp", "4", "--dp", "1")
+    assert [len(stage.replicas) for stage in plan.stages] == [1, 1, 1, 1]
+    both_ways = planned(tmp_path, "--schedule", "chimera", "--pp", "4", "--dp", "4")
+    assert [len(stage.replicas) for stage in both_ways.stages] == [4, 4, 4, 4]
+
+
+def test_unlike_devices_share_no_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ("plan", "t5-small", "-H", "mixed-pool", "-b", 2, "-o", tmp_path / "x.json", "-q")
+    assert run(*pool, "--mesh", "2") == 5
+    assert "only the first 4 of mixed-pool are equal" in capsys.readouterr().err
+    assert run(*pool, "--mesh", "2", "--devices", 4) == 0
+    assert {stage.group_ranks for stage in planner.read_plan(tmp_path / "x.json").stages} <= {1, 2}
+    # the whole pool is tried where three of its devices do not suffice
+    assert run("plan", "t5-11b", "-H", "mixed-pool", "-b", 2, "--mesh", "2", "--devices", 3) == 6
+    assert "without --devices 3" in capsys.readouterr().err
