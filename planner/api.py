@@ -147,8 +147,8 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=(), meshes=()))
     reached = ", ".join(map(str, sorted({1, *(math.prod(mesh) for mesh in free)})))
     for mesh in job.meshes:
-        if problem := mesh_problem(pricer.cluster, job, mesh):
-            raise JobError(problem, hint=f"with these devices use {reached} ranks")
+        if reason := mesh_problem(pricer.cluster, job, mesh):
+            raise JobError(reason, hint=f"with these devices use {reached} ranks")
     for ranks in sorted(set(job.tensor_parallel) - offered):
         problem = (
             mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
