@@ -89,7 +89,7 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
     """
     if found.reason or not math.isfinite(found.iteration_s):
         raise InfeasibleError(f"{system.title}: {found.reason or 'nothing was found'}", hint="use more devices")
-    author = _author(bench, system, found)
+    author, found = _author(bench, system, found), _cut_alike(found)
     if author.search == "sharded":
         raise PlanError(
             f"{author.title} shards every operator over one mesh: its row has no plan file",
@@ -104,6 +104,34 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
     told = SystemSection(system.key, system.title, system.source, {**system.backend, **found.tells}, found.notes)
     plan = seal(dataclasses.replace(plan, system=told))
     return with_simulation(plan, simulate(plan).step_s)
+
+
+def _cut_alike(found: Found) -> Found:
+    """Where each kind of virtual worker has its own cut: the best with one for all, as a file has, and what that costs.
+
+    Raises:
+        PlanError: none fits.
+    """
+    if found.played is not None or not found.alike_words:
+        return found
+    alike = found.alike
+    if alike is None or not alike.feasible:
+        raise PlanError(
+            f"each kind of virtual worker has a cut of its own, a plan file one for all, and none fits all: "
+            f"{alike.reason if alike else 'no stages'}",
+            hint="put the same devices into each virtual worker",
+        )
+    note = (
+        f"one cut for all virtual workers, as a plan file has: {alike.iteration_s:.4g} s an iteration;"
+        f" with a cut for each kind {found.iteration_s:.4g} s ({found.plan})"
+    )
+    return dataclasses.replace(
+        found,
+        played=alike,
+        iteration_s=alike.iteration_s,
+        tells={**found.tells, "allocation": found.alike_words},
+        notes=(found.alike_words, note),
+    )
 
 
 def plan_keeper(plans: dict[str, Plan], refused: dict[str, str], provenance: Provenance | None = None) -> Keep:
@@ -162,11 +190,6 @@ def _of_candidate(bench: Bench, candidate: Candidate, provenance: Provenance | N
 def _of_point(bench: Bench, system: System, played: Played, provenance: Provenance | None) -> Plan:
     """A pipeline as it was played."""
     point = played.point
-    if played.devices > point.copies * rank_table(point).shape[1]:
-        raise PlanError(
-            f"{system.title} cuts the model differently for each kind of virtual worker: one plan file has one cut",
-            hint="use as many devices of every type in each virtual worker, or devices of one type",
-        )
     schedule = schedules.get(point.schedule)
     transfers = Transfers.BLOCKING if system.search == "auto" else system.transfers
     states = int(system.options.get("states", "0"))

@@ -2,102 +2,71 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from planner.hardware.collectives import collective_s, send_terms
-from planner.hardware.types import Collective
 from planner.schedules.hetpipe import global_staleness
-from planner.solvers.partition.hetpipe_dp import solve_hetpipe
-from planner.space.partition.hetpipe import HetPipeProblem
+from planner.sync import fabric_of
+from planner.sync.traffic import Traffic, nothing
 from planner.systems._bench import Bench
 from planner.systems._found import Found, Played
 from planner.systems._play import play
-from planner.systems._search import found_of, search, stages_of
+from planner.systems._price import price, rank_table
+from planner.systems._search import best_of, found_of, search
+from planner.systems._workers import Cut, Workers, allocations, in_order, kinds, matched, own_cut, point_of
 from planner.systems.types import Point, System
 
 MOST_CONCURRENT = 16
 """Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""
 
-TIME_LIMIT_S = 3.0
-Workers = list[list[int]]
-
-
-def allocations(bench: Bench) -> dict[str, Workers]:
-    """Ranks of each virtual worker by policy: one node each (NP), the same share of every type (ED), or hybrid (HD).
-
-    HD joins the fastest type with the slowest, the second fastest with the second slowest, and so on, half of a virtual
-    worker from each; a type left in the middle keeps to itself. It stands where virtual workers of a node's size come
-    out whole.
-    """
-    ranks = list(range(bench.devices))
-    found: dict[str, Workers] = {}
-    size = bench.cluster.node_size or bench.devices
-    if bench.devices % size == 0 and size > 1:
-        found["NP"] = [ranks[i : i + size] for i in range(0, bench.devices, size)]
-    by_type: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_type.setdefault(int(bench.cluster.device_types[rank]), []).append(rank)
-    count = math.gcd(*(len(own) for own in by_type.values()))
-    if len(by_type) > 1:
-        shares = [len(own) // count for own in by_type.values()]
-        found["ED"] = [
-            [r for own, k in zip(by_type.values(), shares, strict=True) for r in own[v * k : (v + 1) * k]]
-            for v in range(count)
-        ]
-        hybrid = _hybrid(bench, by_type, size)
-        if hybrid is not None and len(by_type) > 2:
-            found["HD"] = hybrid
-    return found
-
-
-def _hybrid(bench: Bench, by_type: dict[int, list[int]], size: int) -> Workers | None:
-    """Virtual workers of `size` devices, half of one type and half of its partner; None where they do not come out."""
-    costs = bench.costs(bench.sizes[0])
-    fastest_first = sorted(by_type, key=lambda t: float((costs.forward_s + costs.backward_s)[t].sum()))
-    found: Workers = []
-    while fastest_first:
-        pair = {fastest_first.pop(0), fastest_first.pop() if fastest_first else -1} - {-1}
-        part = size // len(pair)
-        counts = {len(by_type[t]) for t in pair}
-        if part < 1 or size % len(pair) or len(counts) > 1 or (count := counts.pop()) % part:
-            return None
-        found += [
-            [r for t in sorted(pair) for r in by_type[t][v * part : (v + 1) * part]] for v in range(count // part)
-        ]
-    return found
+Playing = Callable[[Bench, System, Workers, int, int, int], Played | None]
+"""Plays virtual workers with micro-batches of a size, so many concurrent, so many each in an iteration."""
 
 
 @search("hetpipe")
 def by_virtual_workers(bench: Bench, system: System) -> Found:
     """The allocation, mini-batch and number of concurrent mini-batches with the highest throughput."""
-    best: Played | None = None
-    chosen, reason = "", "a virtual worker needs two devices, and the batch must divide among virtual workers"
     policies = allocations(bench)
     wanted = system.options.get("policy", "")
     if wanted and wanted not in policies:
         known = ", ".join(policies) or "none"
         return Found(reason=f"allocation policy {wanted} does not come out on this pool (possible: {known})")
+    chosen = {name: own for name, own in policies.items() if name == wanted or not wanted}
+    best, words, reason = _best(bench, system, chosen, _play)
+    if best is None:
+        return Found(reason=reason)
+    local, overall = best.weight_versions - 1, best.staleness
+    delays = f"own updates: up to {local}" + (f"; of others: up to {overall}" if overall > local else "")
+    tells = {"allocation": words, "clock_distance": "0", "delays": delays}
+    found = found_of(best, tells=tells, notes=(words,))
+    if best.exchanges:
+        return replace(found, plan=f"{words}, {found.plan}")
+    point = best.point
+    shape = f"{len(point.stages)} stages, cut by kind, micro-batch {point.micro_batch} x {point.micro_batches}"
+    alike, alike_words, _ = _best(bench, system, chosen, play_alike)
+    plan = f"{words}, {shape}"
+    return replace(found, plan=plan, played=None, alike=alike, alike_words=alike_words or words)
+
+
+def _best(
+    bench: Bench, system: System, policies: dict[str, Workers], playing: Playing
+) -> tuple[Played | None, str, str]:
+    """The fastest decision, the allocation in words, and why there is none."""
+    best: Played | None = None
+    chosen, reason = "", "a virtual worker needs two devices, and the batch must divide among virtual workers"
     for policy, workers in policies.items():
-        if wanted and policy != wanted:
-            continue
         for size in bench.sizes:
             for concurrent, each in _waves(bench, workers, size):
-                played = _play(bench, system, workers, size, concurrent, each)
+                played = playing(bench, system, workers, size, concurrent, each)
                 if played is None or not played.feasible:
                     reason = played.reason if played else "no stages fit in a virtual worker with a stashed wave"
                     continue
                 if best is None or played.iteration_s < best.iteration_s:
                     best, chosen = played, f"{_counted(len(workers))} ({policy}), Nm {concurrent}"
                 break
-    if best is None:
-        return Found(reason=reason)
-    found = found_of(best, tells={"allocation": chosen, "clock_distance": "0"}, notes=(chosen,))
-    return replace(found, plan=f"{chosen}, {found.plan}", played=best if best.exchanges else None)
+    return best, chosen, reason
 
 
 def _counted(workers: int) -> str:
@@ -116,91 +85,101 @@ def _waves(bench: Bench, workers: Workers, size: int) -> Iterator[tuple[int, int
 
 def _play(bench: Bench, system: System, workers: Workers, size: int, concurrent: int, each: int) -> Played | None:
     """The slowest kind of virtual worker: all work at its pace, as the clock distance is bounded."""
-    kinds: dict[tuple[int, ...], Workers] = {}
-    for ranks in workers:
-        kinds.setdefault(tuple(sorted(bench.cluster.device_types[ranks].tolist())), []).append(ranks)
     found = []
-    for alike in kinds.values():
-        point = _point(bench, alike, size, concurrent, each)
-        if point is None:
-            return None
-        found.append(play(bench, point, system.transfers))
-    failed = next((p for p in found if not p.feasible), None)
-    if failed is not None:
-        return failed
+    cuts = _cuts(bench, workers, size, concurrent)
+    for alike in kinds(bench, workers):
+        points = [
+            point_of(cut[0], _dealt(bench, alike, cut, size), len(alike), size, concurrent, each)
+            for cut in cuts
+            if len(cut[0]) - 1 <= len(alike[0])
+        ]
+        best = best_of(play(bench, point, system.transfers) for point in points)
+        if best is None or not best.feasible:
+            return best
+        found.append(best)
     slowest = max(found, key=lambda p: p.iteration_s)
     # Workers that are cut alike keep a stage's servers beside the stage, and its exchange has been played; unlike ones
     # deal their shards evenly over all nodes.
-    exchange_s = _exchange_s(bench, workers) * each / concurrent if len(kinds) > 1 else 0.0
+    unlike, waves = len(found) > 1, each / concurrent
+    exchange = _exchange(bench, [p.point for p in found]) if unlike else nothing(fabric_of(bench.cluster, workers[0]))
+    exchange_s = waves * float(exchange.busy_s().max(initial=0.0))
     total_s = max(slowest.iteration_s, exchange_s)
     busy = sum((1 - p.bubble) * p.iteration_s * p.devices for p in found)
-    payload = float(bench.tables(size).elements[0, -1]) * bench.precision.gradient_bytes
-    pushed = 2 * (len(workers) - 1) * payload * each / concurrent
-    own = sum(p.sent_bytes for p in found)
+    pushed = waves * float(exchange.machine_bytes()[0].sum())
+    own = sum(_passed(bench, p.point) if unlike else p.sent_bytes for p in found)
     devices = sum(p.devices for p in found)
+    fullest = max(found, key=lambda p: p.memory.total / p.capacity_bytes if p.memory else 0.0)
     return replace(
         slowest,
+        memory=fullest.memory,
+        capacity_bytes=fullest.capacity_bytes,
         iteration_s=total_s,
         bubble=max(0.0, 1 - busy / (devices * total_s)),
         devices=devices,
-        exchanges=slowest.exchanges if len(kinds) == 1 else (),
-        sent_bytes=own + (pushed if len(kinds) > 1 else 0.0),
-        staleness=max(slowest.staleness, global_staleness(concurrent, 0) if len(workers) > 1 else concurrent - 1),
+        exchanges=() if unlike else slowest.exchanges,
+        sent_bytes=own + pushed,
+        staleness=max(slowest.staleness, _staleness(workers, concurrent)),
     )
 
 
-def _exchange_s(bench: Bench, workers: Workers) -> float:
-    """Pushing and pulling all weights among as many servers as there are virtual workers: what a ring takes."""
-    if len(workers) < 2:
-        return 0.0
-    payload = float(bench.tables(bench.sizes[0]).elements[0, -1]) * bench.precision.gradient_bytes
-    every = sorted(rank for ranks in workers for rank in ranks)
-    return collective_s(bench.cluster, Collective.ALL_REDUCE, every, payload)
+def _passed(bench: Bench, point: Point) -> float:
+    """Bytes between the stages of virtual workers in an iteration."""
+    return float(price(bench, point).moved_bytes.sum()) * point.micro_batches * point.copies
 
 
-def _point(bench: Bench, alike: Workers, size: int, concurrent: int, each: int) -> Point | None:
-    """Order of the devices of a virtual worker and its cuts, by the exact search."""
-    costs, chosen = bench.costs(size), bench.precision
-    ranks = alike[0]
-    counts = Counter(int(t) for t in bench.cluster.device_types[ranks])
-    types = sorted(counts)
-    more = (chosen.gradient_bytes + bench.state_bytes) / chosen.weight_bytes
-    problem = HetPipeProblem(
-        (costs.forward_s + costs.backward_s)[types],
-        costs.parameter_elements * chosen.weight_bytes,
-        np.diagonal(costs.saved_bytes).copy(),
-        costs.boundary_bytes,
-        tuple(counts[t] for t in types),
-        np.array([float(bench.cluster.devices[t].usable_bytes) for t in types]),
-        _speeds(bench, ranks, types),
-        concurrent=concurrent,
-        optimizer_per_weight=more,
-        use_all=len(ranks) <= bench.blocks,
-    )
-    decision = solve_hetpipe(problem, time_limit_s=TIME_LIMIT_S).decision
-    if decision is None:
-        return None
-    order: list[int] = []
-    for own in alike:
-        free = {t: [r for r in own if int(bench.cluster.device_types[r]) == t] for t in types}
-        order += [free[types[kind]].pop(0) for kind in decision.types]
-    schedule = f"hetpipe:concurrent={concurrent}"
-    played = concurrent * max(1, math.ceil(2 * len(ranks) / concurrent))
-    played = min(each, played) if each % concurrent == 0 else each
-    return Point(stages_of(decision.boundaries), len(alike), size, each, schedule, ranks=tuple(order), played=played)
+def _exchange(bench: Bench, points: Sequence[Point]) -> Traffic:
+    """One wave's pushes and pulls, the servers' shards spread evenly over the machines.
+
+    Of the B_i bytes that the workers of machine i hold, each of N machines serves a part: machine i pushes B_i / N to
+    machine j and answers the pulls of j's workers with B_j / N. A worker's own port passes what it holds.
+    """
+    held: dict[int, float] = {}
+    for point in points:
+        figures, table = price(bench, point), rank_table(point)
+        for stage, own in enumerate(figures.holders):
+            held.update(dict.fromkeys(table[:, list(own)].ravel().tolist(), float(figures.gradient_bytes[stage])))
+    fabric = fabric_of(bench.cluster, sorted(held))
+    each = np.array([held[rank] for rank in fabric.ranks])
+    machine = np.array([sum(held[rank] for rank in own) for own in fabric.machines])
+    flows = (machine[:, None] + machine[None, :]) / len(machine)
+    out_bytes, in_bytes = np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports))
+    for level in range(fabric.top + 1):
+        if fabric.inside(level):
+            np.add.at(out_bytes, fabric.rank_ports[level], each)
+            np.add.at(in_bytes, fabric.rank_ports[level], each)
+    for row in fabric.machine_ports:
+        crossing = np.where(row[:, None] != row[None, :], flows, 0.0)
+        np.add.at(out_bytes, row, crossing.sum(axis=1))
+        np.add.at(in_bytes, row, crossing.sum(axis=0))
+    return Traffic(fabric, out_bytes, in_bytes)
 
 
-def _speeds(bench: Bench, ranks: Sequence[int], types: Sequence[int]) -> np.ndarray:
-    """[t, t] bytes a second between a device of one type and another of the virtual worker."""
-    found = np.full((len(types), len(types)), np.inf)
-    probe = 1e8
-    for i, a in enumerate(types):
-        for j, b in enumerate(types):
-            pairs = [
-                (r, s) for r in ranks for s in ranks
-                if r != s and int(bench.cluster.device_types[r]) == a and int(bench.cluster.device_types[s]) == b
-            ]  # fmt: skip
-            if pairs:
-                source, target = np.asarray(pairs).T
-                found[i, j] = probe / float(send_terms(bench.cluster, source, target).seconds(probe).max())
+def play_alike(bench: Bench, system: System, workers: Workers, size: int, concurrent: int, each: int) -> Played | None:
+    """One cut for all virtual workers, that of any kind."""
+    points = [
+        point_of(cut[0], _dealt(bench, workers, cut, size), len(workers), size, concurrent, each)
+        for cut in _cuts(bench, workers, size, concurrent)
+        if len(cut[0]) - 1 <= min(len(own) for own in workers)
+    ]
+    best = best_of(play(bench, point, system.transfers) for point in points)
+    return None if best is None else replace(best, staleness=max(best.staleness, _staleness(workers, concurrent)))
+
+
+def _cuts(bench: Bench, workers: Workers, size: int, concurrent: int) -> list[Cut]:
+    """The best cut of each kind of virtual worker that has one."""
+    found = (own_cut(bench, alike[0], size, concurrent) for alike in kinds(bench, workers))
+    return [cut for cut in found if cut is not None]
+
+
+def _dealt(bench: Bench, workers: Workers, cut: Cut, size: int) -> list[int]:
+    """Devices of the stages of a cut, one virtual worker after the other: in its order of types, or matched to it."""
+    boundaries, types = cut
+    found: list[int] = []
+    for ranks in workers:
+        own = sorted(bench.cluster.device_types[ranks].tolist()) == sorted(types)
+        found += in_order(bench, ranks, types) if own else matched(bench, ranks, boundaries, size)
     return found
+
+
+def _staleness(workers: Workers, concurrent: int) -> int:
+    return global_staleness(concurrent, 0) if len(workers) > 1 else concurrent - 1

@@ -99,6 +99,9 @@ class _Pricing:
         self.bench, self.point = bench, point
         self.tables, self.costs = bench.tables(point.micro_batch), bench.costs(point.micro_batch)
         self.ranks, self.holders = rank_table(point), holders
+        held = [float(self.tables.elements[s.start, s.stop]) for s in point.stages]
+        alone = [len(np.unique(self.ranks[:, list(own)])) < 2 for own in holders]
+        self.exchanged = np.where(alone, 0.0, held)
 
     def figures(self) -> Figures:
         columns = [self._stage(i) for i in range(len(self.point.stages))]
@@ -131,7 +134,7 @@ class _Pricing:
         if choice.recompute:
             table, extra = self.tables.again(whole=self.point.whole)
         working = float(extra[choice.start, choice.stop]) + float(self.tables.workspace[choice.start, choice.stop])
-        sync_s, exchanged = self._exchange(ranks, held)
+        sync_s, exchanged = self._exchange(index, ranks)
         return (
             forward_s, backward_s, receive_s, return_s, sync_s, update_s / shards,
             float(table[choice.start, choice.stop]), working,
@@ -140,20 +143,33 @@ class _Pricing:
             moved, exchanged,
         )  # fmt: skip
 
-    def _exchange(self, ranks: np.ndarray, elements: float) -> tuple[float, float]:
-        """Seconds of a stage's exchange, all stages exchanging at once, and the bytes that its ranks send."""
-        group = np.unique(ranks)
-        if len(group) < 2 or not elements:
+    def _exchange(self, index: int, ranks: np.ndarray) -> tuple[float, float]:
+        """Seconds of a stage's exchange, all stages exchanging at once, and the bytes that its ranks send.
+
+        Links that stages share are shared in time: of another stage's elements those count that travel before this
+        one's have all arrived, min(p, own p).
+        """
+        group, elements = np.unique(ranks), float(self.exchanged[index])
+        if not elements:
             return 0.0, 0.0
-        cluster, payload = self.bench.cluster, elements * self.bench.precision.gradient_bytes
-        concurrent = max(1, self.ranks.shape[1] // ranks.shape[1])
-        if not self.point.zero:
-            seconds = collective_s(cluster, Collective.ALL_REDUCE, group, payload, concurrent)
-            return seconds, 2 * (len(group) - 1) * payload
+        payload = elements * self.bench.precision.gradient_bytes
         weights = elements * self.bench.precision.weight_bytes
-        seconds = collective_s(cluster, Collective.REDUCE_SCATTER, group, payload, concurrent)
-        seconds += collective_s(cluster, Collective.ALL_GATHER, group, weights, concurrent)
-        return seconds, (len(group) - 1) * (payload + weights)
+        moved = payload + (weights if self.point.zero else payload)
+        alone_s = self._collectives_s(group, payload, weights, 1)
+        at_once = max(1, self.ranks.shape[1] // ranks.shape[1])
+        if at_once < 2:
+            return alone_s, (len(group) - 1) * moved
+        others = float(np.minimum(self.exchanged, elements).sum()) / elements - 1
+        share = min(1.0, others / (at_once - 1))
+        equal_s = self._collectives_s(group, payload, weights, at_once)
+        return alone_s + share * (equal_s - alone_s), (len(group) - 1) * moved
+
+    def _collectives_s(self, group: np.ndarray, payload: float, weights: float, concurrent: int) -> float:
+        cluster = self.bench.cluster
+        if not self.point.zero:
+            return collective_s(cluster, Collective.ALL_REDUCE, group, payload, concurrent)
+        scattered_s = collective_s(cluster, Collective.REDUCE_SCATTER, group, payload, concurrent)
+        return scattered_s + collective_s(cluster, Collective.ALL_GATHER, group, weights, concurrent)
 
     def _send_s(self, index: int, payload: float) -> float:
         """Slowest transfer over the boundary before a stage."""

@@ -44,6 +44,10 @@ SYSTEMS.register(
             ),
             "all virtual workers work at the pace of the slowest",
             "pushes and pulls run beside the work: the slower of the two counts",
+            (
+                "a plan file has one cut for all virtual workers: where unlike ones are fastest with cuts of their own,"
+                " the best with one cut is written, and the file says what that costs"
+            ),
         ),
         tunable={"policy": ""},
     ),

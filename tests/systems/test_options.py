@@ -8,7 +8,7 @@ import planner
 from planner.errors import UsageError
 from planner.systems import SystemRow, compare_systems, get
 from planner.systems._bench import Bench
-from planner.systems._pool import allocations
+from planner.systems._workers import allocations
 
 
 def bench(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Bench:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from planner import schedules
-from planner.space.types import BlockCosts, Job
+from planner.space.types import StageChoice
 from planner.systems import get
-from planner.systems._bench import Bench
 from planner.systems._least import least_s
 from planner.systems._play import play
 from planner.systems._price import price
 from planner.systems._sweep import _candidates, _shorter, by_sweep, cut, point_of
+from planner.systems.types import Point
 from tests.space.instances import chain, cluster
-
-
-def bench(costs: BlockCosts, machine: Any, batch: int, **job: Any) -> Bench:
-    """One micro-batch size, numbers for prices."""
-    graph = SimpleNamespace(name="toy", nodes=(), batch=costs.micro_batch)
-    blocks = (None,) * len(costs.parameter_elements)
-    prices: Any = SimpleNamespace(costs=lambda _: costs, chain=SimpleNamespace(graph=graph, blocks=blocks))
-    chosen = {"precision": "fp32", "optimizer": "sgd", "micro_batches": (costs.micro_batch,), **job}
-    return Bench(prices, machine, Job(global_batch=batch, **chosen))
+from tests.systems.toy import bench
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -71,3 +60,18 @@ def test_no_shape_is_faster_than_its_bound(name: str) -> None:
             assert found.iteration_s < 4 * least
             played += 1
     assert played
+
+
+def test_links_that_stages_share_are_shared_in_time() -> None:
+    """Two copies over two nodes: both stages reduce over the same ports of 1 B/s, 32 B and 8 B between two devices.
+
+    Both at half the speed until the smaller is done, 2 * 2 * 1/2 * 8 = 16 s; the larger has 24 B left: 16 + 24 = 40 s.
+    """
+    own = bench(chain([1.0, 1.0], elements=[8.0, 2.0]), cluster((2, 2), (1e9, 1.0)), 4)
+    stages = (StageChoice(0, 1, 1), StageChoice(1, 2, 1))
+    figures = price(own, Point(stages, 2, 1, 2, "1f1b"))
+    assert figures.sync_s.tolist() == pytest.approx([40, 16])
+    assert figures.exchanged_bytes.tolist() == [64, 16]
+    # Replicas of a stage in a node of their own share no port.
+    beside = price(own, Point(stages, 2, 1, 2, "1f1b", ranks=(0, 2, 1, 3)))
+    assert beside.sync_s.tolist() == pytest.approx([32e-9, 8e-9])
