@@ -150,10 +150,8 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
         if reason := mesh_problem(pricer.cluster, job, mesh):
             raise JobError(reason, hint=f"with these devices use {reached} ranks")
     for ranks in sorted(set(job.tensor_parallel) - offered):
-        problem = (
-            mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
-        )
-        raise JobError(problem, hint=f"with these devices use {reached}, or give a mesh of another shape")
+        reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
+        raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
 
 
 def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:
