@@ -3,7 +3,7 @@
 In each system's section the paragraphs **Decides.**, **A backend must know.** and **Decided here.** come from the
 system's data, and what stands under a `$ shardplan` line is what that command prints now (without the meaning of the
 columns, which stands once at the top). The other paragraphs are written by hand and left alone. With a folder of
-PipeDream's profiles as argument the table of headlines is written too.
+PipeDream's profiles as argument the table of headlines and those of their parts are written too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from planner.systems.report import LEGEND
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 PROMPT = "$ shardplan "
-HEADLINES = "| system | figure |"
 
 
 def command_output(line: str) -> str:
@@ -83,15 +82,28 @@ def rewritten(text: str) -> str:
     return text
 
 
+def with_table(text: str, table: str) -> str:
+    """The page with the table that has the same first line replaced.
+
+    Raises:
+        ValueError: the page has no such table.
+    """
+    before, mark, rest = text.partition(table[: table.index("\n")])
+    if not mark:
+        raise ValueError(f"the page has no table {table[: table.index(chr(10))]}")
+    end = rest.find("\n\n")
+    return before + table.rstrip() + (rest[end:] if end >= 0 else "\n")
+
+
 def main() -> None:
     """Rewrite the page."""
     text = rewritten(PAGE.read_text(encoding="utf-8"))
     if len(sys.argv) > 1:
-        from benchmarks.headlines import table
+        from benchmarks import headlines, headlines_parts
 
-        before, _, rest = text.partition(HEADLINES)
-        after = rest[rest.index("\n\n") :] if "\n\n" in rest else "\n"
-        text = before + table(Path(sys.argv[1])).rstrip() + after
+        folder = Path(sys.argv[1])
+        for table in (headlines.table(folder), *headlines_parts.tables(folder).split("\n\n")):
+            text = with_table(text, table)
     PAGE.write_text(text, encoding="utf-8")
 
 

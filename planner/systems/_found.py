@@ -64,7 +64,8 @@ class Found:
         changes_semantics: the plan is asynchronous (of a search that may choose either).
         links: bytes over the links by level.
         played: the point and what playing it found, where the system is a pipeline on one kind of slice.
-        alike: what a plan file can hold instead, where virtual workers are cut differently: one cut for all.
+        alike: what a plan file can hold instead, where virtual workers are cut differently (one cut for all), or where
+            replicas do not share an iteration's minibatches evenly (replicas that do).
         alike_words: its allocation; empty where virtual workers are cut alike anyway.
         candidate: the judged decision, where groups of ranks share operators.
         alters: in what its updates differ from those of the other synchronous systems.

@@ -30,8 +30,9 @@ from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench
 from planner.systems._exchanged import price_exchange
 from planner.systems._found import Found, Played
+from planner.systems._play import delays
 from planner.systems._price import Figures, price, rank_table
-from planner.systems._search import SEARCHES
+from planner.systems._search import SEARCHES, found_of
 from planner.systems.compare import Keep
 from planner.systems.types import Point, System
 
@@ -89,7 +90,7 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
     """
     if found.reason or not math.isfinite(found.iteration_s):
         raise InfeasibleError(f"{system.title}: {found.reason or 'nothing was found'}", hint="use more devices")
-    author, found = _author(bench, system, found), _cut_alike(found)
+    author, found = _author(bench, system, found), _dealt_evenly(_cut_alike(found))
     if author.search == "sharded":
         raise PlanError(
             f"{author.title} shards every operator over one mesh: its row has no plan file",
@@ -131,6 +132,31 @@ def _cut_alike(found: Found) -> Found:
         iteration_s=alike.iteration_s,
         tells={**found.tells, "allocation": found.alike_words},
         notes=(found.alike_words, note),
+    )
+
+
+def _dealt_evenly(found: Found) -> Found:
+    """Where replicas do not share an iteration's minibatches evenly: the best that do, as a file has, and the loss.
+
+    Raises:
+        PlanError: none fits, or is faster than data parallelism.
+    """
+    played, even = found.played, found.alike
+    if played is None or all(played.point.micro_batches % s.replicas == 0 for s in played.point.stages):
+        return found
+    shape = "-".join(str(s.replicas) for s in played.point.stages)
+    if even is None or not even.feasible:
+        raise PlanError(
+            f"replicas {shape} do not share {played.point.micro_batches} minibatches evenly, as a plan file's do,"
+            " and none that do is worth it",
+            hint="choose a global batch of which every stage's replicas get equally many minibatches",
+        )
+    note = (
+        f"every replica has as many minibatches of an iteration, as a plan file has: {even.iteration_s:.4g} s;"
+        f" {played.point.micro_batches} minibatches on {shape} replicas would take {played.iteration_s:.4g} s"
+    )
+    return dataclasses.replace(
+        found_of(even), tells={**found.tells, "delays": delays(even)}, notes=(*found.notes, note)
     )
 
 

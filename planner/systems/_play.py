@@ -51,6 +51,12 @@ def play(bench: Bench, point: Point, transfers: Transfers, *, states: int = 0) -
     return _result(bench, point, chosen, pipeline, figures, sizes, found)
 
 
+def delays(played: Played) -> str:
+    """How many updates old the gradients of each stage are, for a backend."""
+    pipeline = Pipeline(tuple(s.replicas for s in played.point.stages), played.point.played)
+    return "updates by stage: " + ", ".join(str(d) for d in schedules.get(played.point.schedule).staleness(pipeline))
+
+
 def beside(point: Point) -> bool:
     """Whether gradients travel beside the work, so that the slower of the two counts: where nothing waits for them.
 

@@ -41,8 +41,12 @@ SYSTEMS.register(
             (
                 "partitions by the paper's stage cost (the longer of computation and exchange) and by the released"
                 " program's (their sum, with a server's bytes and with a ring's) are played, level by level of the"
-                " cluster (up to 16 devices) and with all devices on one level of the narrowest links; the fastest is"
-                " taken"
+                " cluster (up to 16 devices) and with all devices on one level of the narrowest links, and the best by"
+                " the longer of computation and a ring's bytes; the fastest is taken"
+            ),
+            (
+                "replicas need not share an iteration's minibatches evenly (15-1 with 16 of them); a plan file holds"
+                " the fastest that do, and says what that loses"
             ),
         ),
         transfers=Transfers.OVERLAPPED,
