@@ -97,12 +97,12 @@ class Search:
         """Balanced within memory, balanced, fullest stage as empty as can be, and even in blocks."""
         bench, shape = self._bench, self._shape
         tables, n = bench.tables(shape.micro_batch), bench.blocks
-        stage_s = tables.stage_s(recompute=shape.recompute)
+        stage_s = tables.stage_s(recompute=shape.recompute, whole=shape.whole)
         room = min(d.usable_bytes for d in bench.cluster.devices)
         kept = shape.schedule.in_flight(shape.pipeline)
         each = max(1.0, sum(len(own) for own in shape.holders) / shape.workers)
         needs = [
-            tables.needed(StageRule(k / self._parts, v), recompute=shape.recompute) * each
+            tables.needed(StageRule(k / self._parts, v), recompute=shape.recompute, whole=shape.whole) * each
             for k, v in zip(kept, self._versions, strict=True)
         ]
         least = least_need(needs, tables.real) * (1 + 1e-12)
@@ -129,20 +129,23 @@ class Search:
 
     def _play(self, marks: Marks) -> Cut:
         shape = self._shape
-        figures = price(self._bench, shape.point(marks), shape.holders)
+        point = shape.point(marks)
+        figures = price(self._bench, point, shape.holders)
+        again = np.where([choice.recompute for choice in point.stages], figures.forward_s, 0.0)
         hidden = shape.stages > 1 and not shape.schedule.weight_policy.synchronous
         times = StageTimes.of(
             figures.forward_s,
-            figures.backward_s,
+            figures.backward_s - again if shape.repeats else figures.backward_s,
             figures.receive_s,
             np.zeros(shape.stages) if hidden else figures.sync_s,
             figures.update_s,
             return_s=figures.return_s,
+            recompute_s=again,
         )
         trace, seconds = self._run(times)
         if hidden:
             seconds = max(seconds, float((figures.sync_s * self._exchanges).max()))
-        over, reason = self._over(trace, figures)
+        over, reason = self._over(trace, figures, point)
         return Cut(shape, marks, over, seconds, reason)
 
     def _run(self, times: StageTimes) -> tuple[Trace, float]:
@@ -153,7 +156,7 @@ class Search:
         steady = find_pace(self._orders, self._rhythm, self._depth, lambda p: run(p, times, transfers=self._transfers))
         return steady.trace, steady.iteration_s * count / self._rhythm
 
-    def _over(self, trace: Trace, figures: Figures) -> tuple[float, str]:
+    def _over(self, trace: Trace, figures: Figures, point: Point) -> tuple[float, str]:
         """Bytes by which the fullest worker exceeds its device, and the words for it."""
         sizes = StageBytes(
             figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes,
@@ -162,6 +165,18 @@ class Search:
             figures.reserve_bytes,
             version_bytes=figures.weight_bytes,
         )
+        if self._shape.repeats:
+            # a repeated stage keeps what entered it from its forward on; the rest comes back with its recomputation
+            spare = self._bench.tables(self._shape.micro_batch).workspace
+            space = np.array([spare[choice.start, choice.stop] for choice in point.stages])
+            sizes = replace(
+                sizes,
+                unit_bytes=np.where(
+                    [c.recompute for c in point.stages], figures.working_bytes - space, figures.unit_bytes
+                ),
+                working_bytes=space,
+                checkpoint_bytes=figures.unit_bytes,
+            )
         worst, reason = -math.inf, ""
         for worker in range(self._shape.workers):
             own = [stage for stage, workers in enumerate(figures.holders) if worker in workers]

@@ -18,7 +18,7 @@ from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import Schedule
 from planner.simulate import Transfers, simulate
-from planner.solvers.conflict import in_words, limited
+from planner.solvers.conflict import in_words
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
@@ -94,7 +94,8 @@ def _schedule(schedule: str | Path | Schedule) -> Schedule:
 
 
 def _nothing(bench: Bench, schedule: Schedule) -> str:
-    limits = f" with {in_words(bench.job)}" if limited(bench.job) else ""
+    words = in_words(bench.job)
+    limits = f" with {words}" if words else ""
     if isinstance(schedule, OwnOrders):
         workers = max(schedule.orders.lane_workers) + 1
         return (

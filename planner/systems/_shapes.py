@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.schedules.own_orders import OwnOrders
-from planner.schedules.types import ActivationUnit, Pipeline, Schedule
+from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule
 from planner.space.types import StageChoice
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import least_need
@@ -32,6 +32,8 @@ class Shape:
         recompute: of all stages.
         holders: workers that have each stage.
         bound_s: no cut is faster.
+        repeats: stages that the orders recompute by actions of their own: whole, from what enters them. Of the rest
+            `recompute` says nothing then.
     """
 
     schedule: Schedule
@@ -43,6 +45,12 @@ class Shape:
     recompute: bool
     holders: Holders
     bound_s: float
+    repeats: frozenset[int] = frozenset()
+
+    @property
+    def whole(self) -> bool:
+        """Whether recomputation repeats whole stages."""
+        return bool(self.repeats)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -62,7 +70,7 @@ class Shape:
         """
         tables = bench.tables(self.micro_batch)
         each = max(1.0, sum(len(own) for own in self.holders) / self.workers)
-        need = tables.needed(StageRule(1 / each), recompute=self.recompute) * each
+        need = tables.needed(StageRule(1 / each), recompute=self.recompute, whole=self.whole) * each
         least = least_need([need] * self.stages, tables.real)
         alone = all(own == (stage,) for stage, own in enumerate(self.holders))
         if not alone or least > min(d.usable_bytes for d in bench.cluster.devices):
@@ -71,18 +79,23 @@ class Shape:
         if self.schedule.activation_unit is not ActivationUnit.MICRO_BATCH:
             kept = (1,) * self.stages
         rules = [StageRule(k, v) for k, v in zip(kept, versions, strict=True)]
-        return least_need([tables.needed(rule, recompute=self.recompute) for rule in rules], tables.real)
+        needs = [tables.needed(rule, recompute=self.recompute, whole=self.whole) for rule in rules]
+        return least_need(needs, tables.real)
 
     def point(self, marks: Marks) -> Point:
         """The point with these boundaries."""
         return Point(
-            tuple(StageChoice(a, b, 1, self.recompute) for a, b in itertools.pairwise(marks)),
+            tuple(
+                StageChoice(a, b, 1, stage in self.repeats if self.repeats else self.recompute)
+                for stage, (a, b) in enumerate(itertools.pairwise(marks))
+            ),
             self.copies,
             self.micro_batch,
             self.micro_batches,
             self.schedule.name,
             tuple(range(self.copies * self.workers)),
             slice_devices=self.workers,
+            whole=self.whole,
         )
 
 
@@ -91,7 +104,7 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
     choices = {"never": (False,), "always": (True,)}.get(bench.job.recompute, (False, True))
     wanted = bench.job.data_parallel
     for stages in _stage_counts(bench, schedule):
-        holders = _holders(bench, schedule, stages)
+        holders, repeats = _holders(bench, schedule, stages)
         workers = max((worker for own in holders for worker in own), default=bench.devices) + 1
         for size in bench.sizes:
             for copies, count in _dealt(bench, schedule, stages, size):
@@ -100,9 +113,12 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
                 if wanted and any(copies * len(own) not in wanted for own in holders):
                     continue
                 for recompute in choices:
-                    total_s = float(bench.tables(size).stage_s(recompute=recompute)[0, -1])
+                    if repeats and not recompute:
+                        continue
+                    again = len(repeats) == stages if repeats else recompute
+                    total_s = float(bench.tables(size).stage_s(recompute=again, whole=bool(repeats))[0, -1])
                     bound_s = total_s * count / workers
-                    yield Shape(schedule, stages, workers, copies, size, count, recompute, holders, bound_s)
+                    yield Shape(schedule, stages, workers, copies, size, count, recompute, holders, bound_s, repeats)
 
 
 def _stage_counts(bench: Bench, schedule: Schedule) -> Sequence[int]:
@@ -132,11 +148,12 @@ def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator
             yield copies, parts // copies
 
 
-def _holders(bench: Bench, schedule: Schedule, stages: int) -> Holders:
-    """Workers that have each stage, read off orders of few micro-batches; () where there are none."""
+def _holders(bench: Bench, schedule: Schedule, stages: int) -> tuple[Holders, frozenset[int]]:
+    """Workers that have each stage, and stages that are recomputed by actions of their own, read off orders of few
+    micro-batches; () where there are none."""
     counts = (schedule.micro_batches,) if isinstance(schedule, OwnOrders) else (stages, 2 * stages, 4 * stages)
     if stages > bench.blocks:
-        return ()
+        return (), frozenset()
     for count in counts:
         pipeline = Pipeline((1,) * stages, count)
         if schedule.supports(pipeline):
@@ -146,5 +163,6 @@ def _holders(bench: Bench, schedule: Schedule, stages: int) -> Holders:
         for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
             for action in lane:
                 found[action.stage].add(worker)
-        return tuple(tuple(sorted(own)) for own in found)
-    return ()
+        again = (a.stage for lane in work.lanes for a in lane if a.kind is ActionKind.RECOMPUTE)
+        return tuple(tuple(sorted(own)) for own in found), frozenset(again)
+    return (), frozenset()
