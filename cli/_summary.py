@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 132
 """Columns when the output is not a terminal."""
-LIES = {"replicated": "whole on every rank", "sequence": "cut by the sequence", "batch": "cut by the batch"}
+LIES = {
+    "replicated": "whole on every rank",
+    "sequence": "cut by the sequence",
+    "batch": "cut by the batch",
+    "free": "each in a layout of its own",
+}
 SEARCHED = ("1f1b", "gpipe")
 """Schedules with a closed form; the time of others is measured."""
 MOST_STAGES = 24

@@ -9,7 +9,7 @@ from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plan.check_collectives import check_figures, kept_storages
-from planner.plan.check_shardings import MAKE_AGAIN, TOLERANCE
+from planner.plan.check_shardings import FREE, MAKE_AGAIN, TOLERANCE
 from planner.plan.findings import Fault, Finding
 from planner.plan.holdings import holdings
 from planner.plan.rebuild import Rebuilt, rebuild
@@ -39,6 +39,7 @@ def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> li
                     *_alike(plan, rebuilt, entry),
                 ]
                 found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_figures(rebuilt, entry)]
+            found += _agreed(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
             found += [] if found else _stages(plan, rebuilt)
             found += [] if found or rebuilt.prices is None else _kept(plan, rebuilt)
     except UsageError as error:
@@ -149,6 +150,8 @@ def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
 def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
     """Tensors between blocks lie as the sharding treats boundaries, so that neighbours fit together."""
     graph, sharding = rebuilt.graph, rebuilt.sharding
+    if FREE in sharding.boundaries:
+        return
     treatment = tuple(Boundary(each) for each in sharding.boundaries)
     crossing = set(rebuilt.crossing(entry))
     for place in entry.tensors:
@@ -164,6 +167,25 @@ def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
                 f"boundaries of {sharding.name!r} lie as {right}"
             )
             yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
+
+
+def _agreed(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Where boundaries are free, blocks that make and read a tensor say alike where it and its gradient lie."""
+    lies: dict[str, tuple[int, str, str]] = {}
+    for stage in plan.stages:
+        for block in range(*stage.blocks) if stage.sharding == rebuilt.sharding.name else ():
+            entry, names = plan.sharded_block(stage.index, block) or (None, {})
+            for place in entry.tensors if entry else ():
+                name = names[place.tensor]
+                own = block, place.value, place.gradient
+                other = lies.setdefault(name, own)
+                if not place.optimizer and other[1:] != own[1:]:
+                    message = (
+                        f"{name!r} lies as {own[1]}, its gradient as {own[2] or '-'}, for block {block}; "
+                        f"for block {other[0]} as {other[1]} and {other[2] or '-'}"
+                    )
+                    hint = "a tensor lies in one place for all blocks"
+                    yield Finding(Fault.BOUNDARY_LAYOUT, message, hint, stage.index, tensor=name)
 
 
 def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:

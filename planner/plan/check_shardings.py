@@ -16,6 +16,8 @@ from planner.sharding import parse_layout
 
 MAKE_AGAIN = "plan again instead of editing the file"
 TOLERANCE = 1e-6
+FREE = "free"
+"""Treatment of boundaries under which each tensor lies where its entries say."""
 
 
 def check_shardings(plan: Plan) -> list[Finding]:
@@ -81,6 +83,9 @@ def _mesh(sharding: Sharding) -> Iterator[Finding]:
     if len(sharding.boundaries) != len(sharding.axes):
         message = f"{sharding.name!r} treats boundaries on {len(sharding.boundaries)} axes of {len(sharding.axes)}"
         yield Finding(Fault.MESH, message, MAKE_AGAIN, tensor=sharding.name)
+    elif 0 < sharding.boundaries.count(FREE) < len(sharding.boundaries):
+        message = f"{sharding.name!r} leaves boundaries free on some axes and treats them alike on others"
+        yield Finding(Fault.MESH, message, "free on all axes or on none", tensor=sharding.name)
 
 
 def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:

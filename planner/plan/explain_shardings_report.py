@@ -32,6 +32,8 @@ def _words(group: GroupView) -> tuple[str, ...]:
     lies = ", ".join(
         f"{how} along {name}" for how, (name, _) in zip(map(_boundary, group.boundaries), group.axes, strict=True)
     )
+    if "free" in group.boundaries:
+        lies = "each in a layout of its own"
     shared = f"{group.ranks} ranks share every operator of a replica ({stages}): mesh {mesh}"
     lines = [f"{shared}; tensors between blocks are {lies}."]
     lines += [_dealt(dealt) for dealt in group.dealt]

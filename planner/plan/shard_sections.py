@@ -32,7 +32,6 @@ from planner.sharding import (
     StageSharding,
     Strategy,
     TensorLayout,
-    canonical_layout,
     describe,
     layout_text,
     shard_elements,
@@ -206,9 +205,7 @@ def sharded_boundaries(
         choice = decision.stages[stage]
         if choice.ranks == 1:
             return None
-        entry, _ = used[choice.sharding]
-        padded, sizes = entry.inner.options.options.padded, entry.inner.mesh.sizes
-        return canonical_layout(graph.tensors[tensor], entry.costs.boundaries, sizes, padded=padded)
+        return used[choice.sharding][0].costs.layouts[tensor]
 
     found = []
     for b in boundaries:

@@ -235,14 +235,15 @@ class Sharding:
         name: stages refer to it.
         axes: the mesh, outermost axis first; a group's ranks are its points in row-major order.
         boundaries: for each axis how the tensors between blocks lie: every rank has all of them, or a part of the
-            sequence (second of three dimensions) or of the batch (first of two or more), if the axis divides it.
+            sequence (second of three dimensions) or of the batch (first of two or more), if the axis divides it; or,
+            on all axes, "free": each tensor lies where its entries say, which agree.
         padded: whether uneven cuts are allowed.
         blocks: what holds for each kind of block; together all blocks of the stages that have this sharding.
     """
 
     name: str
     axes: tuple[MeshAxis, ...]
-    boundaries: tuple[Literal["replicated", "sequence", "batch"], ...]
+    boundaries: tuple[Literal["replicated", "sequence", "batch", "free"], ...]
     blocks: tuple[ShardedBlock, ...]
     padded: bool = False
 

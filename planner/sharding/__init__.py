@@ -37,7 +37,7 @@ from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
-from planner.sharding.sharded import ShardedCosts, sharded_costs
+from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
 from planner.sharding.stage_sharding import StageSharding
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
@@ -111,4 +111,5 @@ __all__ = [
     "split_refusals",
     "strategies",
     "unmatched",
+    "whole_costs",
 ]

@@ -48,6 +48,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         self._block, self._boundaries = block, tuple(boundaries)
         self._found: dict[Boundaries, tuple[InnerPoint, ...]] = {}
 
+    @property
+    def block(self) -> BlockProblem:
+        """The block."""
+        return self._block
+
     @functools.cached_property
     def _joint(self) -> _Joint:
         """The problem, with as few axes tied as its tables need.

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from planner.errors import UsageError
 from planner.graph import Tensor
 from planner.sharding.layout import REPLICATED, Part, TensorLayout, refusal
 
@@ -19,6 +20,8 @@ class Boundary(StrEnum):
     """The second dimension of `[batch, steps, width]` is cut; tensors of another rank stay whole."""
     BATCH = "batch"
     """The first dimension is cut; tensors of one dimension stay whole."""
+    FREE = "free"
+    """Every tensor lies where whoever shards the whole chain at once puts it; it stands for all axes or none."""
 
 
 Boundaries = tuple[Boundary, ...]
@@ -41,10 +44,15 @@ def canonical_layout(
 
     Args:
         tensor: a tensor that crosses a boundary.
-        boundaries: one for each mesh axis.
+        boundaries: one for each mesh axis, none of them free.
         sizes: ranks along each axis.
         padded: whether uneven cuts count.
+
+    Raises:
+        UsageError: boundaries are free: where the tensor lies does not follow from its shape.
     """
+    if Boundary.FREE in boundaries:
+        raise UsageError(f"where {tensor.name!r} lies between blocks is free", hint="ask the sharding that places it")
     parts = [REPLICATED] * len(sizes)
     for axis, (boundary, size) in enumerate(zip(boundaries, sizes, strict=True)):
         if size > 1:
@@ -57,7 +65,12 @@ def canonical_layout(
 def variants(
     tensors: Iterable[Tensor], allowed: Sequence[Boundary], sizes: Sequence[int], *, padded: bool = False
 ) -> tuple[Boundaries, ...]:
-    """All ways to treat the boundaries that differ for at least one of the tensors, the first of equal ones."""
+    """All ways to treat the boundaries that differ for at least one of the tensors, the first of equal ones.
+
+    Free ones stand alone: nothing but them is allowed.
+    """
+    if tuple(allowed) == (Boundary.FREE,):
+        return ((Boundary.FREE,) * len(sizes),)
     one_of = {tensor.shape: tensor for tensor in tensors}
     found: dict[tuple[TensorLayout, ...], Boundaries] = {}
     for each in itertools.product(allowed, repeat=len(sizes)):

@@ -99,6 +99,12 @@ class BlockSharding:
         """A point of this block in the block's own tensor names."""
         return renamed(point, self.names)
 
+    def named_as(self, name: str) -> str:
+        """What a variable (`op:` and an operator's key, or a tensor's name) of the solved block is called here."""
+        if name.startswith("op:"):
+            return f"op:{self.names.get(name[3:], name[3:])}"
+        return self.names.get(name, name)
+
 
 @dataclass
 class InnerCache:

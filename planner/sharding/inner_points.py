@@ -110,6 +110,11 @@ class BlockProblem:
         tensor, padded = self.setting.graph.tensors[name], self.setting.options.padded
         return canonical_layout(tensor, boundary, self.setting.mesh.sizes, padded=padded)
 
+    def lies(self, name: str, boundary: Boundaries, decision: Mapping[str, Choice]) -> TensorLayout:
+        """Where a tensor that comes from another block lies: as decided, or canonically if no operator reads it."""
+        rest = decision.get(name)
+        return rest.value if isinstance(rest, TensorChoice) else self.canonical(name, boundary)
+
     def ends_under(self, boundaries: Sequence[Boundaries]) -> dict[int, np.ndarray]:
         """By variable of a boundary tensor, its choice under each treatment: value and gradient lie canonically."""
         found = {}
@@ -153,7 +158,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         if isinstance(choice, WeightChoice) and name in block.facts.carrying
     )
     saved = _saved(block, boundary, decision)
-    checkpoints = tuple((n, _bytes_at(setting, n, block.canonical(n, boundary))) for n in block.ends.inputs)
+    checkpoints = tuple((n, _bytes_at(setting, n, block.lies(n, boundary, decision))) for n in block.ends.inputs)
     moves_s = sum(c.seconds for c in verdict.communication if c.phase != "step")
     step_bytes = sum(c.sent_bytes for c in verdict.communication if c.phase == "step")
     return InnerPoint(
@@ -198,7 +203,8 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
         for name in block.ends.inputs:
             view = graph.tensors[name]
             if view.elements == tensor.elements:
-                return shard_elements(view.shape, block.canonical(name, boundary), sizes) / max(1, view.elements)
+                held = shard_elements(view.shape, block.lies(name, boundary, decision), sizes)
+                return held / max(1, view.elements)
         return 1.0
 
     return tuple((s, size * part(s)) for s, size in block.facts.kept(block.setting.members).items())

@@ -106,7 +106,6 @@ class _Judge:
     ) -> None:
         self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
-        self.read = {n for i in setting.members for n in self.graph.nodes[i].inputs}
         self.kept: dict[str, int] = {}
         for kept in (s for i in setting.members for s in self.saved[i]):
             self.kept[kept.storage] = max(self.kept.get(kept.storage, 0), kept.byte_count)
@@ -218,7 +217,7 @@ class _Judge:
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
                 return False
-        read = tensor.name in self.read
+        read = bool(self.graph.consumers.get(tensor.name))
         tied = tensor.name in self.setting.tied.values()
         if isinstance(choice, TensorChoice) and PARTIAL in choice.value and tensor.elements > 1 and not (read or tied):
             self.verdict.violations.append(f"{tensor.name} is a result and stays in partial sums")

@@ -8,16 +8,18 @@ choose is not offered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from planner.errors import UsageError
 from planner.graph import Graph
 from planner.sharding.boundary import Boundaries, canonical_layout
 from planner.sharding.inner import InnerCosts
-from planner.sharding.inner_points import InnerPoint
-from planner.sharding.layout import shard_elements
+from planner.sharding.inner_points import InnerPoint, point
+from planner.sharding.layout import TensorLayout, shard_elements
+from planner.sharding.problem import Choice, resting_value
 
 WORTH = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
@@ -31,6 +33,7 @@ class ShardedCosts:
 
     Attributes:
         boundaries: how the tensors between blocks lie, by mesh axis.
+        layouts: where each of these tensors lies.
         points: [n] the point that each block picked, in the names of the block that was solved
             (`InnerCosts.blocks[b].named` gives it the block's own).
         forward_s: [n] seconds, communication included; a recomputed stage repeats them.
@@ -52,6 +55,7 @@ class ShardedCosts:
     """
 
     boundaries: Boundaries
+    layouts: Mapping[str, TensorLayout]
     points: tuple[InnerPoint, ...]
     forward_s: np.ndarray
     backward_s: np.ndarray
@@ -104,8 +108,8 @@ def sharded_costs(
     for boundary in costs.boundaries if boundaries is None else boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
-            crossing = _crossing(costs, boundary, differentiable)
-            found += [_arrays(boundary, picked, places, crossing) for picked in _picked(costs, sets)]
+            between = _Between.of(costs, boundary, canonical_layouts(costs, boundary), differentiable)
+            found += [_arrays(between, picked, places) for picked in _picked(costs, sets)]
     found.sort(key=lambda c: c.totals)
     return tuple(_worth_trying(found))
 
@@ -166,25 +170,46 @@ class _Places:
         return self._known[b, id(point)]
 
 
-def _crossing(
-    costs: InnerCosts, boundary: Boundaries, differentiable: frozenset[str] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """[n + 1] bytes of the tensors that cross each boundary, and of their gradients."""
-    graph, crossing = costs.graph, costs.chain.crossing
-    sizes = {name: _crossing_bytes(costs, name, boundary) for names in crossing for name in names}
-    flows = {
-        name: graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable for name in sizes
-    }
-    forward = np.array([sum(sizes[t] for t in names) for names in crossing], dtype=float)
-    return forward, np.array([sum(sizes[t] for t in names if flows[t]) for names in crossing], dtype=float)
+@dataclass(frozen=True)
+class _Between:
+    """What lies between blocks: layouts, and [n + 1] bytes that cross each boundary forward and backward."""
+
+    boundaries: Boundaries
+    layouts: Mapping[str, TensorLayout]
+    forward: np.ndarray
+    backward: np.ndarray
+
+    @staticmethod
+    def of(
+        costs: InnerCosts,
+        boundaries: Boundaries,
+        layouts: Mapping[str, TensorLayout],
+        differentiable: frozenset[str] | None,
+    ) -> _Between:
+        """The bytes of tensors that lie in some layouts."""
+        graph, crossing = costs.graph, costs.chain.crossing
+        sizes = {name: _crossing_bytes(costs, name, layout) for name, layout in layouts.items()}
+        flows = {
+            name: graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable
+            for name in sizes
+        }
+        forward = np.array([sum(sizes[t] for t in names) for names in crossing], dtype=float)
+        backward = np.array([sum(sizes[t] for t in names if flows[t]) for names in crossing], dtype=float)
+        return _Between(boundaries, layouts, forward, backward)
 
 
-def _arrays(
-    boundary: Boundaries, picked: tuple[InnerPoint, ...], places: _Places, crossing: tuple[np.ndarray, np.ndarray]
-) -> ShardedCosts:
+def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
+    """Where each tensor that crosses a boundary lies under a treatment that is not free."""
+    sizes, padded = costs.mesh.sizes, costs.options.options.padded
+    crossing = sorted({name for names in costs.chain.crossing for name in names})
+    return {name: canonical_layout(costs.graph.tensors[name], boundaries, sizes, padded=padded) for name in crossing}
+
+
+def _arrays(between: _Between, picked: tuple[InnerPoint, ...], places: _Places) -> ShardedCosts:
     named = [places.of(b, p) for b, p in enumerate(picked)]
     return ShardedCosts(
-        boundaries=boundary,
+        boundaries=between.boundaries,
+        layouts=between.layouts,
         points=picked,
         forward_s=np.array([p.forward_s for p in picked]),
         backward_s=np.array([p.backward_s for p in picked]),
@@ -197,8 +222,8 @@ def _arrays(
         saved_bytes=np.array([p.saved_bytes for p in picked]),
         checkpoints=tuple(each.checkpoints for each in named),
         checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
-        boundary_bytes=crossing[0],
-        gradient_boundary_bytes=crossing[1],
+        boundary_bytes=between.forward,
+        gradient_boundary_bytes=between.backward,
         workspace_bytes=np.array([p.workspace_bytes for p in picked]),
     )
 
@@ -216,9 +241,48 @@ def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tup
     return tuple(found.items())
 
 
-def _crossing_bytes(costs: InnerCosts, name: str, boundary: Boundaries) -> float:
+def _crossing_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
     """Bytes of a boundary tensor on one rank."""
-    tensor, options = costs.graph.tensors[name], costs.options
-    layout = canonical_layout(tensor, boundary, costs.mesh.sizes, padded=options.options.padded)
-    each = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
+    tensor = costs.graph.tensors[name]
+    each = costs.options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
     return each * shard_elements(tensor.shape, layout, costs.mesh.sizes)
+
+
+def whole_costs(
+    costs: InnerCosts, decision: Mapping[str, Choice], differentiable: frozenset[str] | None = None
+) -> ShardedCosts:
+    """What a decision about the whole graph makes of each block, the tensors between blocks lying as it says.
+
+    Blocks for which it decides alike share a point.
+
+    Args:
+        costs: the blocks on the decision's mesh, their boundaries free.
+        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
+        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
+
+    Raises:
+        UsageError: something has no strategy or layout.
+        InfeasibleError: the judge finds a block's part illegal.
+
+    Complexity: the judge's, once for each distinct block.
+    """
+    (boundary,) = costs.boundaries
+    known: dict[tuple[int, tuple[Choice, ...]], InnerPoint] = {}
+    picked = []
+    for sharding in costs.blocks:
+        block = sharding.points.block
+        part = {name: _decided(decision, sharding.named_as(name)) for name in block.free.names}
+        key = id(block), tuple(part.values())
+        if key not in known:
+            known[key] = point(block, boundary, part)
+        picked.append(known[key])
+    crossing = sorted({name for names in costs.chain.crossing for name in names})
+    layouts = {name: resting_value(_decided(decision, name)) for name in crossing}
+    between = _Between.of(costs, boundary, layouts, differentiable)
+    return _arrays(between, tuple(picked), _Places(costs))
+
+
+def _decided(decision: Mapping[str, Choice], name: str) -> Choice:
+    if name not in decision:
+        raise UsageError(f"nothing is decided about {name.removeprefix('op:')!r}", hint="decide about the whole graph")
+    return decision[name]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
-from planner.sharding.boundary import Boundaries
+from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
+from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
-from planner.sharding.sharded import ShardedCosts, sharded_costs
+from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
 from planner.space.blocks import block_costs
 from planner.space.meshes import mesh_names, meshes_for
 from planner.space.sharded import Training, sharded_block_costs
@@ -80,6 +81,21 @@ class Pricer:
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
         return self._known[micro_batch][number - 1]
+
+    def whole(self, micro_batch: int, mesh: tuple[int, ...], decision: Mapping[str, Choice]) -> BlockCosts:
+        """Costs of the chain sharded as one, by a decision about every operator, tensor and weight of the graph.
+
+        Args:
+            micro_batch: samples.
+            mesh: ranks along each axis.
+            decision: as the searches of `planner.sharding` make it, on this mesh for `graph_at(micro_batch)`.
+
+        Raises:
+            UsageError: something is not decided.
+            InfeasibleError: the decision is not legal.
+        """
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,))
+        return self._numbered(inner, whole_costs(inner, decision, self._differentiable))
 
     def _graph_at(self, micro_batch: int) -> Graph:
         """The model at a micro-batch size."""
@@ -179,14 +195,20 @@ class Pricer:
         return found
 
     def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
+        found = self._inner_with(micro_batch, mesh, InnerOptions().boundaries)
+        self._worked_on.append(found)
+        return found
+
+    def _inner_with(self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...]) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
-        found = inner_costs(
+        return inner_costs(
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[0],
             mesh_on(self.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
             options=InnerOptions(
+                boundaries=boundaries,
                 item_bytes=chosen.compute.bits / 8,
                 state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
@@ -194,17 +216,18 @@ class Pricer:
             ),
             cache=self._inner,
         )
-        self._worked_on.append(found)
-        return found
 
     def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
-        inner, job = self._inner_on(micro_batch, mesh), self._job
+        inner = self._inner_on(micro_batch, mesh)
+        found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
+        return tuple(self._numbered(inner, each) for each in found)
+
+    def _numbered(self, inner: InnerCosts, sharded: ShardedCosts) -> BlockCosts:
+        """Costs of a sharding, which gets the next number of its micro-batch size."""
+        job, known = self._job, self._known.setdefault(inner.micro_batch, [])
         training = Training(self.cluster.devices[0], precision(job.precision), job.optimizer)
-        known = self._known.setdefault(micro_batch, [])
-        first = len(known)
-        for each in sharded_costs(inner, self._differentiable, boundaries=(boundary,)):
-            number = len(known) + 1
-            costs = sharded_block_costs(inner, each, training, self._differentiable, number)
-            known.append(Sharded(number, inner, each, costs))
-        return tuple(entry.costs for entry in known[first:])
+        number = len(known) + 1
+        costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
+        known.append(Sharded(number, inner, sharded, costs))
+        return costs

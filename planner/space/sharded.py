@@ -9,7 +9,6 @@ import numpy as np
 
 from planner.costs.precision import Precision
 from planner.hardware.types import Collective, Device
-from planner.sharding.boundary import canonical_layout
 from planner.sharding.inner import InnerCosts
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.sharded import ShardedCosts
@@ -135,7 +134,7 @@ def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tup
     found, options, sizes = {}, inner.options, inner.mesh.sizes
     for name in sorted({name for names in inner.chain.crossing for name in names}):
         tensor = inner.graph.tensors[name]
-        layout = canonical_layout(tensor, sharded.boundaries, sizes, padded=options.options.padded)
+        layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)
         each = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
         found[name] = each * shard_elements(tensor.shape, layout, sizes), axes

@@ -38,7 +38,7 @@ def own_search(bench: Bench) -> Found:
 def _played(bench: Bench, candidate: Candidate) -> Found:
     notes = ("the own search is fastest",)
     if any(stage.ranks > 1 for stage in candidate.decision.stages):
-        return replace(_shared(bench, candidate), notes=notes)
+        return replace(shared(bench, candidate), notes=notes)
     return found_of(play(bench, _point(candidate), Transfers.BLOCKING), notes=notes)
 
 
@@ -55,7 +55,7 @@ def _point(candidate: Candidate) -> Point:
     )
 
 
-def _shared(bench: Bench, candidate: Candidate) -> Found:
+def shared(bench: Bench, candidate: Candidate) -> Found:
     """A decision in which groups of ranks share every operator, by the judge's terms and their simulation."""
     decision, terms = candidate.decision, candidate.evaluation.stages
     trace = simulate_decision(decision, candidate.evaluation)

@@ -89,12 +89,14 @@ def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance |
         PlanError: the plan cannot be written; says why.
     """
     if found.reason or not math.isfinite(found.iteration_s):
-        raise InfeasibleError(f"{system.title}: {found.reason or 'nothing was found'}", hint="use more devices")
+        raise InfeasibleError(
+            f"{system.title}: {found.reason or 'nothing was found'}", hint="`shardplan compare` says which systems can"
+        )
     author, found = _author(bench, system, found), _dealt_evenly(_cut_alike(found))
-    if author.search == "sharded":
+    if author.search == "sharded" and found.candidate is None:
         raise PlanError(
-            f"{author.title} shards every operator over one mesh: its row has no plan file",
-            hint="`shardplan plan` writes shardings of its own search",
+            f"{author.title} shares every operator among unlike devices: its row has no plan file",
+            hint="use devices of one type",
         )
     if found.candidate is not None:
         plan = _of_candidate(bench, found.candidate, provenance)

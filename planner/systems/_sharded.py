@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from planner.errors import InfeasibleError, ShardplanError
-from planner.sharding import Setting, StateBytes, Verdict, mesh_on
-from planner.sharding.searches import get
-from planner.space.types import MemoryBytes
+from planner.sharding import Setting, StateBytes, mesh_on
+from planner.sharding.problem import Choice
+from planner.sharding.searches import ShardingAnswer, get
+from planner.space import evaluate
+from planner.space.meshes import mesh_names
+from planner.space.pricer import Pricer
+from planner.space.types import Candidate, Decision, MemoryBytes, StageChoice
+from planner.systems._auto import shared
 from planner.systems._bench import Bench
 from planner.systems._found import Found
 from planner.systems._search import search
@@ -42,6 +47,7 @@ class _Priced:
     memory: MemoryBytes
     capacity_bytes: float
     sent_bytes: float
+    decision: Mapping[str, Choice]
 
 
 def meshes(bench: Bench, span: str) -> Iterator[tuple[int, ...]]:
@@ -82,10 +88,12 @@ def by_sharding(bench: Bench, system: System) -> Found:
     fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
     if not fitting:
         return Found(reason=_why(found) or refused)
-    best = min(fitting, key=lambda p: (p.iteration_s, p.micro_batch))
-    shape = " x ".join(str(n) for n in best.mesh)
+    fitting.sort(key=lambda p: (p.iteration_s, p.micro_batch))
+    best = fitting[0]
+    if isinstance(bench.prices, Pricer) and not bench.cluster.device_types[: math.prod(best.mesh)].any():
+        return _decided(bench, bench.prices, fitting)
     return Found(
-        plan=f"every operator on a mesh of {shape}, micro-batch {best.micro_batch} x {best.count}",
+        plan=_words(best),
         iteration_s=best.iteration_s,
         memory=best.memory,
         capacity_bytes=best.capacity_bytes,
@@ -93,8 +101,28 @@ def by_sharding(bench: Bench, system: System) -> Found:
         sent_bytes=best.sent_bytes,
         devices=math.prod(best.mesh),
         micro_batch=best.micro_batch,
-        notes=("communication is not overlapped",),
+        notes=("communication is not overlapped", "unlike devices share the operators: no plan file"),
     )
+
+
+def _words(priced: _Priced) -> str:
+    shape = " x ".join(str(n) for n in priced.mesh)
+    return f"every operator on a mesh of {shape}, micro-batch {priced.micro_batch} x {priced.count}"
+
+
+def _decided(bench: Bench, prices: Pricer, fitting: Sequence[_Priced]) -> Found:
+    """The first that fits as the joint search judges it: one stage whose ranks share every operator."""
+    reason = ""
+    for priced in fitting:
+        costs = prices.whole(priced.micro_batch, priced.mesh, priced.decision)
+        stage = StageChoice(0, bench.blocks, 1, recompute=False, ranks=costs.ranks, sharding=costs.sharding)
+        decision = Decision((stage,), 1, priced.micro_batch, priced.count, "1f1b")
+        evaluation = evaluate(costs, bench.cluster, bench.open_job(bench.job.global_batch), decision)
+        reason = reason or "; ".join(v.message for v in evaluation.violations)
+        if evaluation.feasible:
+            found = shared(bench, Candidate("best", decision, evaluation))
+            return replace(found, plan=_words(priced), notes=("communication is not overlapped",))
+    return Found(reason=reason)
 
 
 def _even_share(bench: Bench, devices: int) -> str:
@@ -174,21 +202,21 @@ def _widest_join(bench: Bench) -> tuple[str, int]:
     return graph.nodes[at].name or graph.nodes[at].key, counts[at]
 
 
-def _layouts(system: System, setting: Setting, room: float) -> Verdict:
-    """What the system's search says, or, where its fastest layouts exceed the memory, its search within memory.
+def _layouts(system: System, setting: Setting, room: float) -> ShardingAnswer:
+    """What the system's search finds, or, where its fastest layouts exceed the memory, its search within memory.
 
-    Where that finds nothing, the verdict exceeds the memory as little as the system's leanest layouts do.
+    Where that finds nothing, the answer exceeds the memory as little as the system's leanest layouts do.
 
     Raises:
         InfeasibleError: no layout is legal.
     """
     search = get(system.options["layouts"])
     if "within_memory" not in system.options:
-        return search(setting).verdict
+        return search(setting)
     try:
-        return search(setting, memory_bytes=room).verdict
+        return search(setting, memory_bytes=room)
     except InfeasibleError:
-        return get(system.options["within_memory"])(setting).verdict
+        return get(system.options["within_memory"])(setting)
 
 
 def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _Priced:
@@ -200,18 +228,20 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
     state = StateBytes(chosen.weight_bytes, chosen.gradient_bytes, bench.state_bytes)
     setting = Setting(
         bench.prices.graph_at(size),
-        mesh_on(bench.cluster, list(mesh)),
+        mesh_on(bench.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
         forward_s=slowest.forward_s,
         backward_s=slowest.backward_s,
         saved=slowest.saved,
         item_bytes=chosen.compute.bits / 8,
         state=state,
         micro_batches=count,
+        sharded_states=False,
         work_s=slowest.at,
     )
     device = min((bench.cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     room = device.usable_bytes - float(bench.tables(size).workspace[0, -1]) / devices
-    verdict = _layouts(system, setting, room)
+    answer = _layouts(system, setting, room)
+    verdict = answer.verdict
     whole = float(bench.tables(size).elements[0, -1]) * (state.weight + state.gradient + state.optimizer)
     part = verdict.weight_bytes / whole if whole else 1.0
     update_s = float(bench.costs(size).update_s[types].max(axis=0).sum()) * part
@@ -233,4 +263,5 @@ def _price(bench: Bench, system: System, mesh: tuple[int, ...], size: int) -> _P
         memory,
         float(device.memory_bytes),
         verdict.sent_bytes * devices * count,
+        answer.decision,
     )

@@ -17,8 +17,8 @@ from planner.plan.validate import validate
 from planner.schedules import names as schedule_names
 from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_schedule, plan_system
 
-SHARDED = ("gshard", "mesh-tensorflow", "tofu")
 JOB = planner.Job(global_batch=64, precision="fp32")
+HALF = planner.Job(global_batch=64, precision="fp16")
 SHORT = "F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"
 
 
@@ -34,8 +34,7 @@ def planned() -> tuple[dict[str, SystemRow], dict[str, Plan], dict[str, str]]:
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
     pricer = planner.Pricer(graph, cluster, JOB)
-    asked = sorted(set(names()) - set(SHARDED))
-    found = compare_systems(pricer, cluster, JOB, systems=asked, keep=plan_keeper(plans, refused))
+    found = compare_systems(pricer, cluster, JOB, systems=sorted(names()), keep=plan_keeper(plans, refused))
     return {row.system: row for row in found.rows}, plans, refused
 
 
@@ -46,16 +45,17 @@ def test_every_row_that_fits_has_a_plan() -> None:
 
 
 def test_rows_without_a_plan_file_say_why() -> None:
-    graph, cluster = loaded()
+    graph, cluster = loaded("gpt2", "mixed-pool")
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
-    keep = plan_keeper(plans, refused)
-    compare_systems(planner.Pricer(graph, cluster, JOB), cluster, JOB, systems=["tofu"], keep=keep)
+    pricer, keep = planner.Pricer(graph, cluster, HALF), plan_keeper(plans, refused)
+    found = compare_systems(pricer, cluster, HALF, systems=["gshard"], keep=keep)
     assert plans == {}
-    assert "Tofu shards every operator over one mesh: its row has no plan file" in refused["tofu"]
+    assert "GShard shares every operator among unlike devices: its row has no plan file" in refused["gshard"]
+    assert "unlike devices share the operators: no plan file" in found.rows[0].notes
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - set(SHARDED)))
+@pytest.mark.parametrize("name", sorted(names()))
 def test_a_plan_says_what_its_row_says(name: str) -> None:
     graph, cluster = loaded()
     rows, plans, _ = planned()
@@ -114,8 +114,8 @@ def test_a_system_by_name() -> None:
     plan = plan_system("chimera", *loaded(), JOB)
     assert plan.schedule.name.startswith("chimera")
     assert plan == planned()[1]["chimera"]
-    with pytest.raises(PlanError, match="Tofu shards every operator over one mesh"):
-        plan_system("tofu", *loaded(), JOB)
+    with pytest.raises(PlanError, match="GShard shares every operator among unlike devices"):
+        plan_system("gshard", *loaded("gpt2", "mixed-pool"), HALF)
     with pytest.raises(InfeasibleError, match=r"GPipe: .*does not fit"):
         plan_system("gpipe", *loaded("gpt3-13b"), JOB)
 
