@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planner
 
-JOB = {"global_batch": 64, "precision": "fp32", "micro_batches": (8,)}
+JOB = planner.Job(global_batch=64, precision="fp32", micro_batches=(8,))
 
 
-def planned(schedule: str | Path, **limits: object) -> planner.Plan:
+def planned(schedule: str | Path, **limits: Any) -> planner.Plan:
     graph, cluster = planner.load_graph("gpt3-125m", dims={"seq": 256}), planner.load_cluster("dgx-a100")
-    return planner.plan_schedule(schedule, graph, cluster, planner.Job(**{**JOB, **limits}))
+    return planner.plan_schedule(schedule, graph, cluster, dataclasses.replace(JOB, **limits))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe:recompute=true", "gpipe:recompute=true,early=true"])
