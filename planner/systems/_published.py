@@ -53,6 +53,21 @@ def levels_of(cluster: Cluster, devices: int) -> tuple[tuple[int, ...], tuple[fl
     return (tuple(sizes) or (1,)), (tuple(speeds) or (math.inf,))
 
 
+def carried(cluster: Cluster, devices: int) -> list[float]:
+    """What the ports of so many neighbours, 1 up to all, carry together one way, to devices of all other groups."""
+    found = []
+    for count in range(1, devices + 1):
+        below, least = 1, math.inf
+        for level in cluster.levels:
+            if below < devices and level.size > 1:
+                groups = -(-count // below)
+                rate = min(groups * level.byte_per_s, count * level.device_byte_per_s) * level.efficiency
+                least = min(least, rate)
+            below *= level.size
+        found.append(least)
+    return found
+
+
 def layers_at(bench: Bench, micro_batch: int) -> Layers:
     """The blocks as PipeDream's profiler would see them; what a block keeps of its input is counted as received."""
     costs = bench.costs(micro_batch)
@@ -135,8 +150,8 @@ def _partitions(bench: Bench, size: int, memory: Memory) -> Iterator[tuple[Stage
             tables.stage_s(recompute=False),
             tables.elements * gradient_bytes,
             crossing,
-            bench.devices,
             min(speeds),
+            carried(bench.cluster, bench.devices),
             minibatches=evenly,
         )
         if found:
@@ -186,7 +201,8 @@ def by_pipedream(bench: Bench, system: System) -> Found:
         if played.feasible:
             notes = (f"updates after every minibatch of {size} sample(s) a replica",)
             found = found_of(played, tells={"delays": delays(played)}, notes=notes)
-            even = [p for p in every if p.feasible and not p.point.micro_batches % _round(p.point.stages)]
+            faster = [p for p in every if p.feasible and p.iteration_s < data.iteration_s]
+            even = [p for p in faster if not p.point.micro_batches % _round(p.point.stages)]
             return found if played in even else replace(found, alike=best_of(even))
         last = played
     stash = "a weight version for each of the minibatches in flight does not fit"

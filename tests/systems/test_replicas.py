@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.hardware import load_cluster
 from planner.space.types import StageChoice
+from planner.systems._published import carried
 from planner.systems._replicas import beside_the_work
 
 Chain = tuple[list[float], list[float], list[float]]
@@ -22,13 +24,19 @@ def tables(work: list[float], weight: list[float], cut: list[float]) -> tuple[np
     return np.array(runs[0]), np.array(runs[1]), np.array([0.0, *cut, 0.0])
 
 
+def ports(devices: int, byte_per_s: float) -> list[float]:
+    return [byte_per_s * m for m in range(1, devices + 1)]
+
+
 def slowest_s(chain: Chain, stages: tuple[StageChoice, ...], byte_per_s: float) -> float:
     work, weight, cut = chain
-    entering = [0.0, *cut]
+    crossing = [0.0, *cut, 0.0]
     times = []
     for s in stages:
         ring = 2 * (s.replicas - 1) / s.replicas * sum(weight[s.start : s.stop]) / byte_per_s
-        times.append(max(sum(work[s.start : s.stop]), ring, entering[s.start] / byte_per_s) / s.replicas)
+        times.append(
+            max(sum(work[s.start : s.stop]), ring, (crossing[s.start] + crossing[s.stop]) / byte_per_s) / s.replicas
+        )
     return max(times)
 
 
@@ -50,7 +58,7 @@ def all_plans(blocks: int, devices: int) -> list[tuple[StageChoice, ...]]:
 def test_by_hand() -> None:
     """Weights at the end: 3 replicas of 9.5 s exchange nothing, one device has 2 s; a ring of all four takes 27 s."""
     chain = ([4.0, 4.0, 1.5, 2.0], [0.0, 0.0, 0.0, 18.0], [0.5, 0.5, 0.5])
-    found = beside_the_work(*tables(*chain), 4, 1.0)
+    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0))
     assert found == (StageChoice(0, 3, 3), StageChoice(3, 4, 1))
     alone = (StageChoice(0, 4, 4),)
     assert slowest_s(chain, alone, 1.0) == pytest.approx(27 / 4)
@@ -59,12 +67,12 @@ def test_by_hand() -> None:
 
 def test_one_stage_where_nothing_is_exchanged() -> None:
     chain = ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [9.0, 9.0])
-    assert beside_the_work(*tables(*chain), 4, 1.0) == (StageChoice(0, 3, 4),)
+    assert beside_the_work(*tables(*chain), 1.0, ports(4, 1.0)) == (StageChoice(0, 3, 4),)
 
 
 def test_no_stage_is_no_plan() -> None:
     work, weight, cut = tables([1.0, 1.0], [1.0, 1.0], [1.0])
-    assert beside_the_work(np.full_like(work, np.inf), weight, cut, 2, 1.0) is None
+    assert beside_the_work(np.full_like(work, np.inf), weight, cut, 1.0, ports(2, 1.0)) is None
 
 
 @given(
@@ -75,7 +83,7 @@ def test_no_stage_is_no_plan() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_no_plan_is_faster(blocks: Chain, devices: int) -> None:
-    found = beside_the_work(*tables(*blocks), devices, 2.0)
+    found = beside_the_work(*tables(*blocks), 2.0, ports(devices, 2.0))
     assert found is not None
     assert [s.start for s in found] == [0, *(s.stop for s in found[:-1])]
     assert found[-1].stop == len(blocks[0])
@@ -87,7 +95,15 @@ def test_no_plan_is_faster(blocks: Chain, devices: int) -> None:
 def test_replicas_that_share_the_minibatches_evenly() -> None:
     """3-1 is out with 16 minibatches, as 3 does not divide them."""
     chain = ([4.0, 4.0, 1.5, 2.0], [0.0, 0.0, 0.0, 18.0], [0.5, 0.5, 0.5])
-    found = beside_the_work(*tables(*chain), 4, 1.0, minibatches=16)
+    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), minibatches=16)
     assert found is not None
     assert {s.replicas for s in found} <= {1, 2, 4}
     assert slowest_s(chain, found, 1.0) == pytest.approx(4.0)
+
+
+def test_ports_that_are_shared() -> None:
+    """Two servers of four devices, a link each: 10 Gbit/s at 80 % for up to four replicas, twice that for more."""
+    cluster = load_cluster("ethernet-10g", nodes=2)
+    assert carried(cluster, 8) == pytest.approx([1e9] * 4 + [2e9] * 4)
+    single = load_cluster("ethernet-10g", nodes=1)
+    assert carried(single, 4)[0] == pytest.approx(0.6 * 16e9)
