@@ -9,11 +9,14 @@ Figures marked (recalled) were not checked against the publication's text.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import headlines_recorded
 from benchmarks.headline import Headline
+from benchmarks.headlines_recorded import RECORDED
+from planner import formulas
 from planner.hardware import load_cluster
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
@@ -21,11 +24,7 @@ from planner.importers import load_graph
 from planner.schedules import pipemare
 from planner.sharding.mixtures import Mixture, model_parameters
 from planner.simulate import measure_schedule
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import Layers, recorded_layers
-from planner.space.partition.pipedream_terms import StageCost
-from planner.sync import formulas
 
 GIB = 2**30
 
@@ -35,13 +34,26 @@ def _layers(folder: Path, name: str) -> Layers:
 
 
 def cost_models(folder: Path) -> Iterator[Headline]:
-    """PipeDream's speed-up by its two published cost models alone, on one level of 16 workers."""
-    for cost in StageCost:
-        problem = PipeDreamProblem(_layers(folder, "vgg16"), (16,), (1.25e9,), cost=cost)
-        found = solve_pipedream(problem, time_limit_s=30).objective
-        data = problem.judge(dict(problem.trivial())["data-parallel"]).objective
-        text = f"VGG-16, 16 V100, 10 Gb/s, by the {cost.value} stage cost alone"
-        yield Headline("PipeDream", text, 5.28, data / found, "the profile's own minibatch; nothing is played")
+    """PipeDream's speed-up by its published stage costs alone: 15-1 on one level of 16 workers, 64 images a minibatch.
+
+    The cut is the released configuration's: the three fully connected layers are the second stage.
+    """
+    layers = _layers(folder, "vgg16")
+    cut = int((layers.weight_bytes > 1e8).argmax())
+    compute, weights = layers.compute_s * 64 / RECORDED["vgg16"], layers.weight_bytes
+    for cost, part, text in (
+        ("published", 1.0, "the paper's stage cost"),
+        ("released", 1.0, "the released stage cost"),
+        ("released", 0.5, "the released stage cost with a ring's bytes"),
+    ):
+
+        def stage_s(start: int, stop: int, replicas: int, cost: str = cost, part: float = part) -> float:
+            work, own = math.fsum(compute[start:stop]), math.fsum(weights[start:stop])
+            return formulas.pipedream_stage_s(work, part * own, replicas, 1.25e9, cost)
+
+        ours = stage_s(0, len(compute), 16) / max(stage_s(0, cut, 15), stage_s(cut, len(compute), 1))
+        what = f"VGG-16, 16 V100, 10 Gb/s: 15-1 by {text} alone"
+        yield Headline("PipeDream", what, 5.28, ours, "nothing is played; the line's whole 10 Gb/s")
 
 
 def chimera() -> Iterator[Headline]:
