@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from planner.costs.precision import Precision, precision
 from planner.errors import PlanError
-from planner.graph import Chain, Graph
+from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
 from planner.operators.types import Origin
 from planner.plan.blocks import Block, BlockParameter, compress
 from planner.plan.cuts import Staging, parameter_indices
 from planner.plan.files import seal
-from planner.plan.records import Duplicated, PlanNote, Provenance, Stage
+from planner.plan.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
 from planner.plan.requirements import requirements
 from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.sections import (
@@ -35,6 +35,7 @@ from planner.plan.shard_sections import (
 )
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plan.words import module_ranges, significant
+from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
@@ -102,7 +103,7 @@ def assemble(
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
     used = used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, laid, used)
-    shared = staging.shared_parameters()
+    shared = staging.shared_parameters(summed=laid.section.weight_policy == WeightPolicy.SYNC)
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
     predictions = predictions_section(stages, decision, evaluation, certificate, chosen, rank_shared)
     plan = Plan(
@@ -126,13 +127,25 @@ def assemble(
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),
-        notes=tuple(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
+        notes=(
+            *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
+            *(_apart(entry) for entry in shared if entry.reduction == "none"),
+        ),
         not_modelled=(*not_modelled, *_left_out(cluster, sharded=bool(used))),
         blocks=compress(blocks),
         shardings=sharding_sections(graph, decision, used, blocks),
     )
     divided = bool(staging.divided_modules())
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def _apart(shared: SharedParameter) -> PlanNote:
+    """A tie that the order of work gives up."""
+    message = (
+        f"stages {list(shared.stages)} each train a copy of {shared.parameter!r} of their own: as the pipeline never "
+        "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
+    )
+    return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
 
 
 def _left_out(cluster: Cluster, *, sharded: bool) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from planner.plan.findings import Fault, Finding
 from planner.plan.flags import Requirement
 from planner.plan.records import Boundary, Loss
 from planner.plan.types import Plan
+from planner.schedules.types import WeightPolicy
 from planner.space.heads import loss_outputs
 
 _MAKE_AGAIN = "plan again for this model"
@@ -135,11 +136,12 @@ def _boundaries(listed: Sequence[Boundary], cut: Sequence[Boundary]) -> Iterator
 
 def _ties(plan: Plan, staging: Staging) -> Iterator[Finding]:
     listed = {s.parameter: s for s in plan.shared_parameters}
-    true = {s.parameter: s for s in staging.shared_parameters()}
+    drains = plan.schedule.weight_policy == WeightPolicy.SYNC
+    true = {s.parameter: s for s in staging.shared_parameters(summed=drains)}
     for owner, right in true.items():
         if listed.get(owner) != right:
             message = f"parameter {owner!r} ({', '.join(right.names)}) is shared by stages {list(right.stages)}"
-            hint = "declare it, so that its gradients are summed"
+            hint = f"declare it with reduction {right.reduction!r}"
             yield Finding(Fault.UNDECLARED_TIE, message, hint, right.stages[0], tensor=owner)
     for owner in listed.keys() - true.keys():
         message = f"parameter {owner!r} is declared as shared but is not"

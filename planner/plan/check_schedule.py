@@ -33,7 +33,7 @@ def check_schedule(plan: Plan) -> list[Finding]:
     orders, found = _read_orders(plan, one_copy(plan))
     if found:
         return found
-    orders = _distinct(plan, orders)
+    everyone, orders = orders, _distinct(plan, orders)
     for rank, lanes in orders.items():
         found += _unknown(plan, rank, lanes)
     if found:
@@ -46,7 +46,7 @@ def check_schedule(plan: Plan) -> list[Finding]:
     ranks, copies = leaders(plan)
     played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
     found = found or play(plan, played) or _compiled(plan)
-    return found or check_held(plan, orders)
+    return found or check_held(plan, orders, everyone)
 
 
 def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:

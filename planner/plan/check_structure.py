@@ -12,6 +12,7 @@ from planner.plan.findings import Fault, Finding
 from planner.plan.flags import Requirement
 from planner.plan.requirements import requirements
 from planner.plan.types import Plan
+from planner.schedules.types import WeightPolicy
 
 _MAKE_AGAIN = "plan again instead of editing the file"
 _TOLERANCE = 1e-6
@@ -158,7 +159,12 @@ def _ties(plan: Plan) -> Iterator[Finding]:
             message = f"parameter {owner!r} is held by stages {sorted(stages)} but not declared as shared by them"
             hint = "its gradients must be summed over these stages"
             yield Finding(Fault.UNDECLARED_TIE, message, hint, min(stages), tensor=owner)
-    for owner in declared:
+    reduction = "sum" if plan.schedule.weight_policy == WeightPolicy.SYNC else "none"
+    for owner, shared in declared.items():
+        if shared.reduction != reduction:
+            message = f"gradients of {owner!r} have reduction {shared.reduction!r}, the orders allow {reduction!r}"
+            hint = "copies in several stages can be summed only where the pipeline drains before an update"
+            yield Finding(Fault.WRONG_TIE, message, hint, min(shared.stages, default=-1), tensor=owner)
         if len(holders.get(owner, ())) < 2:
             message = f"parameter {owner!r} is declared as shared, but no two stages hold it"
             yield Finding(Fault.WRONG_TIE, message, _MAKE_AGAIN, tensor=owner)

@@ -72,8 +72,12 @@ class Staging:
         node = self.graph.producer.get(tensor, -1)
         return self.stage_of.get(node, min(self.copies.get(node, (-1,))))
 
-    def shared_parameters(self) -> tuple[SharedParameter, ...]:
-        """Trained parameters that several stages read, in order of first use."""
+    def shared_parameters(self, *, summed: bool = True) -> tuple[SharedParameter, ...]:
+        """Trained parameters that several stages read, in order of first use.
+
+        Args:
+            summed: whether their gradients are summed over the stages: the pipeline drains before an update.
+        """
         names: dict[str, dict[str, None]] = {}
         stages: dict[str, set[int]] = {}
         for node, stage in self.stage_of.items():
@@ -88,7 +92,7 @@ class Staging:
                 parameter=owner,
                 names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
                 stages=tuple(sorted(found)),
-                reduction="sum",
+                reduction="sum" if summed else "none",
                 bytes=self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes,
             )
             for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])

@@ -22,6 +22,8 @@ class Requirement(StrEnum):
     """Parameter-free operators are computed in several stages."""
     TIED_PARAMETERS = "tied_parameters"
     """A parameter is held by several stages and its gradient summed over them."""
+    SEPARATE_COPIES = "separate_copies"
+    """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
     MID_MODULE_CUT = "mid_module_cut"
     """A numbered module (a layer) is divided between stages."""
     RECOMPUTE = "recompute"

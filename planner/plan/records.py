@@ -208,15 +208,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:
-    """A parameter that several stages hold (tied weights): their gradients are reduced, so that the copies stay equal.
+    """A parameter that several stages hold (tied weights).
 
-    `names` are the initializers that stand for it: the parameter itself and its tied copies.
+    With `reduction` "sum" their gradients are summed before every update, so that the copies stay equal; with "none",
+    where the pipeline never drains, each stage updates a copy of its own with its own gradient. `names` are the
+    initializers that stand for it: the parameter itself and its tied copies.
     """
 
     parameter: str
     names: tuple[str, ...]
     stages: tuple[int, ...]
-    reduction: Literal["sum"]
+    reduction: Literal["sum", "none"]
     bytes: int
 
 

@@ -18,7 +18,8 @@ class StageCorrection:
         backward_delay: the same for the weights that the backward reads.
         learning_rate_factor: the learning rate is multiplied by this at the first step, annealed to 1 (PipeMare's T1:
             delay to the power -(1 - step / steps)).
-        velocity_decay: a forward reads w - delay * d with d <- g d + (1 - g) (new w - old w); this is g (T2).
+        velocity_decay: a backward reads w - (forward delay - backward delay) * d, about what its forward read, with
+            d <- g d + (1 - g) (new w - old w) at every update; this is g (PipeMare's T2).
         synchronous_epochs: first epochs that are trained with a flush after every update (T3).
         forward_horizon: a forward reads weights predicted by so many updates: w - rate * horizon * velocity.
         backward_horizon: the same for the backward.

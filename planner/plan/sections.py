@@ -167,11 +167,12 @@ def tied_collectives(
     """What a stage exchanges with the other holders of its parameters, once for each set of holders.
 
     A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts;
-    where replicas have several ranks, equal ranks of them. `shared` says the bytes of one rank.
+    where replicas have several ranks, equal ranks of them. `shared` says the bytes of one rank. Copies that are trained
+    apart exchange nothing.
     """
     payload: dict[tuple[int, ...], int] = {}
     for entry in shared:
-        if stage.index in entry.stages:
+        if stage.index in entry.stages and entry.reduction == "sum":
             payload[entry.stages] = payload.get(entry.stages, 0) + entry.bytes
     found = []
     for holders, size in payload.items():

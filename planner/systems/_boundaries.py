@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.schedules.compiling import compile_orders
+from planner.schedules.lending import lent_bytes, own_bytes
 from planner.schedules.own_orders import OwnOrders
 from planner.schedules.program import Program
 from planner.schedules.types import ActionKind, Work
@@ -68,6 +69,8 @@ class Search:
         drains = shape.schedule.weight_policy.synchronous or isinstance(shape.schedule, OwnOrders)
         work = shape.schedule.work(shape.pipeline)
         self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
+        evicts = any(action.kind is ActionKind.EVICT for lane in work.lanes for action in lane)
+        self._lending = work if evicts else None
         self._program: Program | None = compile_orders(work) if drains else None
         self._tried: dict[Marks, Cut] = {}
         self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
@@ -178,14 +181,30 @@ class Search:
                 checkpoint_bytes=figures.unit_bytes,
             )
         worst, reason = -math.inf, ""
+        lent = lent_bytes(self._lending.lanes, (figures.unit_bytes / self._parts).tolist()) if self._lending else {}
         for worker in range(self._shape.workers):
             own = [stage for stage, workers in enumerate(figures.holders) if worker in workers]
             have = float(figures.capacity_bytes[own].min())
             curve = memory_curve(trace, worker, sizes)
             need = curve.peak_bytes
+            if worker in lent and (least := self._with_guests(worker, own, figures, lent[worker])) > max(need, have):
+                if least - have > worst:
+                    worst = least - have
+                    reason = f"worker {worker} holds {format_bytes(least)} of {format_bytes(have)}, "
+                    reason += f"{format_bytes(lent[worker])} of it evicted from others"
+                continue
             if need - have > worst:
                 action = int(curve.action[int(np.argmax(curve.held_bytes > min(have, need - 1)))])
                 moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
                 worst = need - have
                 reason = f"worker {worker} holds {format_bytes(need)} of {format_bytes(have)}, too much {moment}"
         return max(0.0, worst - 1e-9 * abs(worst)), reason
+
+    def _with_guests(self, worker: int, own: list[int], figures: Figures, lent: float) -> float:
+        """What a worker holds at the most whatever the times, with what others evict to it; as the plan is checked."""
+        work = self._lending
+        lanes = [lane for lane, w in zip(work.lanes, work.lane_workers, strict=True) if w == worker] if work else []
+        resting = figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes
+        beside = float(figures.reserve_bytes[own].max() + figures.working_bytes[own].max())
+        kept = sum(own_bytes(lane, (figures.unit_bytes / self._parts).tolist())[0] for lane in lanes)
+        return float(resting[own].sum()) + beside + kept + lent

@@ -190,8 +190,14 @@ class _Pricing:
         return float(terms.seconds(payload).min(axis=2).max())
 
     def _tied(self) -> np.ndarray:
-        """[stages] time to sum gradients of weights that several stages hold, charged to the first of them."""
+        """[stages] time to sum gradients of weights that several stages hold, charged to the first of them.
+
+        None where the schedule by its name never drains: each stage then trains a copy of its own.
+        """
         found = np.zeros(len(self.point.stages))
+        key = self.point.schedule.partition(":")[0]
+        if key in schedules.names() and not schedules.get(self.point.schedule).weight_policy.synchronous:
+            return found
         for tie in self.costs.ties:
             own = [k for k, s in enumerate(self.point.stages) if any(s.start <= b < s.stop for b in tie.blocks)]
             if len(own) < 2 or not tie.elements:

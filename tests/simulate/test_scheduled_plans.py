@@ -15,6 +15,7 @@ from planner.plan.files import seal
 from planner.plan.orders import RankOrder, encode
 from planner.plan.validate import validate
 from planner.schedules import ActivationUnit, Pipeline, get
+from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action
 from planner.simulate import Conditions, Transfers, measure_schedule, simulate
 from planner.space.types import Decision, StageChoice
@@ -155,6 +156,53 @@ def test_a_deadlock_of_directions_shows_the_cycle() -> None:
 def test_memory_along_the_order_is_checked() -> None:
     plan = plan_of("zb-v", Pipeline((1,) * 4, 8), capacity_gib=2)
     assert faults(plan)["memory"].startswith("rank 1 holds 2.42 GB of 2.15 GB when F1.0 runs")
+
+
+@pytest.mark.parametrize(
+    "name", ["pipedream", "pipedream:vertical=true", "pipedream-2bw", "pipemare", "pipelined-backprop", "hetpipe"]
+)
+def test_a_tie_between_stages_that_never_drain_is_given_up_by_name(name: str) -> None:
+    """The first and the last stage hold the embedding; no order exchanges its gradient, and the plan says so."""
+    plan = plan_of(name, Pipeline((1,) * 4, 4))
+    (shared,) = plan.shared_parameters
+    assert (shared.parameter, shared.stages, shared.reduction) == ("w_embed", (0, 3), "none")
+    assert "separate_copies" in plan.requires
+    assert "tied_parameters" not in plan.requires
+    assert [n.where for n in plan.notes if n.code == "tie-given-up"] == ["w_embed"]
+    assert not any(c.of == "tied gradients" for s in plan.predictions.stages for c in s.collectives)
+    assert validate(plan, language_model(2)) == []
+    summed = dataclasses.replace(plan, shared_parameters=(dataclasses.replace(shared, reduction="sum"),))
+    assert "have reduction 'sum', the orders allow 'none'" in faults(seal(summed))["wrong_tie"]
+
+
+def test_a_tie_is_kept_where_the_pipeline_drains() -> None:
+    plan = plan_of("bpipe", Pipeline((1,) * 4, 4))
+    assert [shared.reduction for shared in plan.shared_parameters] == ["sum"]
+    assert "separate_copies" not in plan.requires
+
+
+def capped(plan: Plan, rank: int, capacity_bytes: int) -> Plan:
+    """The plan with less memory on the device of one stage's rank."""
+    stages = list(plan.predictions.stages)
+    stages[rank] = dataclasses.replace(stages[rank], capacity_bytes=capacity_bytes)
+    return seal(dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=tuple(stages))))
+
+
+def test_what_others_evict_counts_at_the_receiver() -> None:
+    """BPipe, 4 stages: rank 3 keeps 1 of its own and 1 of rank 0's, 1 GiB of weights and 1/4 GiB each: 1.5 GiB."""
+    plan = plan_of("bpipe", Pipeline((1,) * 4, 8))
+    assert faults(capped(plan, 3, GIB * 3 // 2)) == {}
+    message = faults(capped(plan, 3, GIB * 3 // 2 - 9))["memory"]
+    assert message.startswith("rank 3 holds 1.61 GB of 1.61 GB when F3.0 runs, 268 MB of it evicted from other ranks")
+
+
+def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
+    """By hand: rank 1 also evicts, to rank 3, which then keeps its own 1, 1 of rank 0's and 1 of rank 1's: 1.75 GiB."""
+    plan = capped(plan_of("bpipe", Pipeline((1,) * 4, 8)), 3, GIB * 3 // 2)
+    assert plan.lanes(1)[0][:5] == tuple(map(parse_action, ("F1.0", "F1.1", "F1.2", "B1.0", "F1.3")))
+    line = "F1.0-1 E1.1>+2 F1.2 B1.0 L1.1 (B1.1 F1.3)*5 B1.6-7 S1 U1"
+    message = faults(changed(plan, 1, line))["memory"]
+    assert message.startswith("rank 3 holds 1.88 GB of 1.61 GB when F3.0 runs, 537 MB of it evicted from other ranks")
 
 
 def test_a_part_that_comes_too_early_is_found() -> None:
