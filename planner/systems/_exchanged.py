@@ -56,7 +56,8 @@ def by_exchange(bench: Bench, system: System) -> Found:
     kinds = sorted(set(exchange.methods.values()))
     notes = (f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden",)
     ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
-    plan = f"{best.replicas} replicas, micro-batch {best.micro_batch} x {best.count}, {ways}"
+    copies = f"{best.replicas} replicas" if best.replicas > 1 else "1 device"
+    plan = f"{copies}, micro-batch {best.micro_batch} x {best.count}" + (f", {ways}" if best.replicas > 1 else "")
     return Found(
         plan=plan,
         iteration_s=best.iteration_s,
@@ -134,7 +135,8 @@ def price_exchange(bench: Bench, system: System, size: int) -> Priced:
         return Priced(size, replicas, count, math.inf, 0.0, memory, capacity, None)
     exchange = scheme.price(fabric, step)
     work_s = count * float((costs.forward_s + costs.backward_s)[slow].sum())
-    update_s = float(costs.update_s[slow].sum()) * exchange.memory.optimizer
+    charged = float(costs.parameter_elements.sum())
+    update_s = float(costs.update_s[slow].sum()) * exchange.memory.optimizer * (elements / charged if charged else 1.0)
     host_s = _rows_s(bench, step, exchange, min(replicas, cluster.node_size or 1))
     total_s = work_s + exchange.exposed_s + update_s + host_s
     if not math.isfinite(total_s):

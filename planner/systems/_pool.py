@@ -17,6 +17,7 @@ from planner.systems._price import price, rank_table
 from planner.systems._search import best_of, found_of, search
 from planner.systems._workers import Cut, Workers, allocations, in_order, kinds, matched, own_cut, point_of
 from planner.systems.types import Point, System
+from planner.units import format_bytes
 
 MOST_CONCURRENT = 16
 """Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""
@@ -61,12 +62,28 @@ def _best(
             for concurrent, each in _waves(bench, workers, size):
                 played = playing(bench, system, workers, size, concurrent, each)
                 if played is None or not played.feasible:
-                    reason = played.reason if played else "no stages fit in a virtual worker with a stashed wave"
+                    reason = played.reason if played else _crowded(bench, workers)
                     continue
                 if best is None or played.iteration_s < best.iteration_s:
                     best, chosen = played, f"{_counted(len(workers))} ({policy}), Nm {concurrent}"
                 break
     return best, chosen, reason
+
+
+def _crowded(bench: Bench, workers: Workers) -> str:
+    """Why a virtual worker cannot hold the model, with the least that a device of the smallest has to hold."""
+    chosen = bench.precision
+    a_state = chosen.weight_bytes + chosen.gradient_bytes + bench.state_bytes
+    own = min(workers, key=lambda ranks: sum(_room(bench, rank) for rank in ranks))
+    share = float(bench.tables(bench.sizes[0]).elements[0, -1]) * a_state / len(own)
+    return (
+        "no stages fit in a virtual worker with a stashed wave: weights, gradients and optimizer state alone are"
+        f" {format_bytes(share)} a device when cut evenly over {len(own)}"
+    )
+
+
+def _room(bench: Bench, rank: int) -> float:
+    return float(bench.cluster.devices[int(bench.cluster.device_types[rank])].usable_bytes)
 
 
 def _counted(workers: int) -> str:
@@ -76,7 +93,7 @@ def _counted(workers: int) -> str:
 def _waves(bench: Bench, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
     """(concurrent mini-batches, mini-batches of an iteration) of a virtual worker, the most concurrent first."""
     each, rest = divmod(bench.job.global_batch, size * len(workers))
-    most = min(MOST_CONCURRENT, 2 * len(workers[0]))
+    most = min(MOST_CONCURRENT, 2 * max(len(own) for own in workers))
     if not rest and each:
         for concurrent in range(min(each, most), 0, -1):
             if each % concurrent == 0:

@@ -31,7 +31,8 @@ SHRINK = 8
 """How much smaller the next micro-batch is where not even the weights fit: they may lie otherwise with less to keep."""
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch that fits, on the mesh that follows the levels, is searched."""
+"""With more operators only the largest micro-batch that fits is searched, and that on the mesh that follows the levels;
+on the line of all devices just the largest."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -75,12 +76,15 @@ def by_sharding(bench: Bench, system: System) -> Found:
             "and dynamic programming over their cuts does not apply"
         )
     tried = list(meshes(bench, system.options.get("span", "cluster")))
+    if tried[-1] == (1,) and system.options.get("span") == "node":
+        return Found(reason="operators are cut over the devices of a node, and there is one")
     if too_large := _even_share(bench, math.prod(tried[-1])):
         return Found(reason=too_large)
     large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
-    for mesh in tried[-1:] if large else tried:
+    for mesh in tried:
+        tries = 1 if large and mesh != tried[-1] else MOST_TRIED
         try:
-            found += _priced(bench, system, mesh, 1 if large else MOST_FITTING)
+            found += _priced(bench, system, mesh, 1 if large else MOST_FITTING, tries)
         except ShardplanError as error:
             refused = str(error)
         except ValueError as error:
@@ -153,7 +157,7 @@ def _why(found: list[_Priced]) -> str:
     )
 
 
-def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int) -> list[_Priced]:
+def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int, tries: int = MOST_TRIED) -> list[_Priced]:
     """Plans of the micro-batch sizes on one mesh, largest first, until so many fit; sizes that cannot are passed over.
 
     Raises:
@@ -172,7 +176,7 @@ def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int) -> l
         found.append(price)
         room = price.capacity_bytes - price.memory.total + price.memory.activations
         fit += price.memory.activations <= room
-        if fit >= most or len(found) >= MOST_TRIED:
+        if fit >= most or len(found) >= tries:
             break
         if room <= 0:
             limit = max(1.0, size / SHRINK)
