@@ -5,7 +5,8 @@ A 3 x 3 convolution of stride 1 needs 36 multiplications for 4 x 4 results of a 
 transformed back; the gradient towards the input is the same on the results' gradient, that towards the weights is
 F(3x3, 4x4) on both. The libraries of GPUs run the three steps one after the other through memory ("non-fused"), for
 which each product pays (1 + t) of its input and result for the transforms and t of them for the matrix products, with
-t = 36 / 16 transformed elements for each of a channel, more where the last tiles stick out.
+t = 36 / 16 transformed elements for each of a channel, more where the last tiles stick out. (In profiles of cuDNN these
+are the kernels `winograd_nonfused::winogradForwardData4x4`, a plain matrix product, and `winogradForwardOutput4x4`.)
 
 It pays where products cost as much as sums do: on vector units, which is where fp32 without matrix units runs. Matrix
 units multiply faster than memory can carry the transformed tiles, and their libraries do without. The scratch memory
