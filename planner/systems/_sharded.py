@@ -31,8 +31,8 @@ SHRINK = 8
 """How much smaller the next micro-batch is where not even the weights fit: they may lie otherwise with less to keep."""
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch that fits is searched, and that on the mesh that follows the levels;
-on the line of all devices just the largest."""
+"""With more operators only the largest micro-batch that fits is searched, on the mesh that follows the levels; where a
+dimension has one axis in all tensors (`line`), the largest of all also on the line of all devices."""
 
 WIDEST_JOIN = 8
 """Tensors that one operator may join where a search needs an almost linear graph."""
@@ -81,7 +81,7 @@ def by_sharding(bench: Bench, system: System) -> Found:
     if too_large := _even_share(bench, math.prod(tried[-1])):
         return Found(reason=too_large)
     large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
-    for mesh in tried:
+    for mesh in tried if not large or "line" in system.options else tried[-1:]:
         tries = 1 if large and mesh != tried[-1] else MOST_TRIED
         try:
             found += _priced(bench, system, mesh, 1 if large else MOST_FITTING, tries)

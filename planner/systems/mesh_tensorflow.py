@@ -30,6 +30,11 @@ SYSTEMS.register(
             ),
             "meshes: all devices in a line, and one dimension a level of the cluster",
         ),
-        options={"layouts": "mesh-tensorflow", "span": "cluster", "within_memory": "mesh-tensorflow-memory"},
+        options={
+            "layouts": "mesh-tensorflow",
+            "span": "cluster",
+            "within_memory": "mesh-tensorflow-memory",
+            "line": "too",
+        },
     ),
 )
