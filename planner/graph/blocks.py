@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -52,6 +53,20 @@ class Chain:
     blocks: tuple[Block, ...]
     duplicated: tuple[int, ...]
     crossing: tuple[tuple[str, ...], ...]
+
+    @functools.cached_property
+    def repeats(self) -> tuple[frozenset[int], ...]:
+        """By block, its side nodes that an earlier block reads too.
+
+        A stage works them out once, whatever number of its blocks reads them; they are priced with the first block of
+        the chain.
+        """
+        seen: set[int] = set()
+        found = []
+        for block in self.blocks:
+            found.append(frozenset(seen.intersection(block.side)))
+            seen.update(block.side)
+        return tuple(found)
 
 
 def layer_of(module: str) -> str:

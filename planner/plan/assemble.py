@@ -51,6 +51,7 @@ NOT_MODELLED = (
 
 _NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
 _UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
+_AGAIN = "time of the duplicated operators in stages after the first that has them"
 
 _NONE: Mapping[int, StageSharding] = MappingProxyType({})
 
@@ -131,7 +132,10 @@ def assemble(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
             *(_apart(entry) for entry in shared if entry.reduction == "none"),
         ),
-        not_modelled=(*not_modelled, *_left_out(cluster, sharded=bool(used))),
+        not_modelled=(
+            *not_modelled,
+            *_left_out(cluster, sharded=bool(used), again=any(len(s) > 1 for _, s in duplicated)),
+        ),
         blocks=compress(blocks),
         shardings=sharding_sections(graph, decision, used, blocks),
     )
@@ -148,9 +152,10 @@ def _apart(shared: SharedParameter) -> PlanNote:
     return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
 
 
-def _left_out(cluster: Cluster, *, sharded: bool) -> tuple[str, ...]:
-    """What the predictions of this answer leave out of sharing operators."""
-    return ((_NO_OVERLAP,) if sharded else ()) + ((_UNEQUAL,) if len(cluster.devices) > 1 else ())
+def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...]:
+    """What the predictions of this answer leave out of sharing operators and of operators that several stages have."""
+    said = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_AGAIN, again))
+    return tuple(words for words, holds in said if holds)
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:

@@ -32,6 +32,7 @@ from planner.sharding import (
     layout_text,
     mesh_on,
     parse_layout,
+    priced_once,
     strategies,
 )
 from planner.sharding.problem import Choice, Facts
@@ -59,12 +60,14 @@ class Rebuilt:
         setting: the whole graph on the mesh; without a cluster on an ideal mesh, and without seconds.
         facts: of the graph.
         prices: of its operators; None without a cluster.
+        repeats: by block, duplicated operators that an earlier block has worked out (`Chain.repeats`).
     """
 
     sharding: Sharding
     setting: Setting
     facts: Facts
     prices: Profile | None
+    repeats: tuple[frozenset[int], ...]
 
     @property
     def graph(self) -> Graph:
@@ -83,7 +86,9 @@ class Rebuilt:
 
     def part(self, entry: ShardedBlock) -> Setting:
         """The setting of one entry's operators."""
-        return dataclasses.replace(self.setting, nodes=self.nodes(entry))
+        block = entry.first[0]
+        again = self.repeats[block] if 0 <= block < len(self.repeats) else frozenset()
+        return dataclasses.replace(priced_once(self.setting, again), nodes=self.nodes(entry))
 
     def tensors(self, entry: ShardedBlock) -> tuple[str, ...]:
         """Tensors of an entry's operators that rest somewhere, in order of first use."""
@@ -211,4 +216,4 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
         else:
             setting = inner_setting(chain, graph, found, mesh, options)
         facts = facts or Facts.of(setting)
-        yield Rebuilt(sharding, setting, facts, found)
+        yield Rebuilt(sharding, setting, facts, found, chain.repeats if chain else ())

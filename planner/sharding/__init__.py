@@ -15,6 +15,7 @@ from planner.sharding.inner import (
     NodePrices,
     inner_costs,
     inner_setting,
+    priced_once,
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Communication, Verdict, evaluate
@@ -101,6 +102,7 @@ __all__ = [
     "padding",
     "parse_layout",
     "place_tables",
+    "priced_once",
     "refusal",
     "refusals_on",
     "reshard",

@@ -202,14 +202,16 @@ def inner_costs(
     facts = Facts.of(setting)
     crossing = {name: graph.tensors[name] for names in chain.crossing for name in names}
     boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
-    marks, found, solved = PriceMarks(setting), [], 0
-    for b in range(len(chain.blocks)):
+    found, solved = [], 0
+    settings = {again: priced_once(setting, again) for again in chain.repeats}
+    all_marks = {again: PriceMarks(each) for again, each in settings.items()}
+    for b, again in enumerate(chain.repeats):
         view = BlockView.of(chain, graph, b, facts)
         like = (view.key, boundaries, cache.place(mesh), chosen, prices.micro_batch)
-        problem = BlockProblem(replace(setting, nodes=view.members), facts, view, prices.workspace_bytes)
+        problem = BlockProblem(replace(settings[again], nodes=view.members), facts, view, prices.workspace_bytes)
         if like not in cache.shares:
             cache.shares[like] = problem.shares
-        key = (like, marks.of(view.members, cache.shares[like]))
+        key = (like, all_marks[again].of(view.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
             cache.entries[key] = view.names, BlockPoints(problem, boundaries)
@@ -251,3 +253,22 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
         work_s=work_s,
         forbidden=options.forbidden,
     )
+
+
+def priced_once(setting: Setting, again: frozenset[int]) -> Setting:
+    """A block's setting in which the side nodes that an earlier block has worked out take no time (`Chain.repeats`)."""
+    if not again or setting.forward_s is None:
+        return setting
+    free = sorted(again)
+
+    def without(seconds: np.ndarray) -> np.ndarray:
+        left = np.array(seconds, dtype=float)
+        left[free] = 0.0
+        return left
+
+    @functools.cache
+    def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = setting.nodes_s(share)
+        return without(forward), backward
+
+    return replace(setting, forward_s=without(setting.forward_s), work_s=work_s)

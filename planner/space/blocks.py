@@ -44,8 +44,8 @@ def block_costs(
     step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
     return BlockCosts(
         micro_batch=profiles[0].micro_batch,
-        forward_s=np.array([[_total(p.forward_s, b.nodes, b.side) for b in chain.blocks] for p in profiles]),
-        backward_s=np.array([[_total(p.backward_s, b.nodes, ()) for b in chain.blocks] for p in profiles]),
+        forward_s=np.array([block_seconds(chain, p.forward_s) for p in profiles]),
+        backward_s=np.array([[float(p.backward_s[list(b.nodes)].sum()) for b in chain.blocks] for p in profiles]),
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
         saved_bytes=saved,
@@ -66,8 +66,10 @@ def wire_bytes(graph: Graph, name: str, chosen: Precision) -> float:
     return tensor.elements * chosen.compute.bits / 8 if tensor.dtype.is_float else float(tensor.byte_count)
 
 
-def _total(values: np.ndarray, nodes: Sequence[int], side: Sequence[int]) -> float:
-    return float(values[list(nodes)].sum() + values[list(side)].sum())
+def block_seconds(chain: Chain, forward_s: np.ndarray) -> list[float]:
+    """Forward seconds of each block from those of the nodes, a side node with the first block that reads it."""
+    first = [sorted(set(b.side) - again) for b, again in zip(chain.blocks, chain.repeats, strict=True)]
+    return [float(forward_s[[*b.nodes, *own]].sum()) for b, own in zip(chain.blocks, first, strict=True)]
 
 
 def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:

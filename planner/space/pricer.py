@@ -25,7 +25,7 @@ from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
-from planner.space.blocks import block_costs
+from planner.space.blocks import block_costs, block_seconds
 from planner.space.meshes import mesh_names, meshes_for
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
@@ -169,7 +169,7 @@ class Pricer:
         nothing = np.zeros(len(blocks) + 1)
         return replace(
             whole,
-            forward_s=np.array([[float(forward_s[[*b.nodes, *b.side]].sum()) for b in blocks]]),
+            forward_s=np.array([block_seconds(self.chain, forward_s)]),
             backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in blocks]]),
             update_s=whole.update_s[:1] / ranks,
             parameter_elements=whole.parameter_elements / ranks,

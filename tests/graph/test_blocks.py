@@ -48,6 +48,7 @@ def test_a_mask_read_by_every_layer_is_duplicated_and_crosses_nothing() -> None:
     chain = build_chain(graph)
     assert keys(graph, chain.duplicated) == ["mask"]
     assert [keys(graph, b.side) for b in chain.blocks] == [["mask"], ["mask"]]
+    assert [keys(graph, again) for again in chain.repeats] == [[], ["mask"]]
     assert chain.crossing == ((), ("b",), ())
 
 
