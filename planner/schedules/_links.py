@@ -57,6 +57,7 @@ def link(program: Program) -> None:
     tables = _tables(program, key, program.stages * width)
     _tensors(program, tables, key, width)
     _own(program, tables, key)
+    _moves(program, tables, key, width)
     if parts > 1 and program.work.causal:
         _causal(program, tables, key)
     _evictions(program, tables, key)
@@ -101,6 +102,27 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
     return table
 
 
+def _moves(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
+    """What is sent is received, and the other way round, by the stage after (gradients: before)."""
+    for code, other, by, what in (
+        (SEND_ACTIVATION, tables.activation_in, 1, "receives"),
+        (RECEIVE_ACTIVATION, tables.activation_out, -1, "sends"),
+        (SEND_GRADIENT, tables.gradient_in, -1, "receives"),
+        (RECEIVE_GRADIENT, tables.gradient_out, 1, "sends"),
+    ):
+        moves = np.flatnonzero(program.kind == code)
+        stage = program.stage[moves] + by
+        inside = (stage >= 0) & (stage < program.stages)
+        met = np.full(len(moves), -1, np.int64)
+        met[inside] = other[key[moves[inside]] + by * width]
+        alone = np.flatnonzero(met < 0)
+        if len(alone):
+            at = int(moves[alone[0]])
+            whom = f"stage {stage[alone[0]]} never {what} it" if inside[alone[0]] else f"no stage {what} it"
+            hint = "give each send its receive at the neighbouring stage, or leave both out"
+            raise program.error(at, f"{program.label(at)}: {whom}", hint)
+
+
 def _tensors(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
     """Sources in neighbouring stages; an explicit SEND or RECEIVE takes the place of the computation."""
     kind, stage, source = program.kind, program.stage, program.source
@@ -141,6 +163,11 @@ def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
     late = again[tables.gradient[key[again]] < again]
     if len(late):
         raise program.error(int(late[0]), f"{program.label(late[0])} comes after its backward", "recompute before it")
+    halves = np.flatnonzero(kind == WEIGHT_GRAD)
+    whole = halves[kind[tables.gradient[key[halves]]] == BACKWARD]
+    if len(whole):
+        message = f"{program.label(whole[0])} is a part of the whole backward of the same micro-batch"
+        raise program.error(int(whole[0]), message, "make that an input gradient, or leave this out")
     split = np.flatnonzero(kind == INPUT_GRAD)
     _require(program, split, tables.weight[key[split]], "its weight gradient")
     forwards = np.flatnonzero(kind == FORWARD)
@@ -164,6 +191,8 @@ def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
     for action in np.flatnonzero(program.of(EVICT, LOAD, FORWARD, BACKWARD, INPUT_GRAD)).tolist():
         kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
         if kind == EVICT:
+            if 0 <= tables.gradient[unit] < action and program.lane[tables.gradient[unit]] == lane:
+                raise _misplaced(program, action, "comes after its backward")
             if unit in away:
                 raise _misplaced(program, action, "is evicted twice without a load in between")
             away[unit] = pending[lane] = action

@@ -102,7 +102,9 @@ def _deadlock(program: Program, position: list[int], done: bytearray, lanes: lis
         seen[lane] = len(steps)
         action = position[lane]
         reach, awaited = _awaited(program, action, position, done)
-        steps.append(f"worker {program.worker[action]} at {program.label(reach)} waits for {program.label(awaited)}")
+        whose = f" of worker {program.worker[awaited]}" if program.exchange[awaited] >= 0 else ""
+        waits = f"waits for {program.label(awaited)}{whose}"
+        steps.append(f"worker {program.worker[action]} at {program.label(reach)} {waits}")
         lane = lanes[awaited]
         if done[awaited]:
             break

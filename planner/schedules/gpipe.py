@@ -70,6 +70,8 @@ class GPipe(Defaults):
             if self.recompute:
                 yield Action(ActionKind.RECOMPUTE, stage, m)
             yield Action(ActionKind.BACKWARD, stage, m)
+            if self.recompute and not self.early and stage:
+                yield Action(ActionKind.SEND_GRADIENT, stage, m)
 
     def critical_s(
         self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]

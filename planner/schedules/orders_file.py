@@ -32,12 +32,13 @@ from planner.errors import PlanError
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Action, ActionKind, OrderError, Work
+from planner.schedules.whole import COUNTED, check_numbers, check_whole
 
 _WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")
-_COUNTED = (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
 _COLUMNS = ("worker", "lane", "action", "kind", "stage", "micro_batch", "part", "version", "peer", "paired")
 _NUMBERS = ("stage", "micro_batch", "part", "version", "peer")
 _SETTINGS = tuple(f.name for f in fields(Work) if f.name != "lanes")
+_LANES = 'write {"lanes": ["F0.0 B0.0", ...]}'
 _HINT = "write kind, stage and micro-batch, like F2.5"
 
 
@@ -65,13 +66,14 @@ def read_orders(path: str | Path, *, check: bool = True) -> Work:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read orders: {error}", where=str(path), hint="name a CSV or JSON file") from error
     work, source = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
     if check:
         try:
-            compile_orders(work)
+            check_numbers(work)
+            check_whole(compile_orders(work))
         except OrderError as error:
             raise PlanError(
                 error.problem.message, where=source.where(error.lane, error.index), hint=error.problem.hint
@@ -103,7 +105,7 @@ def parse_action(word: str) -> Action:
 
 def _action(kind: ActionKind, numbers: Sequence[int], paired: bool) -> Action:
     stage, micro_batch, part, version, peer = numbers
-    if stage < 0 or (micro_batch < 0 and kind not in _COUNTED):
+    if stage < 0 or (micro_batch < 0 and kind not in COUNTED):
         raise PlanError(f"{kind} needs a {'stage' if stage < 0 else 'micro-batch'}", hint=_HINT)
     return Action(kind, stage, micro_batch, part, version, peer, paired)
 
@@ -122,6 +124,7 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
         where = f"{path}:{reader.line_num}"
         cells = {(name or "").strip(): (value or "").strip() for name, value in row.items() if isinstance(value, str)}
         try:
+            _row(row, names)
             key = _number(cells, "worker", required=True), max(_number(cells, "lane"), 0)
             action = parse_action(cells["action"]) if "action" in names else _from_cells(cells)
         except PlanError as error:
@@ -135,6 +138,14 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
         tuple(tuple(lanes[key]) for key in keys), workers=tuple(worker for worker, _ in keys), parts=max(parts, 1)
     )
     return work, _Source(path, tuple(tuple(lines[key]) for key in keys))
+
+
+def _row(row: Mapping[str | None, object], names: Sequence[str]) -> None:
+    """As many cells as columns; trailing empty ones may be missing where columns are optional."""
+    if None in row:
+        raise PlanError(f"more cells than the {len(names)} columns", hint="one action a row")
+    if "action" in names and all(row[name] is None for name in row if (name or "").strip() == "action"):
+        raise PlanError("the action is missing", hint=_HINT)
 
 
 def _from_cells(cells: Mapping[str, str]) -> Action:
@@ -166,15 +177,42 @@ def _all_workers(workers: Sequence[int], path: Path) -> None:
 
 
 def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            twice.extend([name] if name in found else [])
+            found[name] = value
+        return found
+
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
         raise PlanError(f"no JSON: {error.msg}", where=where, hint="mend the file") from error
+    if twice:
+        where = f"{path}:{_line(text, text.rfind(json.dumps(twice[0])))}"
+        raise PlanError(f"{twice[0]!r} stands twice", where=where, hint="leave one out")
     if not isinstance(document, dict) or not isinstance(document.get("lanes"), list):
-        raise PlanError("there are no lanes", where=f"{path}:1", hint='write {"lanes": ["F0.0 B0.0", ...]}')
-    lanes, lines, position = [], [], text.index('"lanes"')
-    for lane in document.pop("lanes"):
+        raise PlanError("there are no lanes", where=f"{path}:1", hint=_LANES)
+    lanes, lines = _read_lanes(document.pop("lanes"), text, path)
+    settings = {name: _setting(name, value, text, path) for name, value in document.items()}
+    work = Work(lanes, **settings)
+    _fitting(work, text, path)
+    return work, _Source(path, lines)
+
+
+def _read_lanes(
+    given: Sequence[object], text: str, path: Path
+) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[int, ...], ...]]:
+    """The actions of each lane, and the line of each."""
+    lanes: list[tuple[Action, ...]] = []
+    lines: list[tuple[int, ...]] = []
+    position = text.index('"lanes"')
+    if not given:
+        raise PlanError("there are no lanes", where=f"{path}:{_line(text, position)}", hint=_LANES)
+    for lane in given:
         texts = [lane] if isinstance(lane, str) else lane
         if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
             raise PlanError("a lane is neither a text nor a list of texts", where=f"{path}:{_line(text, position)}")
@@ -189,18 +227,41 @@ def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
                     raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
                 at.append(_line(text, position))
             position += len(json.dumps(part)) if text.startswith(json.dumps(part), position) else 0
+        if not actions:
+            where = f"{path}:{_line(text, position)}"
+            raise PlanError(f"lane {len(lanes)} has no actions", where=where, hint="leave it out")
         lanes.append(tuple(actions))
         lines.append(tuple(at))
-    settings = {name: _setting(name, value, text, path) for name, value in document.items()}
-    work = Work(tuple(lanes), **settings)
-    if len(work.lane_workers) != len(lanes):
-        raise PlanError(f"{len(lanes)} lanes, but workers for {len(work.workers)}", where=str(path))
+    return tuple(lanes), tuple(lines)
+
+
+def _fitting(work: Work, text: str, path: Path) -> None:
+    """Settings go with the lanes and with each other."""
+    stages = max((action.stage for lane in work.lanes for action in lane), default=-1) + 1
+    for name, count, what in (
+        ("workers", len(work.lanes), "lane"),
+        ("versions", stages, "stage"),
+        ("limits", stages, "stage"),
+    ):
+        values = getattr(work, name)
+        if values and len(values) != count:
+            message = f"{count} {what}s, but {name} for {len(values)}"
+            raise PlanError(message, where=_where(name, text, path), hint=f"give one for each {what}")
+    for name in ("versions", "limits"):
+        if min(getattr(work, name), default=1) < 1:
+            raise PlanError(f"{name} are below 1", where=_where(name, text, path), hint="use numbers from 1")
+    if work.streaming and not work.shared:
+        hint = "say `shared`, too: lanes that share their worker"
+        raise PlanError("streaming is only for shared workers", where=_where("streaming", text, path), hint=hint)
     _all_workers(work.lane_workers, path)
-    return work, _Source(path, tuple(lines))
+
+
+def _where(name: str, text: str, path: Path) -> str:
+    return f"{path}:{_line(text, max(text.find(json.dumps(name)), 0))}"
 
 
 def _setting(name: str, value: object, text: str, path: Path) -> Any:  # noqa: ANN401
-    where = f"{path}:{_line(text, max(text.find(json.dumps(name)), 0))}"
+    where = _where(name, text, path)
     if name not in _SETTINGS:
         raise PlanError(f"unknown setting {name!r}", where=where, hint=did_you_mean(name, _SETTINGS))
     usual = getattr(Work(()), name)

@@ -12,10 +12,7 @@ from planner.schedules.compiling import compile_orders
 from planner.schedules.program import LAUNCH_SYNC, SYNC, UPDATE, Program
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
 from planner.schedules.versions import peak_versions, staleness
-
-_EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
-_COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
-_ENDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
+from planner.schedules.whole import COUNTED, by_worker, check_numbers, check_whole, policy_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,15 +100,15 @@ class OwnOrders:
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """For each stage, the most units that one worker keeps; O(actions)."""
-        return self.orders.limits or count_held(_by_worker(self.orders), self.stages)[0]
+        return self.orders.limits or count_held(by_worker(self.orders), self.stages)[0]
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
         """For each worker, the most units of all its stages together; O(actions)."""
-        return count_held(_by_worker(self.orders), self.stages)[1]
+        return count_held(by_worker(self.orders), self.stages)[1]
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each worker the stages that it has."""
-        return tuple(tuple(sorted({a.stage for a in lane})) for lane in _by_worker(self.orders))
+        return tuple(tuple(sorted({a.stage for a in lane})) for lane in by_worker(self.orders))
 
     def critical_s(
         self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
@@ -126,26 +123,13 @@ def own_schedule(work: Work, name: str = "custom") -> OwnOrders:
     Raises:
         PlanError: the orders cannot run; shows the cycle, or names the action.
     """
-    updates = any(a.kind is ActionKind.UPDATE for lane in work.lanes for a in lane)
-    policy = _policy(work) if updates else WeightPolicy.SYNC
+    check_numbers(work)
+    policy = policy_of(work)
     if policy.synchronous:
         work = _closed(work)
-    return OwnOrders(name, work, compile_orders(work), policy)
-
-
-def _policy(work: Work) -> WeightPolicy:
-    """What the orders do with their weights."""
-    if any(a.version >= 0 for lane in work.lanes for a in lane):
-        return WeightPolicy.STASH
-    for lane in _by_worker(work):
-        ended: dict[int, int] = {a.stage: at for at, a in enumerate(lane) if a.kind in _ENDS}
-        places: dict[int, list[int]] = {}
-        for at, action in enumerate(lane):
-            if action.kind is ActionKind.UPDATE:
-                places.setdefault(action.stage, []).append(at)
-        if any(len(own) > 1 or own[0] < ended.get(stage, -1) for stage, own in places.items()):
-            return WeightPolicy.NEWEST
-    return WeightPolicy.SYNC
+    program = compile_orders(work)
+    check_whole(program)
+    return OwnOrders(name, work, program, policy)
 
 
 def _closed(work: Work) -> Work:
@@ -173,12 +157,4 @@ def _preceded(action: Action, synced: set[int]) -> Iterator[Action]:
 
 
 def _unnumbered(action: Action) -> Action:
-    return dataclasses.replace(action, micro_batch=-1) if action.kind in _COUNTED else action
-
-
-def _by_worker(work: Work) -> list[list[Action]]:
-    """The lanes of each worker one after the other."""
-    found: list[list[Action]] = [[] for _ in range(max(work.lane_workers) + 1)]
-    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        found[worker] += lane
-    return found
+    return dataclasses.replace(action, micro_batch=-1) if action.kind in COUNTED else action

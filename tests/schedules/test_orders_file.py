@@ -31,9 +31,9 @@ def test_csv_of_actions(tmp_path: Path) -> None:
 
 
 def test_csv_of_columns(tmp_path: Path) -> None:
-    text = "worker, kind, stage, micro_batch, version, paired\n0,forward,0,0,0,\n0,U,0,,,\n0,B,0,0,0,\n"
+    text = "worker, kind, stage, micro_batch, version, paired\n0,forward,0,0,0,\n0,U,0,0,,\n0,B,0,0,0,\n0,U,0,1,,\n"
     work = read_orders(written(tmp_path / "own.csv", text))
-    assert [str(a) for a in work.lanes[0]] == ["F0.0@0", "U0", "B0.0@0"]
+    assert [str(a) for a in work.lanes[0]] == ["F0.0@0", "U0.0", "B0.0@0", "U0.1"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ def test_words_that_are_no_action(word: str) -> None:
         ("worker,action\n0,B0.0\n0,F0.0\n", 2, "does not come after its forward"),
         ("worker,action\n0,F0.0\n0,F0.0\n0,B0.0\n", 3, "scheduled more than once"),
         ("worker,action\n0,F0.0\n0,B0.0@1\n", 3, "reads version 1"),
+        ("worker,action\n0,F0.0\n0\n", 3, "the action is missing"),
+        ("worker,action\n0,F0.0,F0.1\n", 2, "more cells than the 2 columns"),
         ("worker,task\n0,F0.0\n", 1, "unknown column 'task'"),
         ("worker,kind\n0,F\n", 1, "columns are missing"),
         ("worker,kind,stage,micro_batch\n0,forwards,0,0\n", 2, "unknown kind 'forwards'"),
@@ -91,6 +93,32 @@ def test_csv_errors_name_the_line(text: str, line: int, message: str, tmp_path: 
         ('{"lanes": ["F0.0 B0.0"],\n"parts": 0}', 2, "parts is 0"),
         ('{"lane": []}', 1, "no lanes"),
         ('{"lanes": [7]}', 1, "neither a text nor a list"),
+        ('{\n"lanes": []\n}', 2, "no lanes"),
+        ('{\n"lanes": [\n"F0.0 B0.0",\n""\n]}', 4, "lane 1 has no actions"),
+        ('{\n"lanes": [\n"F0.0 B0.0",\n"F2.0 B2.0"\n]}', 4, "stage 1 has no actions, but F2.0 is there"),
+        ('{\n"lanes": [\n"F0.0 B0.0 F0.2 B0.2"\n]}', 3, "micro-batch 1 has no actions, but F0.2 is there"),
+        ('{\n"lanes": [\n"F0.0 B0.0 F0.900000000000 B0.900000000000"\n]}', 3, "micro-batch 1 has no actions"),
+        ('{\n"lanes": [\n"F0.0 SA0.0 B0.0",\n"F1.0 B1.0"\n]}', 3, "SA0.0: stage 1 never receives it"),
+        ('{\n"lanes": [\n"F0.0 B0.0",\n"RA1.0 F1.0 B1.0"\n]}', 4, "RA1.0: stage 0 never sends it"),
+        ('{\n"lanes": [\n"F0.0 B0.0",\n"F1.0 SA1.0 B1.0"\n]}', 4, "SA1.0: no stage receives it"),
+        ('{\n"lanes": [\n"F0.0 E0.0>9 L0.0 B0.0",\n"F1.0 B1.0"\n]}', 3, "E0.0 evicts to worker 9 of 2"),
+        ('{\n"lanes": [\n"F0.0 E0.0>0 L0.0 B0.0",\n"F1.0 B1.0"\n]}', 3, "E0.0 evicts to the worker itself"),
+        ('{\n"lanes": [\n"F0.0 B0.0 E0.0>1 L0.0",\n"F1.0 B1.0"\n]}', 3, "E0.0 comes after its backward"),
+        ('{\n"lanes": [\n"F0.0 B0.0 W0.0"\n]}', 3, "W0.0 is a part of the whole backward"),
+        ('{\n"lanes": [\n"F0.0 B0.0 S1",\n"F1.0 B1.0"\n]}', 3, "S1 is of a stage of which worker 0 computes nothing"),
+        ('{\n"lanes": [\n"F0.0 B0.0 S0 F0.1 B0.1 U0"\n]}', 3, "S0 is exchanged before B0.1"),
+        ('{\n"lanes": [\n"F0.0 B0.0 U0 S0"\n]}', 3, "U0 updates the weights before S0"),
+        (
+            '{\n"lanes": [\n"F0.0 B0.0 U0.0 F0.1 B0.1 U0.1",\n"F1.0 B1.0 F1.1 B1.1"\n]}',
+            4,
+            "no update of stage 1 comes after B1.1: its gradient is dropped",
+        ),
+        ('{"lanes": ["F0.0 B0.0"],\n"versions": [1, 1]}', 2, "1 stages, but versions for 2"),
+        ('{"lanes": ["F0.0 B0.0", "F1.0 B1.0"],\n"limits": [1]}', 2, "2 stages, but limits for 1"),
+        ('{"lanes": ["F0.0 B0.0"],\n"limits": [0]}', 2, "limits are below 1"),
+        ('{"lanes": ["F0.0 B0.0"],\n"workers": [0, 0]}', 2, "1 lanes, but workers for 2"),
+        ('{"lanes": ["F0.0 B0.0"],\n"streaming": true}', 2, "streaming is only for shared workers"),
+        ('{"lanes": ["F0.0 B0.0"],\n"parts": 1,\n"parts": 2}', 3, "'parts' stands twice"),
     ],
 )
 def test_json_errors_name_the_line(text: str, line: int, message: str, tmp_path: Path) -> None:
@@ -111,6 +139,19 @@ def test_deadlock_in_a_file_shows_the_cycle(tmp_path: Path) -> None:
     text = '{"lanes": ["F0.0 B0.0 F0.1 B0.1",\n "F1.0 F1.1 B1.0 B1.1"]}'
     with pytest.raises(PlanError, match=r"worker 0 at B0\.0 waits for B1\.0; worker 1 at F1\.1 waits for F0\.1"):
         read_orders(written(tmp_path / "own.json", text))
+
+
+def test_exchanges_in_different_orders_show_whom_each_waits_for(tmp_path: Path) -> None:
+    text = '{"lanes": ["F0.0 B0.0 F1.1 B1.1 S0 S1",\n "F1.0 B1.0 F0.1 B0.1 S1 S0"]}'
+    cycle = "worker 0 at S0 waits for S0 of worker 1; worker 1 at S1 waits for S1 of worker 0"
+    with pytest.raises(PlanError, match=cycle):
+        read_orders(written(tmp_path / "own.json", text))
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(CSV, encoding="utf-8-sig")
+    assert len(read_orders(path).lanes) == 2
 
 
 def test_missing_file_and_missing_worker(tmp_path: Path) -> None:
