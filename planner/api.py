@@ -33,6 +33,7 @@ from planner.sharding import StageSharding, unmatched
 from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, in_words, limited, unlimited
+from planner.space.jobs import check_job
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
@@ -103,11 +104,13 @@ def plan(
         provenance: how the plan came to be, for its file.
 
     Raises:
-        JobError: no micro-batch size divides the global batch, or another contradiction in the job.
+        JobError: a field of the job makes no sense, no micro-batch size divides the global batch, or another
+            contradiction in the job.
         InfeasibleError: nothing fits; the message says what would.
         ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
             `strict_ops` found a fallback.
     """
+    check_job(job)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = _allowed_sizes(graph, job)

@@ -7,6 +7,7 @@ import math
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.specs import graph_specs
+from planner.space.jobs import check_job
 from planner.space.placement import aligned
 from planner.space.types import Job
 
@@ -28,7 +29,11 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...
     weights are tables or experts (of these a sample uses a few, so little is exchanged when they are spread), or where
     the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Where the devices that may be
     used are of several types there are no meshes. The job's own meshes and widths go before the rest.
+
+    Raises:
+        JobError: a field of the job makes no sense.
     """
+    check_job(job)
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     if len(device_types(cluster, job)) > 1:
         return ()

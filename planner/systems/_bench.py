@@ -10,10 +10,11 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.costs.types import Profile
-from planner.errors import JobError, ModelError
+from planner.errors import ModelError
 from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
 from planner.solvers import micro_batch_sizes
+from planner.space.jobs import check_job
 from planner.space.types import BlockCosts, Job
 from planner.systems._found import Found
 
@@ -68,8 +69,7 @@ class Bench:
     """
 
     def __init__(self, prices: Prices, cluster: Cluster, job: Job, *, allowed: tuple[str, ...] = ()) -> None:
-        if job.global_batch < 1:
-            raise JobError(f"a global batch of {job.global_batch} samples", hint="use at least one sample")
+        check_job(job)
         self.prices, self.cluster, self.job = prices, cluster, job
         self.precision = precision(job.precision)
         self.state_bytes = optimizer_state_bytes(job.optimizer, self.precision)

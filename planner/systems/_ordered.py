@@ -19,6 +19,7 @@ from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import Schedule
 from planner.simulate import Transfers, simulate
 from planner.solvers.conflict import in_words
+from planner.space.jobs import check_job
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
@@ -65,6 +66,7 @@ def plan_schedule(
         InfeasibleError: no stages fit in memory; the message says what is in the way, and when.
     """
     chosen = _schedule(schedule)
+    check_job(job)
     check_limits(job, chosen.name)
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     shapes = sorted(shapes_for(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
