@@ -71,15 +71,19 @@ def _best(
 
 
 def _crowded(bench: Bench, workers: Workers) -> str:
-    """Why a virtual worker cannot hold the model, with the least that a device of the smallest has to hold."""
-    chosen = bench.precision
+    """Why a virtual worker cannot hold the model: not even cut evenly, its largest block, or the stashed wave."""
+    chosen, tables = bench.precision, bench.tables(bench.sizes[0])
     a_state = chosen.weight_bytes + chosen.gradient_bytes + bench.state_bytes
     own = min(workers, key=lambda ranks: sum(_room(bench, rank) for rank in ranks))
-    share = float(bench.tables(bench.sizes[0]).elements[0, -1]) * a_state / len(own)
-    return (
-        "no stages fit in a virtual worker with a stashed wave: weights, gradients and optimizer state alone are"
-        f" {format_bytes(share)} a device when cut evenly over {len(own)}"
-    )
+    room = max(_room(bench, rank) for rank in own)
+    even, largest = float(tables.elements[0, -1]) / len(own), float(np.diagonal(tables.elements, 1).max())
+    reason = "no stages fit in a virtual worker with a stashed wave"
+    state = "weights, gradients and optimizer state"
+    if even * a_state > room:
+        return f"{reason}: {state} alone are {format_bytes(even * a_state)} a device when cut evenly over {len(own)}"
+    if largest * a_state > room:
+        return f"{reason}: {state} of one block are {format_bytes(largest * a_state)}"
+    return reason
 
 
 def _room(bench: Bench, rank: int) -> float:

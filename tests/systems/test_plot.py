@@ -1,0 +1,111 @@
+"""The picture of a comparison: what stands in it, and that names can be read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.space.types import MemoryBytes
+from planner.systems import Comparison, Semantics, SystemRow
+from planner.systems._plot_axes import time_ticks
+from planner.systems.plot import LETTER, comparison_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def row(name: str, seconds: float, gigabytes: float, *, sync: bool = True, alters: str = "") -> SystemRow:
+    memory = MemoryBytes(gigabytes * 1e9, 0.0, 0.0, 0.0, 0.0, 0.0)
+    kind = Semantics.SYNC if sync else Semantics.ASYNC
+    return SystemRow(
+        name, name, kind, True, iteration_s=seconds, memory=memory, capacity_bytes=16e9, plan="a plan", alters=alters
+    )
+
+
+def picture(*rows: SystemRow) -> ElementTree.Element:
+    return ElementTree.fromstring(comparison_svg(Comparison("a<b", "box & co", 8, "sync", rows)))
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def names(root: ElementTree.Element) -> list[tuple[float, float, float, float]]:
+    """Boxes of the names of points."""
+    found = []
+    for element in root.iter(f"{SVG}text"):
+        if element.get("class") in ("sync", "async"):
+            x, y = float(element.get("x", 0)), float(element.get("y", 0))
+            found.append((x, y - 9, x + LETTER * len(element.text or ""), y + 2))
+    return found
+
+
+def test_every_row_is_named_and_what_does_not_fit_below() -> None:
+    failed = SystemRow("tofu", "Tofu", Semantics.SYNC, False, "too large")
+    root = picture(
+        row("gpipe", 1, 4), row("2bw", 2, 8, sync=False), row("parallax", 3, 9, alters="updates few rows"), failed
+    )
+    shown = texts(root)
+    assert {"gpipe", "2bw", "parallax+", "not possible: tofu", "+ parallax: updates few rows"} <= set(shown)
+    assert "a<b on box & co, global batch 8" in shown
+    assert "limit 16 GB" in shown
+    points = [c for c in root.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]
+    assert sorted(c.get("class", "") for c in points) == ["mark async", "mark sync", "mark sync"]
+
+
+def test_rows_at_one_place_share_a_point() -> None:
+    root = picture(row("byteps", 1, 4), row("auto", 1, 4), row("far", 8, 12), row("async", 1, 4, sync=False))
+    assert {"auto, byteps", "far", "async"} <= set(texts(root))
+
+
+def test_more_memory_is_higher_and_more_time_further_right() -> None:
+    root = picture(row("a", 1, 4), row("b", 10, 12))
+    left, right = [c for c in root.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]
+    assert float(left.get("cx", 0)) < float(right.get("cx", 0))
+    assert float(left.get("cy", 0)) > float(right.get("cy", 0))
+
+
+def test_without_rows_it_says_so() -> None:
+    assert "no system can train this model on this cluster" in texts(picture())
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 1.5), st.floats(5, 9)), min_size=1, max_size=14), st.floats(1.6, 60))
+@settings(deadline=None, max_examples=40)
+def test_names_lie_inside_and_cover_neither_each_other_nor_points(
+    places: list[tuple[float, float]], far: float
+) -> None:
+    """As many rows as there are systems in a corner of the picture, and one far off, as in most comparisons."""
+    rows = [row(f"system-{i}", *place) for i, place in enumerate(places)]
+    root = picture(*rows, row("pipelined-backprop", far, 2))
+    _, _, width, height = (float(n) for n in root.get("viewBox", "").split())
+    boxes = names(root)
+    for box in boxes:
+        assert box[0] >= 0
+        assert box[1] >= 0
+        assert box[2] <= width
+        assert box[3] <= height
+    for one, other in itertools.combinations(boxes, 2):
+        assert min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) <= max(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.5, 20, (0.5, 1, 2, 5, 10, 20)),
+        (0.001, 9, (0.001, 0.01, 0.1, 1)),
+        (14, 2000, (60, 120, 300, 600, 1800)),
+        (0.53, 0.56, (0.53, 0.54, 0.55, 0.56)),
+    ],
+)
+def test_times_are_round(low: float, high: float, ticks: tuple[float, ...]) -> None:
+    assert time_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_it_follows_the_scheme_of_the_viewer() -> None:
+    text = comparison_svg(Comparison("m", "h", 8, "sync", (row("a", 1, 4),)))
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r'(fill|stroke)="', text)
