@@ -41,6 +41,9 @@ _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _FUSED_ATTENTION_SHARE = 0.75
 """What a fused attention kernel reaches of a plain product's rate: about 60% of an A100's peak against 80%
 (Dao 2023, FlashAttention-2: 50 to 73%)."""
+_LIBRARY_LAUNCH_SHARE = 5 / 65
+"""Host time of a kernel that a library launches within its call, over that of a framework's operation: about 5 us, the
+launch alone, of 65 us."""
 _NORM_PASSES = 3
 """Statistics, then read and write."""
 _NORM_BACK_PASSES = 5
@@ -59,12 +62,12 @@ class Work:
         matrix: forward matrix flops.
         vector: forward element-wise flops.
         bytes: forward traffic.
-        kernels: forward kernels.
+        kernels: forward kernels, those that a library launches by itself at their share of a launch's time.
         input_grad: backward matrix flops towards activations, recomputation inside fused kernels included.
         weight_grad: backward matrix flops towards weights.
         back_vector: backward element-wise flops.
         back_bytes: backward traffic.
-        back_kernels: backward kernels.
+        back_kernels: backward kernels, likewise.
         beside: forward traffic of memory-bound kernels that run beside the node's own (batch normalisation, loss).
         back_beside: their backward traffic.
         types: the type that the matrix units multiply, by node.
@@ -160,9 +163,13 @@ def _row(spec: OpSpec, width: float) -> tuple[float, ...]:
     forward = d.get("forward_float_elements", spec.forward_bytes / 4) * width + d.get("forward_fixed_bytes", 0.0)
     backward = d.get("backward_float_elements", spec.backward_bytes / 4) * width + d.get("backward_fixed_bytes", 0.0)
     towards = spec.input_grad_matrix_flops + d.get("recompute_matrix_flops", 0.0)
+    kernels, back_kernels = (
+        count - (1 - _LIBRARY_LAUNCH_SHARE) * d.get(name, 0.0)
+        for name, count in (("library_kernels", spec.kernels), ("library_back_kernels", spec.backward_kernels))
+    )
     return (
-        spec.matrix_flops, spec.vector_flops, forward, spec.kernels,
-        towards, spec.weight_grad_matrix_flops, spec.backward_vector_flops, backward, spec.backward_kernels,
+        spec.matrix_flops, spec.vector_flops, forward, kernels,
+        towards, spec.weight_grad_matrix_flops, spec.backward_vector_flops, backward, back_kernels,
     )  # fmt: skip
 
 

@@ -168,6 +168,7 @@ class OpSpec:
         origin: rule or fallback.
         details: further figures by name; always `forward_float_elements`, `forward_fixed_bytes` and the same of
             backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
+            `library_kernels`, `library_back_kernels`: those of the kernels that one call of a library launches itself.
     """
 
     nests: tuple[LoopNest, ...]

@@ -2,7 +2,8 @@
 
 Matrix work: `2 T B D (g h i + g h h)` for T steps, batch B, D directions, g gates, input i, hidden h; backward the same
 for each operand that needs a gradient. The input's product is one kernel for all steps; the recurrent product runs step
-by step and reads its weights each time.
+by step and reads its weights each time. A library runs the whole recurrence in one call, so that all kernels but the
+first are launched without the framework (`library_kernels`, `library_back_kernels` in the details).
 """
 
 from __future__ import annotations
@@ -52,17 +53,19 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
     backward = Traffic()
     if site.trains:
         backward = forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r)
+    stepwise = 2 * steps * directions
+    library = {"library_kernels": float(stepwise), "library_back_kernels": float(stepwise if site.trains else 0)}
     return OpSpec(
         nests=(nest,),
         saved=saved,
-        kernels=1 + 2 * steps * directions,
+        kernels=1 + stepwise,
         forward_bytes=forward.byte_count,
         backward_bytes=backward.byte_count,
-        backward_kernels=3 + 2 * steps * directions if site.trains else 0,
+        backward_kernels=3 + stepwise if site.trains else 0,
         input_grad_matrix_flops=input_grad,
         weight_grad_matrix_flops=weight_grad,
         backward_vector_flops=1.5 * flops_per_unit * units if site.trains else 0.0,
-        details=details(forward, backward),
+        details=details(forward, backward, library),
     )
 
 
