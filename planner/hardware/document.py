@@ -13,6 +13,8 @@ Location = tuple[str | int, ...]
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 50_000
+LONGEST = 160
+"""Characters of a line that are shown at the most."""
 _TOO_MUCH = "too deep or too large for a profile"
 
 
@@ -59,9 +61,11 @@ class Document:
         """A finding at a place: `file:line:col`, the source line, and a caret under it."""
         text = self.lines[mark.line] if mark.line < len(self.lines) else ""
         number = f"{mark.line + 1:>5} | "
-        width = max(1, min(mark.width, len(text) - mark.column))
+        cut = max(0, mark.column - LONGEST // 2) if len(text) > LONGEST else 0
+        text, column = text[cut : cut + LONGEST], mark.column - cut
+        width = max(1, min(mark.width, len(text) - column))
         # Tabs are kept in front of the caret, so that it stands under its character at any tab width.
-        lead = "".join("\t" if c == "\t" else " " for c in text[: mark.column])
+        lead = "".join("\t" if c == "\t" else " " for c in text[:column])
         excerpt = f"{number}{text}\n{' ' * (len(number) - 2)}| {lead}{'^' * width}"
         return Problem(message, f"{self.name}:{mark.line + 1}:{mark.column + 1}", hint, excerpt)
 
@@ -98,6 +102,9 @@ def parse_document(text: str, name: str) -> Document:
         return document
     except YAMLError as error:
         document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {str(error).splitlines()[0]}"))
+        return document
+    except RecursionError:
+        document.problems.append(document.problem_at(Mark(0, 0), _TOO_MUCH, "a profile is a few levels deep"))
         return document
     if root is None:
         document.problems.append(document.problem_at(Mark(0, 0), "the file is empty"))

@@ -26,7 +26,7 @@ from planner.hardware.schema import (
     TimeFigure,
 )
 from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level
-from planner.hardware.validate import arrange
+from planner.hardware.validate import arrange, too_many
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
 _MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.45, 16e9: 0.65, 128e9: 0.75, 10e12: 0.80}
@@ -122,6 +122,7 @@ def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mappi
     wrong = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
     if spec.max_nodes is not None and nodes > spec.max_nodes:
         wrong.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
+    wrong += too_many(node_size, nodes)
     if wrong:
         raise HardwareError(wrong[0][1], where=spec.cluster, hint=wrong[0][2])
     price = spec.node_price.value / node_size if spec.node_price else None

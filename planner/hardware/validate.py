@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 ProfileFile = ClusterFile | DeviceFile
 
+MOST_DEVICES = 1 << 20
+"""Devices that a cluster has at the most."""
+
 
 def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
     """The profile in a file, or None, with all findings in the order of the file."""
@@ -156,7 +159,8 @@ def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
     if any(size is None for size in (*inside, *between[:-1])):
         return problems
     findings = arrange([size for size in between[:-1] if size], bool(between), nodes)
-    findings += _devices_fit(math.prod(size for size in inside if size), nodes, sum(counts))
+    inner = math.prod(size for size in inside if size)
+    findings += _devices_fit(inner, nodes, sum(counts)) + too_many(inner, nodes)
     most = _int(data, "max_nodes")
     if most is not None and nodes > most:
         findings.append(
@@ -196,6 +200,14 @@ def _devices_fit(inner: int, nodes: int, listed: int) -> list[tuple[Location, st
         hint = f"set nodes: {listed // inner}, or list fewer"
         return [(("devices",), f"{listed} devices listed, but nodes: {nodes} of {inner} hold {inner * nodes}", hint)]
     return []
+
+
+def too_many(inner: int, nodes: int) -> list[tuple[Location, str, str]]:
+    """More devices than a cluster can have: each has a number of its own."""
+    if inner * nodes <= MOST_DEVICES:
+        return []
+    message = f"{nodes:,} nodes of {inner:,} are {inner * nodes:,} devices"
+    return [(("nodes",), message, f"a cluster has at most {MOST_DEVICES:,}")]
 
 
 def arrange(between: list[int], grows: bool, nodes: int) -> list[tuple[Location, str, str]]:

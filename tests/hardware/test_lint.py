@@ -266,3 +266,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         lint(tmp_path / "binary.yaml")
     with pytest.raises(HardwareError, match="Is a directory"):
         lint(tmp_path)
+
+
+def test_a_line_without_end_is_shown_around_the_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"cluster: x  # {'y' * 5000}\nabout: {'z' * 5000}\tunit: [\n")
+    for problem in lint(path):
+        assert all(len(line) < 200 for line in problem.excerpt.splitlines())
+
+
+def test_brackets_without_end_are_an_error_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: " + "[" * 5000)
+    (problem,) = lint(path)
+    assert "too deep" in problem.message
+    assert len(problem.excerpt) < 500
+
+
+def test_more_devices_than_can_be_numbered(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match="800,000,000 devices"):
+        load_cluster("dgx-a100", nodes=100_000_000)
+    path = tmp_path / "x.yaml"
+    path.write_text(GOOD.replace("size: 4", "size: 1000000000"))
+    assert any("devices" in problem.message and "000,000" in problem.message for problem in lint(path))
