@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.systems_page import PAGE, command_output, examples, generated
+from benchmarks import headlines_parts
+from benchmarks.systems_page import PAGE, command_output, examples, generated, with_table
 from planner.systems import SYSTEMS, names
+from tests.shared_data import shared_path
 
 CHEAP = ("bert-large -H ethernet-25g", "dlrm -H dgx-a100", "--systems hetpipe:policy=NP", "--systems pipedream-2bw")
 """Parts of commands of the page that take a second or two."""
@@ -30,3 +32,17 @@ def test_a_command_of_the_page_prints_what_stands_under_it(part: str) -> None:
     assert shown
     for command, output in shown[:1]:
         assert command_output(command) == output
+
+
+def test_the_page_has_the_parts_of_pipedreams_headlines_as_they_are_now() -> None:
+    folder = shared_path("instances/pipedream/vgg16.graph.txt").parent
+    text = PAGE.read_text()
+    for line in headlines_parts.pipedream(folder):
+        assert line in text
+
+
+def test_a_table_of_the_page_is_replaced() -> None:
+    page = "before\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nafter\n"
+    assert with_table(page, "| a | b |\n|---|---|\n| 3 | 4 |\n") == page.replace("1 | 2", "3 | 4")
+    with pytest.raises(ValueError, match="no table"):
+        with_table(page, "| c |\n|---|")
