@@ -146,7 +146,7 @@ def assemble(
 def _apart(shared: SharedParameter) -> PlanNote:
     """A tie that the order of work gives up."""
     message = (
-        f"stages {list(shared.stages)} each train a copy of {shared.parameter!r} of their own: as the pipeline never "
+        f"stages {list(shared.stages)} each train a copy of these tied weights of their own: as the pipeline never "
         "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
     )
     return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)

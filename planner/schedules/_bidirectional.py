@@ -71,8 +71,9 @@ def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
         units: pairs of micro-batches, or micro-batches whose backward runs in two halves.
         halves: which of the two: the second member is part 1 of the same micro-batch.
 
-    A worker takes the forward of the lowest unit that it can, else a backward; a pipeline takes in a unit while fewer
-    than D / 2f are under way in it.
+    A worker takes the forward of the lowest unit that it can, else a backward: of the units that entered first, one in
+    each pipeline, the first halves before the second, later stages before earlier ones, for which others wait. A
+    pipeline takes in a unit while fewer than D / 2f are under way in it.
     """
     depth, open_units = lines.workers, [0] * lines.count
     tasks = []
@@ -86,7 +87,7 @@ def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
                 needs = [_number(depth, unit, stage, 0)]
                 if stage < depth - 1:
                     needs.append(_number(depth, unit, stage + 1, 1 + half))
-                tasks.append(Task(worker, 1, (1, unit, half, stage), tuple(needs)))
+                tasks.append(Task(worker, 1, (1, unit // lines.count, half, -stage, unit), tuple(needs)))
 
     def may_open(task: int) -> bool:
         return open_units[task // (3 * depth) % lines.count] < max(depth // lines.count, 1)

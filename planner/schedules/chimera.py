@@ -7,7 +7,7 @@ when B = 2F. Each worker holds 2f stages; worker w keeps min(D, D/2 + 1 + min(w,
 More micro-batches than D (`over`):
 - concat: unit after unit; for B = 2F and N = K D the time is exactly 3N + (K+1)(D-2), as each joint leaves a bubble;
 - double: forwards of two micro-batches at a time equal a backward, twice the activations: 3N + 2(D-2) for N = 2 K D;
-- halve: the same with backwards of half a micro-batch each.
+- halve: the same with backwards of half a micro-batch each: 3N + (D-2) for N = K D.
 
 A stage's gradients are exchanged between the workers that hold it. `eager` launches that as soon as a worker has done
 its last backward of the stage, where a bubble follows on that worker (with doubled forwards, where work follows); the

@@ -62,12 +62,16 @@ class Seq1F1B(Defaults):
 
     def _stage(self, stage: int, micro_batches: int, ahead: int) -> Iterator[Action]:
         total, parts = micro_batches * self.splits, self.splits
+
+        def part(number: int) -> int:
+            return number if parts > 1 else -1
+
         for unit in range(total + ahead - 1):
             if unit < total:
-                yield Action(ActionKind.FORWARD, stage, unit // parts, part=unit % parts)
+                yield Action(ActionKind.FORWARD, stage, unit // parts, part=part(unit % parts))
             done = unit - ahead + 1
             if done >= 0:
-                yield Action(ActionKind.BACKWARD, stage, done // parts, part=parts - 1 - done % parts)
+                yield Action(ActionKind.BACKWARD, stage, done // parts, part=part(parts - 1 - done % parts))
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders over sub-sequences, each of which needs those before it."""

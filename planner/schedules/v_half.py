@@ -24,7 +24,7 @@ class VHalf(Defaults):
     spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward, half the memory",
-        bubble="3p-7 (p odd: 3p-4) half-stage units above 6m, F=B=W",
+        bubble="3p-7 (p odd: 3p-4) half-stage units above 6m, F=B=W, p>2",
         memory="2 floor((p+2)/2) chunks",
         staleness="0",
         source="Qi et al., NeurIPS 2024",

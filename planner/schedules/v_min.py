@@ -23,7 +23,7 @@ class VMin(Defaults):
     spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward, least memory",
-        bubble="4p-5 (p a multiple of 3: 4p-7) half-stage units above 6m, F=B=W",
+        bubble="4p-5 (p a multiple of 3: 4p-7) half-stage units above 6m, F=B=W, p>2",
         memory="2 floor((p+4)/3) chunks",
         staleness="0",
         source="Qi et al., NeurIPS 2024",

@@ -97,6 +97,7 @@ SHAPES: dict[str, Shape] = {
     "dualpipe-v": dual_v,
     "seq1f1b": any_line,
     "seq1f1b:splits=4": any_line,
+    "seq1f1b:splits=1": any_line,
     "pipedream": any_line,
     "pipedream:vertical=true": any_line,
     "pipedream:paced=true": any_line,

@@ -66,12 +66,20 @@ def test_chimera_of_several_units() -> None:
 
 def test_chimera_doubled() -> None:
     """Forwards of two: the joints cost nothing, and the bubble at the ends is twice that of one unit with F = B."""
-    for depth in (4, 6, 8):
+    for depth in (2, 4, 6, 8, 12):
         for units in (1, 2, 3):
             n = 2 * units * depth
             found = equal("chimera:over=double", depth, n)
             assert found.makespan_s == 3 * n + 2 * (depth - 2)
             assert max(found.held) == 2 * depth
+
+
+def test_chimera_halved() -> None:
+    """Backwards of half a micro-batch, N = K D: the joints cost nothing, and the bubble is that of one unit."""
+    for depth in (2, 4, 6, 8, 12):
+        for units in (1, 2, 3):
+            n = units * depth
+            assert equal("chimera:over=halve", depth, n).makespan_s == 3 * n + depth - 2
 
 
 def test_chimera_keeps_between_half_and_all() -> None:
