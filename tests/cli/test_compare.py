@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.check import command as check
-from cli.compare import command
+from cli.compare import _rendered, command
 from cli.main import main
 from cli.simulate import command as simulate
+from planner.space.types import MemoryBytes
+from planner.systems import Comparison, Semantics, SystemRow
 
 GNMT = ["gnmt-8", "--hardware", "v100-pcie-4", "--precision", "fp32", "--global-batch", "64"]
 FEW = ["--systems", "gpipe,pipedream-2bw,chimera,data-parallel,auto"]
@@ -66,6 +69,27 @@ def test_formats_and_files(tmp_path: Path) -> None:
     run("--plot", str(picture), "--output", str(text), "--format", "markdown")
     assert picture.read_text().startswith("<svg")
     assert "auto" in text.read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 150, 200])
+def test_a_narrow_terminal_loses_nothing(width: int) -> None:
+    memory = MemoryBytes(1e9, 2e9, 3e9, 4e9, 5e9, 6e8)
+    done = SystemRow(
+        "pipelined-backprop", "PB", Semantics.ASYNC, True, plan="words that say what was decided in full",
+        iteration_s=1.5, throughput=1234.0, memory=memory, capacity_bytes=16e9, bubble=0.123, sent_bytes=7e8,
+        weight_versions=16, staleness=62, devices=896, available=1024, alters="rows [i, j] alone",
+    )  # fmt: skip
+    failed = SystemRow("tofu", "Tofu", Semantics.SYNC, False, reason="a shape [n, m] is in the way")
+    text = _rendered(Comparison("model[x]", "box", 8, "sync", (done, failed)), width)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    flat = " ".join(plain.split())
+    cells = ("pipelined-backprop*+", "1.5 s", "1,234", "15.6 GB of 16 GB", "12.3%", "700 MB", "896 of 1024")
+    for cell in (*cells, "16", "62", "model[x] on box", "shape [n, m]", "rows [i, j] alone"):
+        assert cell in flat
+    for word in done.plan.split():
+        assert word in flat
+    tables = [line for line in plain.splitlines() if "pipelined-backprop*+" in line or line.startswith("system")]
+    assert max(len(line) for line in tables) <= width
 
 
 def test_equal_runs_give_equal_bytes() -> None:
