@@ -109,6 +109,7 @@ def priced(model: str, device: str, batch: int) -> Profile:
         ("resnet50", 64, 343.19, 0.05),
         ("resnet50", 128, 363.69, 0.05),
         ("alexnet", 256, 2994.32, 0.12),
+        ("resnet152", 16, 16 / 136.5e-3, 0.16),  # PyTorch 0.3, as below
         ("vgg16", 16, 16 / 83.5e-3, 0.17),  # PyTorch 0.3, cuDNN 7.0, p3: u39kun/deep-learning-benchmark
         ("vgg16", 16, 16 / 71.7e-3, 0.05),  # TensorFlow 1.5, the same
     ],
