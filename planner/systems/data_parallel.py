@@ -17,13 +17,16 @@ SYSTEMS.register(
         search="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
-        chooses="the largest number of devices that share the batch, gradients accumulated over micro-batches",
+        chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch after an all-reduce",
         },
-        open=("gradients are reduced in buckets behind the backward of the last micro-batch",),
+        open=(
+            "gradients are reduced in buckets behind the backward of the last micro-batch",
+            "of all micro-batch sizes the fastest is taken, also where fewer devices share the batch then",
+        ),
         copies=False,
     ),
 )

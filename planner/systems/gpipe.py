@@ -18,8 +18,8 @@ SYSTEMS.register(
         semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
-            "K cells balanced by estimated cost and M micro-batches, M at least 4K where memory and batch"
-            " allow; recomputation where activations do not fit"
+            "K cells balanced by estimated cost and M micro-batches, 4K and more for a small bubble; recomputation"
+            " where activations do not fit"
         ),
         source="Huang et al., NeurIPS 2019",
         backend={
@@ -33,6 +33,7 @@ SYSTEMS.register(
                 "the published heuristic minimises the variance of cell costs; here the slowest cell is "
                 "minimised exactly, within memory"
             ),
+            "M of 4K and more is the paper's advice against the bubble; here the fastest M is taken, whatever it is",
             (
                 "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
                 "batch divides into"
