@@ -107,7 +107,7 @@ class LabelSearch:
     ) -> None:
         self._problem, self._tables, self._relaxation = problem, tables, relaxation
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
-        self._band = band(problem, tables, cutoff_s)
+        self._stops = longest(problem, tables, band(problem, tables, cutoff_s))
         self._contexts = contexts(problem)
         self._pins = Pins.of(problem)
         n = problem.blocks
@@ -173,10 +173,10 @@ class LabelSearch:
         """Stages from block i with replicas[o] before all suffixes that they may stand before, if these may win."""
         problem, relaxed, columns = self._problem, self._relaxation, self._columns
         r = int(problem.replicas[o])
-        stop = longest(problem, self._tables, self._band, i, o)
-        if stop <= i:
-            return None
+        stop = int(self._stops[o, i])
         first = int(self._starts[stop])
+        if stop <= i or first == self.states:
+            return None
         context = columns["context"][first : self.states]
         at = self._contexts.at[context] - r
         kept = columns["promise"][first : self.states] <= r
@@ -190,7 +190,7 @@ class LabelSearch:
         if len(problem.pins):
             ends = columns["position"][first : self.states], columns["stages"][first : self.states]
             kept &= self._pins.allow(i, *ends)
-        rows = np.flatnonzero(kept)
+        (rows,) = kept.nonzero()
         if not len(rows):
             return None
         at, rows = at[rows], rows + first
@@ -204,7 +204,8 @@ class LabelSearch:
         reach = columns["reach_s"][rows] + forward
         bound = np.maximum(least + relaxed.delay_s[i, at], reach + relaxed.path_s[i, at])
         bound += np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
-        return _Front(rows, at, forward, work, end).take(np.flatnonzero(bound < self._cutoff_s))
+        (good,) = (bound < self._cutoff_s).nonzero()
+        return _Front(rows, at, forward, work, end).take(good) if len(good) else None
 
     def _grown(self, i: int, o: int, front: _Front) -> _Grown:
         """The same with every class of links over which the new first stage may be reached."""

@@ -78,22 +78,26 @@ def relax(problem: StageProblem, tables: StageTables, cutoff_s: float) -> Relaxa
     path[0] = delay[0] = pace[0] = 0.0
     limits = band(problem, tables, cutoff_s)
     rest_s = tables.least_s[-1] - tables.least_s
+    stops = longest(problem, tables, limits)
     for i in range(n):
         live = np.flatnonzero(np.isfinite(delay[i]))
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
         if len(live):
             for o in range(len(problem.replicas)):
-                _extend(problem, tables, (path, delay, pace), (limits, rest_s, cutoff_s), i, o, live)
+                stop = int(stops[o, i])
+                _extend(problem, tables, (path, delay, pace), (limits, rest_s, cutoff_s), (i, stop), o, live)
     return Relaxation(path, delay, pace)
 
 
-def longest(problem: StageProblem, tables: StageTables, limits: Band, i: int, o: int) -> int:
-    """One past the last block of the longest stage from block i with replicas[o] that keeps the pace."""
-    turns = problem.micro_batches // int(problem.replicas[o]) - 1
-    if not turns or math.isinf(limits.pace_s):
-        return problem.blocks
-    most = tables.least_s[i] + limits.pace_s / turns * (1 + 1e-9)
-    return min(problem.blocks, int(np.searchsorted(tables.least_s, most, side="right")) - 1)
+def longest(problem: StageProblem, tables: StageTables, limits: Band) -> np.ndarray:
+    """[R, n] one past the last block of the longest stage from block i with replicas[o] that keeps the pace."""
+    found = np.full((len(problem.replicas), problem.blocks), problem.blocks)
+    for o, replicas in enumerate(problem.replicas.tolist()):
+        turns = problem.micro_batches // replicas - 1
+        if turns and not math.isinf(limits.pace_s):
+            most = tables.least_s[:-1] + limits.pace_s / turns * (1 + 1e-9)
+            found[o] = np.minimum(problem.blocks, np.searchsorted(tables.least_s, most, side="right") - 1)
+    return found
 
 
 def _extend(
@@ -101,15 +105,15 @@ def _extend(
     tables: StageTables,
     parts: tuple[np.ndarray, np.ndarray, np.ndarray],
     cut: tuple[Band, np.ndarray, float],
-    i: int,
+    blocks: tuple[int, int],
     o: int,
     live: np.ndarray,
 ) -> None:
-    """Add all stages that begin with block i and have replicas[o]."""
+    """Add all stages of blocks i..j, any j before the longest one's stop, that have replicas[o]."""
+    i, stop = blocks
     path, delay, pace = parts
     limits, rest_s, cutoff_s = cut
     r, width = int(problem.replicas[o]), problem.slice_devices
-    stop = longest(problem, tables, limits, i, o)
     low, high = int(live[0]), min(int(live[-1]), width - r)
     if stop <= i or high < low:
         return
