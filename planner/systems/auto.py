@@ -23,7 +23,7 @@ SYSTEMS.register(
         ),
         source="this planner",
         backend={
-            "plan": "`shardplan plan` writes it, where the own search is fastest",
+            "plan": "`shardplan plan --system auto` writes it, as `compare --write-plans` does for every row",
         },
         open=(
             "asynchronous systems take part only where other semantics are allowed, rows whose updates differ never",
