@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         sys.exit(_report_usage(error))
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click ends with a SystemExit where nobody reads the output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:

@@ -27,7 +27,13 @@ def command() -> None:
 @click.option("--family", metavar="NAME", help="Only models of this family.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def list_models(family: str | None, form: str) -> None:
-    """List the bundled models: name, family, parameters, layers, usual sequence length, source."""
+    """List the bundled models: name, family, parameters, layers, usual sequence length, source.
+
+    \b
+    Examples:
+      shardplan models list --family moe
+      shardplan models list --format json
+    """
     from planner import UsageError, bundled_families, bundled_info, bundled_names, did_you_mean
 
     families = bundled_families()
@@ -49,7 +55,12 @@ def list_models(family: str | None, form: str) -> None:
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in one forward pass.")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length; the model's usual one when absent.")
 def build_model(name: str, output: Path, batch: int, seq: int | None) -> None:
-    """Write a bundled model as an ONNX file: graph and shapes, weights without data."""
+    """Write a bundled model as an ONNX file: graph and shapes, weights without data.
+
+    \b
+    Example:
+      shardplan models build megatron-1t -o megatron-1t.onnx --batch 2 --seq 2048
+    """
     from planner import build_bundled, bundled_info, write_whole
 
     info = bundled_info(name)

@@ -191,3 +191,13 @@ def test_ways_to_share_operators_are_told_once(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert said.count("every operator shared by groups of 4 ranks: mesh tensor 4") == 1
     assert len(planner.read_plan(tmp_path / "x.json").shardings) > 1
+
+
+def test_output_that_nobody_reads_is_no_difference_between_plans() -> None:
+    command = [sys.executable, "-c", "from cli.main import main; main(['models', 'list'])"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+    assert started.returncode == 141
