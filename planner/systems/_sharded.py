@@ -52,9 +52,15 @@ class _Priced:
 
 
 def meshes(bench: Bench, span: str) -> Iterator[tuple[int, ...]]:
-    """Meshes over a node or over the cluster: one axis over all devices, and one axis a level."""
+    """Meshes over a node or over the cluster: one axis over all devices, and one axis a level.
+
+    Where the devices do not divide the batch, so that most operators could only be repeated on all, as many as do too.
+    """
     node = bench.cluster.node_size or bench.devices
     devices = min(node, bench.devices) if span == "node" else bench.devices
+    dividing = max(d for d in range(1, devices + 1) if bench.job.global_batch % d == 0)
+    if 1 < dividing < devices:
+        yield (dividing,)
     yield (devices,)
     if span == "node":
         return
@@ -62,6 +68,15 @@ def meshes(bench: Bench, span: str) -> Iterator[tuple[int, ...]]:
         yield (devices // node, node)
     elif devices >= 4 and devices % 2 == 0:
         yield (devices // 2, 2)
+
+
+def _tried(bench: Bench, system: System, large: bool) -> list[tuple[int, ...]]:
+    """The meshes, of a large graph the last, and the first where it is worth it."""
+    every = list(meshes(bench, system.options.get("span", "cluster")))
+    if not large:
+        return every
+    first = "line" in system.options or math.prod(every[0]) < math.prod(every[-1])
+    return list(dict.fromkeys([*every[: int(first)], every[-1]]))
 
 
 @search("sharded")
@@ -75,13 +90,13 @@ def by_sharding(bench: Bench, system: System) -> Found:
             reason=f"the coarsened graph is no chain: {joined[0]} joins {joined[1]} tensors, "
             "and dynamic programming over their cuts does not apply"
         )
-    tried = list(meshes(bench, system.options.get("span", "cluster")))
+    large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
+    tried = _tried(bench, system, large)
     if tried[-1] == (1,) and system.options.get("span") == "node":
         return Found(reason="operators are cut over the devices of a node, and there is one")
     if too_large := _even_share(bench, math.prod(tried[-1])):
         return Found(reason=too_large)
-    large = len(bench.prices.chain.graph.nodes) > LARGE_GRAPH
-    for mesh in tried if not large or "line" in system.options else tried[-1:]:
+    for mesh in tried:
         tries = 1 if large and mesh != tried[-1] else MOST_TRIED
         try:
             found += _priced(bench, system, mesh, 1 if large else MOST_FITTING, tries)

@@ -24,7 +24,7 @@ Cut = tuple[tuple[int, ...], list[int]]
 def allocations(bench: Bench) -> dict[str, Workers]:
     """Ranks of each virtual worker by policy: one node each (NP), the same share of every type (ED), or hybrid (HD).
 
-    Where a node is used in part, virtual workers are equal parts of nodes.
+    Where a node is used in part, virtual workers are equal parts of nodes; where none come out, it is left idle.
     HD joins the fastest type with the slowest, the second fastest with the second slowest, and so on, half of a virtual
     worker from each; a type left in the middle keeps to itself. It stands where virtual workers of a node's size come
     out whole.
@@ -33,8 +33,9 @@ def allocations(bench: Bench) -> dict[str, Workers]:
     found: dict[str, Workers] = {}
     size = bench.cluster.node_size or bench.devices
     part = math.gcd(size, bench.devices) if bench.devices > size else bench.devices
+    part = part if part > 1 else size
     if part > 1:
-        found["NP"] = [ranks[i : i + part] for i in range(0, bench.devices, part)]
+        found["NP"] = [ranks[i : i + part] for i in range(0, bench.devices - part + 1, part)]
     by_type: dict[int, list[int]] = {}
     for rank in ranks:
         by_type.setdefault(int(bench.cluster.device_types[rank]), []).append(rank)

@@ -53,3 +53,13 @@ def test_reasons_name_bytes() -> None:
     assert "GB a device when cut evenly over 8" in row.reason
     found = rows("resnet50", "fpga-pool", 64, "tofu")["tofu"]
     assert found.reason == "operators are cut over the devices of a node, and there is one"
+
+
+def test_a_device_too_many_is_left_idle() -> None:
+    """Nine devices and a batch of 32: eight share it by a mesh, and eight are a virtual worker of a whole node."""
+    found = rows("gpt3-125m", "superpod-h100", 32, "gshard", "mesh-tensorflow", "hetpipe", nodes=2, devices=9)
+    for row in found.values():
+        assert row.devices == 8, row.system
+        assert row.sent_bytes > 0
+    assert "mesh of 8" in found["gshard"].plan
+    assert found["hetpipe"].plan.startswith("1 virtual worker (NP)")
