@@ -75,3 +75,35 @@ def test_links_that_stages_share_are_shared_in_time() -> None:
     # Replicas of a stage in a node of their own share no port.
     beside = price(own, Point(stages, 2, 1, 2, "1f1b", ranks=(0, 2, 1, 3)))
     assert beside.sync_s.tolist() == pytest.approx([32e-9, 8e-9])
+
+
+@pytest.mark.parametrize("name", ["pipedream-2bw", "pipemare", "pipelined-backprop"])
+def test_pipelines_that_never_drain_are_never_idle_where_nothing_travels(name: str) -> None:
+    """Eight samples through four blocks of 1 + 2 s on four devices: 8 * 4 * 3 / 4 = 24 s, whatever the shape."""
+    found = by_sweep(bench(chain([1.0] * 4), cluster((4,), (1e9,)), 8), get(name))
+    assert found.iteration_s == pytest.approx(24)
+    assert found.bubble == pytest.approx(0, abs=1e-9)
+    assert found.devices == 4
+
+
+@pytest.mark.parametrize(("name", "slots"), [("gpipe", 5), ("1f1b", 5)])
+def test_pipelines_that_drain_are_idle_as_their_page_says(name: str, slots: int) -> None:
+    """The same synchronously. Two stages of two blocks (6 s), two copies of M = 4: (4 + 1) * 6 = 30 s, bubble 1/5.
+
+    Four stages of 3 s, M = 8, would take (8 + 3) * 3 = 33 s.
+    """
+    found = by_sweep(bench(chain([1.0] * 4), cluster((4,), (1e9,)), 8), get(name))
+    assert found.iteration_s == pytest.approx(slots * 6)
+    assert found.bubble == pytest.approx(1 / 5)
+
+
+def test_chimera_is_idle_less_than_1f1b() -> None:
+    """Two stages in both directions on two devices: N = D = 2 has no bubble, so that 8 * 4 * 3 / 4 = 24 s.
+
+    Every device holds all blocks then, and reduces them among all four: 4 blocks of 8 elements of 4 B and 4 B.
+    """
+    found = by_sweep(bench(chain([1.0] * 4, elements=8.0), cluster((4,), (1e9,)), 8), get("chimera"))
+    assert found.iteration_s == pytest.approx(24, rel=1e-6)
+    assert found.memory is not None
+    assert found.memory.weights + found.memory.gradients == pytest.approx(4 * 8 * (4 + 4))
+    assert found.sent_bytes == pytest.approx(2 * 3 * 4 * 8 * 4)
