@@ -2,8 +2,10 @@
 
 An order that repeats, on machines that do not change, ends up in a periodic regime: from some iteration on, all that
 happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
-max and plus). What happens next depends only on the micro-batches that are under way, so one repetition of as many
-micro-batches as that proves that it goes on for ever: of the last ones of an iteration where it has more.
+max and plus). What happens next depends only on the micro-batches that are under way (and on waves that are waited for
+later), so one repetition of as many micro-batches as that proves that it goes on for ever: of the last ones of an
+iteration where it has more. Exchanges that travel beside the work may fall behind it; an iteration never takes less
+than they do.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, Program
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, LAUNCH_SYNC, SYNC, Program
 from planner.schedules.types import Pipeline, Schedule
 from planner.simulate.trace import Trace
 
@@ -66,10 +68,22 @@ def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program]
     """
     if schedule.weight_policy.synchronous:
         raise PlanError(f"{schedule.name} drains after each iteration", hint="take the time of one iteration")
-    depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
     return find_pace(
-        lambda iterations: compile_orders(schedule.work(pipeline, iterations)), pipeline.micro_batches, depth, play
+        lambda iterations: compile_orders(schedule.work(pipeline, iterations)),
+        pipeline.micro_batches,
+        reach_of(schedule, pipeline),
+        play,
     )
+
+
+def reach_of(schedule: Schedule, pipeline: Pipeline) -> int:
+    """Micro-batches back to the earliest on which a schedule's next action may depend.
+
+    Those under way, and where copies wait for each other's waves only so many waves later, those of these waves.
+    """
+    under_way = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
+    distance = getattr(schedule, "distance", None)
+    return under_way if distance is None else under_way + (distance + 2) * rhythm_of(schedule, pipeline)
 
 
 def find_pace(
@@ -80,7 +94,7 @@ def find_pace(
     Args:
         orders: gives the orders of a number of iterations.
         micro_batches: of one iteration.
-        depth: micro-batches that are under way at the most.
+        depth: micro-batches back to the earliest on which the next action may depend.
         play: simulates a program.
         least: fewest iterations that `orders` can give.
     """
@@ -94,12 +108,28 @@ def find_pace(
         found = _repetition(begins, window)
         if found is not None:
             cycle, first, period_s = found
-            return Steady(period_s / cycle, cycle, first, iterations, trace)
+            return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, first, iterations, trace)
         if len(program.kind) * 2 > MOST_ACTIONS:
             half = (len(begins) - 1) // 2
             pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
-            return Steady(pace, 0, half, iterations, trace)
+            return Steady(max(pace, _exchange_s(trace, iterations)), 0, half, iterations, trace)
         iterations *= 2
+
+
+def _exchange_s(trace: Trace, iterations: int) -> float:
+    """Longest time that the exchanges of an iteration take beside the work of a worker, which runs one at a time.
+
+    Where they are slower than the work, they fall behind until the work must wait for them, after as many waves as the
+    difference goes into the distance that it may run ahead: too many to be played.
+    """
+    program = trace.program
+    launches = np.flatnonzero(program.kind == LAUNCH_SYNC)
+    if not len(launches):
+        return 0.0
+    each_s = np.zeros(program.stages)
+    waits = np.flatnonzero(program.kind == SYNC)
+    np.maximum.at(each_s, program.stage[waits], (trace.exchange_end_s - trace.exchange_start_s)[waits])
+    return float(np.bincount(program.worker[launches], each_s[program.stage[launches]]).max()) / iterations
 
 
 def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:

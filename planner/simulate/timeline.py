@@ -159,6 +159,9 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     """As many iterations as it takes until they repeat."""
     least = plan.schedule.iterations
     depth = max(p.in_flight * len(s.replicas) for p, s in zip(plan.predictions.stages, plan.stages, strict=True))
+    if plan.schedule.clock_distance is not None:
+        waves = (plan.schedule.clock_distance + 2) * max(plan.schedule.versions, default=1)
+        depth += waves * max(len(stage.replicas) for stage in plan.stages)
     return find_pace(
         lambda iterations: compile_orders(work_of(plan, ranks, 1 + iterations - least, copies)),
         plan.micro_batches.count // copies,

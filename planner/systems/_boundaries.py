@@ -17,7 +17,7 @@ from planner.schedules.program import Program
 from planner.schedules.types import ActionKind, Work
 from planner.simulate import StageBytes, StageTimes, Trace, Transfers, run
 from planner.simulate.memory import memory_curve
-from planner.simulate.steady import find_pace, rhythm_of
+from planner.simulate.steady import find_pace, reach_of, rhythm_of
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._price import Figures, price
@@ -74,8 +74,8 @@ class Search:
         self._program: Program | None = compile_orders(work) if drains else None
         self._tried: dict[Marks, Cut] = {}
         self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
-        self._depth = max(shape.schedule.in_flight(shape.pipeline))
         few = replace(shape.pipeline, micro_batches=self._rhythm)
+        self._depth = 0 if drains else reach_of(shape.schedule, few)
         self._orders = functools.cache(lambda iterations: compile_orders(shape.schedule.work(few, iterations)))
         actions = sum(len(lane) for lane in work.lanes) * (1 if drains else 8)
         self._most = max(4, MOST_ACTIONS // max(actions, 1))

@@ -189,3 +189,25 @@ def test_versions_of_a_full_pipedream() -> None:
     trace = measure_schedule("pipedream", 4, 8, forward_s=1, backward_s=2).trace
     assert [int(version_curve(trace, stage, stage).held.max()) for stage in range(4)] == [4, 3, 2, 1]
     assert version_curve(trace, 0, 3).held.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "sync_s", "period_s"),
+    [
+        ("hetpipe", 4, 5, 17),  # nothing may run ahead: the exchange of a wave of 4, of 3 s each, is waited for
+        ("hetpipe:distance=1", 4, 12, 12),
+        ("hetpipe:distance=1", 4, 13, 13),
+        ("hetpipe:concurrent=2,distance=8", 2, 5, 6),  # a wave of 2 takes 6 s
+        ("hetpipe:concurrent=2,distance=8", 2, 100, 100),
+        ("hetpipe:distance=20", 4, 13, 13),  # falls behind by 1 s a wave: after 240 waves the work has to wait
+    ],
+)
+def test_exchanges_slower_than_the_work_set_the_pace(
+    schedule: str, stages: int, sync_s: float, period_s: float
+) -> None:
+    """Two virtual workers, F = 1, B = 2: however far they may run ahead, no wave takes less than its exchange."""
+    micro_batches = 2 * (2 if "concurrent" in schedule else stages)
+    found = measure_schedule(
+        schedule, stages, micro_batches, forward_s=1, backward_s=2, sync_s=sync_s, replicas=2
+    )  # fmt: skip
+    assert found.iteration_s == pytest.approx(period_s)
