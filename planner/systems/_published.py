@@ -143,17 +143,8 @@ def _partitions(bench: Bench, size: int, memory: Memory) -> Iterator[tuple[Stage
     recurrence down and enters where the partition without it does not fit.
     """
     layers, (sizes, speeds) = layers_at(bench, size), levels_of(bench.cluster, bench.devices)
-    tables, gradient_bytes = bench.tables(size), bench.precision.gradient_bytes
-    crossing = bench.costs(size).boundary_bytes
-    for evenly in (0, bench.job.global_batch // size):
-        found = beside_the_work(
-            tables.stage_s(recompute=False),
-            tables.elements * gradient_bytes,
-            crossing,
-            min(speeds),
-            carried(bench.cluster, bench.devices),
-            minibatches=evenly,
-        )
+    for evenly, within in itertools.product((0, bench.job.global_batch // size), (False, True)):
+        found = _beside(bench, size, evenly, min(speeds), memory if within else Memory())
         if found:
             yield found
     shapes = [((bench.devices,), (min(speeds),))] + ([(sizes, speeds)] if bench.devices <= MOST_LEVELLED else [])
@@ -166,6 +157,21 @@ def _partitions(bench: Bench, size: int, memory: Memory) -> Iterator[tuple[Stage
             decision = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S).decision
         if decision is not None:
             yield tuple(StageChoice(a, b, r) for a, b, r in flat(decision))
+
+
+def _beside(bench: Bench, size: int, evenly: int, byte_per_s: float, memory: Memory) -> tuple[StageChoice, ...] | None:
+    """The best partition by a ring beside the work, within a limit of memory."""
+    tables, devices = bench.tables(size), bench.devices
+    rules = [StageRule(y, y) for y in range(1, devices + 1)] if math.isfinite(memory.device_bytes) else []
+    return beside_the_work(
+        tables.stage_s(recompute=False),
+        tables.elements * bench.precision.gradient_bytes,
+        bench.costs(size).boundary_bytes,
+        byte_per_s,
+        carried(bench.cluster, devices),
+        fits=[tables.needed(rule, recompute=False) <= memory.device_bytes for rule in rules],
+        minibatches=evenly,
+    )
 
 
 def _equal_replicas(bench: Bench, system: System, size: int, limit_s: float) -> list[Played]:

@@ -17,6 +17,7 @@ def beside_the_work(
     ring_byte_per_s: float,
     carried_byte_per_s: Sequence[float],
     *,
+    fits: Sequence[np.ndarray] = (),
     minibatches: int = 0,
 ) -> tuple[StageChoice, ...] | None:
     """The stages whose slowest is fastest in steady state.
@@ -31,9 +32,11 @@ def beside_the_work(
         cut_bytes: [n + 1] what passes the cut in front of each block, one way; 0 at both ends.
         ring_byte_per_s: of the narrowest link of a ring.
         carried_byte_per_s: by number of replicas, from 1 up to all devices: what their ports carry together.
+        fits: by minibatches in flight, from 1 up to all devices, bool [n + 1, n + 1], whether blocks i..j-1 fit then.
+            A stage of r replicas with b devices behind it has ceil(b/r) + 1 in flight. Empty: memory does not matter.
         minibatches: that the replicas of every stage share evenly; 0 for any number of replicas.
 
-    Ties go to the fewest devices. O(n^2 devices^2). None when no cut is a stage.
+    Ties go to the fewest devices. O(n^2 devices^2). None when there are no such stages.
     """
     devices = len(carried_byte_per_s)
     n = len(stage_s) - 1
@@ -52,7 +55,9 @@ def beside_the_work(
         for replicas, taken in enumerate(by_replicas[:used], start=1):
             if minibatches % replicas:
                 continue
-            options = np.maximum(best[used - replicas][:, None], np.where(empty, np.inf, taken))
+            in_flight = -(-(devices - used) // replicas) + 1
+            out = empty | ~fits[in_flight - 1] if fits else empty
+            options = np.maximum(best[used - replicas][:, None], np.where(out, np.inf, taken))
             source = options.argmin(axis=0)
             reached = options[source, np.arange(n + 1)]
             for j in np.nonzero(reached < best[used])[0].tolist():

@@ -101,6 +101,20 @@ def test_replicas_that_share_the_minibatches_evenly() -> None:
     assert slowest_s(chain, found, 1.0) == pytest.approx(4.0)
 
 
+def test_stages_that_fit() -> None:
+    """The first three blocks fit a device with one minibatch in flight only, and one device stands behind them."""
+    chain = ([4.0, 4.0, 1.5, 2.0], [0.0, 0.0, 0.0, 18.0], [0.5, 0.5, 0.5])
+    fits = [np.ones((5, 5), dtype=bool) for _ in range(4)]
+    for more in fits[1:]:
+        more[0, 3] = False
+    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), fits=fits)
+    assert found is not None
+    assert (0, 3) not in {(s.start, s.stop) for s in found}
+    assert slowest_s(chain, found, 1.0) == pytest.approx(3.5)  # two blocks on three devices, two on the last
+    nowhere = [np.zeros((5, 5), dtype=bool)] * 4
+    assert beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), fits=nowhere) is None
+
+
 def test_ports_that_are_shared() -> None:
     """Two servers of four devices, a link each: 10 Gbit/s at 80 % for up to four replicas, twice that for more."""
     cluster = load_cluster("ethernet-10g", nodes=2)
