@@ -47,8 +47,8 @@ class ObjectiveSection:
         gap: (value - bound) / value.
         proven_optimal: whether the gap is zero up to rounding.
         space: in words, what the bound speaks of.
-        stopped_after_s: the time limit that ended the search before it proved its plan, so that another run may find
-            another plan; null for a proven plan, which does not depend on it.
+        stopped_after_s: the time limit of a search that ended before it proved its plan, so that one with more time may
+            find a better plan; null for a proven plan, which does not depend on it.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,8 @@ def register() -> Iterator[Any]:
     PARTITION_SOLVERS.names()
     known = dict(PARTITION_SOLVERS._entries)
 
-    def add(name: str, run: Any, *, exact: bool = True) -> None:
-        PARTITION_SOLVERS.register(name, PartitionSolver((Pick,), exact=exact, run=run))
+    def add(name: str, run: Any, *, exact: bool = True, counts_work: bool = False) -> None:
+        PARTITION_SOLVERS.register(name, PartitionSolver((Pick,), exact, run, counts_work))
 
     yield add
     PARTITION_SOLVERS._entries.clear()
@@ -133,6 +134,26 @@ def test_a_solver_that_does_not_take_the_problem_is_refused_by_name() -> None:
         solve(Pick((1.0,)))
     with pytest.raises(UsageError, match="leaves no time"):
         solve(small(), time_limit_s=0)
+
+
+def test_work_is_measured_out_whatever_the_turns_before_took(register: Any) -> None:
+    given: list[float] = []
+
+    def slow(problem: Pick, *, time_limit_s: float, start: int | None = None, progress: Any = None) -> Result:
+        time.sleep(0.1)
+        return Result(None, math.inf, 0.0, "pick-a", "all values")
+
+    def counting(
+        problem: Pick, *, time_limit_s: float, work_s: float, start: Any = None, progress: Any = None
+    ) -> Result:
+        assert time_limit_s < work_s
+        given.append(work_s)
+        return Result(1, 1.0, 1.0, "pick-b", "all values")
+
+    register("pick-a", slow, exact=False)
+    register("pick-b", counting, counts_work=True)
+    assert solve(Pick((2.0, 1.0)), time_limit_s=8.0).decision == 1
+    assert given == [8.0]
 
 
 def test_improvers_then_programmes_then_engines_each_from_the_best_so_far(register: Any) -> None:

@@ -167,3 +167,12 @@ def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("latency-cp-sat").exact
     assert not PARTITION_SOLVERS.get("latency-list").exact
     assert LatencyProblem in PARTITION_SOLVERS.get("latency-brute-force").takes
+
+
+def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:
+    first, second = (
+        solve_latency_by_list(_diamond(0.7, accelerators=3), time_limit_s=limit_s, work_s=0.012)
+        for limit_s in (5.0, 50.0)
+    )
+    assert first == second
+    assert first.statistics == {"rounds": 50}  # 12 places a round, 50,000 a second

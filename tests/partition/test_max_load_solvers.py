@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_b
 from planner.solvers.partition._max_load_chain import best_chain
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_moves import Loads
+from planner.solvers.partition._max_load_pairs import divide_anew
 from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
@@ -80,6 +83,32 @@ def test_moves_never_break_a_limit(problem: MaxLoadProblem) -> None:
     check(problem, found, best(problem), exact=False)
     tried = [problem.judge(plan) for _, plan in problem.trivial()]
     assert found.objective <= min((v.objective for v in tried if v.feasible), default=math.inf)
+
+
+@given(problems())
+@settings(deadline=None, max_examples=30)
+def test_devices_divided_anew_are_divided_best(problem: MaxLoadProblem) -> None:
+    """Of two or three devices the small problem is the whole one, so that the answer is the best plan."""
+    free = replace(problem, contiguous=False)
+    plans = [plan for _, plan in free.trivial() if free.judge(plan).feasible]
+    for plan in plans[-1:]:
+        found = divide_anew(free, plan, work_limit=10.0, deadline=time.monotonic() + LIMIT_S)
+        verdict, before = free.judge(found.plan), free.judge(plan).objective
+        assert found.in_time
+        assert verdict.feasible
+        assert verdict.objective <= before
+        if free.devices == 2 or (free.devices == 3 and verdict.objective < before):
+            assert verdict.objective == pytest.approx(best(free), rel=1e-9)
+
+
+def test_devices_divided_anew_by_hand() -> None:
+    # 9 + 3 against 2 + 2; evened out 9 | 3 + 2 + 2. No single move helps the third device, which holds 8.
+    given = problem([9.0, 3.0, 2.0, 2.0, 8.0], [], [0.0] * 5, accelerators=3, contiguous=False)
+    found = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=math.inf)
+    assert found.plan == MaxLoadDecision((0, 1, 1, 1, 2))
+    stopped = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=time.monotonic())
+    assert stopped.plan == MaxLoadDecision((0, 0, 1, 1, 2))
+    assert not stopped.in_time
 
 
 @given(problems(most_nodes=5))

@@ -78,11 +78,14 @@ class PartitionSolver:
         takes: problem types it can solve.
         exact: whether, given time, it proves its answer optimal.
         run: the function.
+        counts_work: whether `run` also takes `work_s`: seconds for which its work is sized, whatever the clock says. A
+            turn's time depends on how long the turns before it took, its work does not.
     """
 
     takes: tuple[type, ...]
     exact: bool
     run: Run
+    counts_work: bool = False
 
 
 PARTITION_SOLVERS: Registry[PartitionSolver] = Registry(__name__, "partition solver")

@@ -70,7 +70,7 @@ def solve(
     if not time_limit_s > 0:
         raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
     names = _chosen(problem, solver)
-    race = Race(problem, time.monotonic() + time_limit_s, progress)
+    race = Race(problem, time_limit_s, progress)
     race.offer(start)
     if solver == AUTO:
         race.run_all(names)
@@ -99,7 +99,7 @@ def _chosen(problem: PartitionProblem, solver: str) -> tuple[str, ...]:
 
 def _feasible(problem: PartitionProblem, solver: str, time_limit_s: float) -> Any:  # noqa: ANN401
     """A feasible decision of a problem, None when none is found in time."""
-    race = Race(problem, time.monotonic() + time_limit_s, None)
+    race = Race(problem, time_limit_s, None)
     for name in _chosen(problem, solver):
         if race.decision is None and not _is(name, _ORACLES):
             race.turn(name, 1.0)
@@ -119,8 +119,9 @@ class Race:
         statistics: counts by solver.
     """
 
-    def __init__(self, problem: PartitionProblem, deadline: float, progress: Progress | None) -> None:
-        self.problem, self.deadline, self.progress = problem, deadline, progress
+    def __init__(self, problem: PartitionProblem, limit_s: float, progress: Progress | None) -> None:
+        self.problem, self.limit_s, self.progress = problem, limit_s, progress
+        self.deadline = time.monotonic() + limit_s
         self.decision: Any = None
         self.objective, self.bound = math.inf, 0.0
         self.solver, self.space = "", ""
@@ -175,7 +176,9 @@ class Race:
         left = self.left_s * share
         if self.settled or left <= 0:
             return 0.0
-        found = _entry(name).run(self.problem, time_limit_s=left, start=self.decision, progress=self._listen)
+        entry = _entry(name)
+        work: Any = {"work_s": self.limit_s * share} if entry.counts_work else {}
+        found = entry.run(self.problem, time_limit_s=left, start=self.decision, progress=self._listen, **work)
         self._take(name, found)
         return found.bound
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._cp_sat import careful_solver
 from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
@@ -171,18 +172,7 @@ def _search(
         def on_solution_callback(self) -> None:
             found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
 
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.05, deadline - time.monotonic())
-    solver.parameters.max_deterministic_time = work_limit
-    # One thread: taking turns (interleave_search) is deterministic too, but 9.15 aborts in it on some small models
-    # ("Check failed: heuristics.fixed_search != nullptr").
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been
-    # seen to drop all the best ones of models like this (or-tools issue 5293 is one case).
-    solver.parameters.keep_all_feasible_solutions_in_presolve = True
-    solver.parameters.symmetry_level = 0
-    solver.parameters.presolve_inclusion_work_limit = 0
+    solver = careful_solver(work_limit, deadline - time.monotonic())
     status = solver.solve(program, Callback())
     if status == cp_model.INFEASIBLE:
         return True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._cp_sat import careful_solver
 from planner.solvers.partition._latency_bounds import earliest_begin, latency_bound, least_rest
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.latency_list import SPACE, solve_latency_by_list
@@ -26,14 +27,24 @@ NAME = "latency-cp-sat"
 _TIME_BITS = 40
 _MEMORY_BITS = 40
 _LIST_SHARE = 0.2
+_WORK = 0.06
+"""Work for each second of `work_s`, as the engine counts it; a slow core does that in half a second."""
 
 
 def solve_latency_by_cp_sat(
-    problem: LatencyProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+    problem: LatencyProblem,
+    *,
+    time_limit_s: float = 60.0,
+    work_s: float | None = None,
+    start: object = None,
+    progress: Progress | None = None,
 ) -> Result:
     """The least latency, given time (see `planner.solvers.partition.Run`)."""
     deadline = time.monotonic() + time_limit_s
-    listed = solve_latency_by_list(problem, time_limit_s=time_limit_s * _LIST_SHARE, start=start, progress=progress)
+    work_s = time_limit_s if work_s is None else work_s
+    listed = solve_latency_by_list(
+        problem, time_limit_s=time_limit_s * _LIST_SHARE, work_s=work_s * _LIST_SHARE, start=start, progress=progress
+    )
     best, known = listed.decision, listed.objective
     bound = latency_bound(problem)
     if not np.isfinite(problem.time_ms).any(axis=1).all():
@@ -44,7 +55,7 @@ def solve_latency_by_cp_sat(
     model = _Model(problem, known)
     if best is not None:
         model.hint(best)
-    found, proven, branches = model.solve(left, progress, known)
+    found, proven, branches = model.solve(_WORK * work_s, left, progress, known)
     bound = max(bound, proven)
     if found is not None:
         verdict = problem.judge(found)
@@ -175,19 +186,12 @@ class _Model:
                     self.program.add_hint(x, name[device] == d)
 
     def solve(
-        self, time_limit_s: float, progress: Progress | None, known_ms: float
+        self, work_limit: float, time_limit_s: float, progress: Progress | None, known_ms: float
     ) -> tuple[LatencyDecision | None, float, int]:
         """A plan (None when none was found), a lower bound in ms (infinite when there is no plan), and branches."""
         from ortools.sat.python import cp_model
 
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = time_limit_s
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 1
-        # presolve of OR-tools 9.15 was seen to cut off optima (see cp_sat_max_load): keep it from doing so
-        solver.parameters.keep_all_feasible_solutions_in_presolve = True
-        solver.parameters.symmetry_level = 0
-        solver.parameters.presolve_inclusion_work_limit = 0
+        solver = careful_solver(work_limit, time_limit_s, seed=1)
         if progress:
             solver.best_bound_callback = lambda value: progress(NAME, known_ms, value / self.scale)
         status = solver.solve(self.program)
@@ -222,4 +226,6 @@ def _interchangeable(problem: LatencyProblem, a: int, b: int) -> bool:
     return all(_alike(problem, d, d + 1) for d in range(low, high))
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((LatencyProblem,), exact=True, run=solve_latency_by_cp_sat))
+PARTITION_SOLVERS.register(
+    NAME, PartitionSolver((LatencyProblem,), exact=True, run=solve_latency_by_cp_sat, counts_work=True)
+)

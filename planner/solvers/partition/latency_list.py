@@ -21,6 +21,8 @@ from planner.space.partition.latency import MEMORY_SLACK, LatencyDecision, Laten
 NAME = "latency-list"
 SPACE = "all placements and orders"
 _ROUNDS = 300
+_PLACES_PER_S = 50_000.0
+"""Places that are tried a second (a node on a device), on a slow core; so many are for each second of `work_s`."""
 _SEED = 20240229
 
 
@@ -34,9 +36,15 @@ class _Graph:
 
 
 def solve_latency_by_list(
-    problem: LatencyProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+    problem: LatencyProblem,
+    *,
+    time_limit_s: float = 60.0,
+    work_s: float | None = None,
+    start: object = None,
+    progress: Progress | None = None,
 ) -> Result:
     """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
+    work_s = time_limit_s if work_s is None else work_s
     deadline = time.monotonic() + time_limit_s
     bound = latency_bound(problem)
     if not np.isfinite(bound):  # some node runs on no device
@@ -53,7 +61,8 @@ def solve_latency_by_list(
     random = np.random.default_rng(_SEED)
     urgencies = _urgencies(problem)
     leading, rounds = urgencies[0], 0
-    for rounds in range(_ROUNDS + len(urgencies)):
+    affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
+    for rounds in range(min(_ROUNDS + len(urgencies), affordable)):
         if best <= bound * (1 + 1e-12) or (rounds and time.monotonic() > deadline):
             break
         shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
@@ -178,4 +187,6 @@ def _gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> flo
     return begin
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((LatencyProblem,), exact=False, run=solve_latency_by_list))
+PARTITION_SOLVERS.register(
+    NAME, PartitionSolver((LatencyProblem,), exact=False, run=solve_latency_by_list, counts_work=True)
+)

@@ -1,0 +1,33 @@
+"""CP-SAT set so that equal models give equal answers, and none is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+
+def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_model.CpSolver:
+    """An engine with one thread.
+
+    Args:
+        work_limit: stop after so much work as the engine counts it; the same on every machine.
+        time_limit_s: stop after so long whatever the work; what is found then depends on the machine's speed.
+        seed: of its choices by chance.
+    """
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = work_limit
+    solver.parameters.max_time_in_seconds = max(0.05, time_limit_s)
+    # One thread: taking turns (interleave_search) is deterministic too, but 9.15 aborts in it on some small models
+    # ("Check failed: heuristics.fixed_search != nullptr").
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    # Simplifications of version 9.15 that drop some of the solutions, by dominance, symmetry or inclusion, have been
+    # seen to drop all the best ones of models like ours (or-tools issue 5293 is one case).
+    solver.parameters.keep_all_feasible_solutions_in_presolve = True
+    solver.parameters.symmetry_level = 0
+    solver.parameters.presolve_inclusion_work_limit = 0
+    return solver
