@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from planner.costs.precision import Precision, precision
@@ -16,6 +16,7 @@ from planner.plan.cuts import Staging, parameter_indices
 from planner.plan.files import seal
 from planner.plan.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
 from planner.plan.requirements import requirements
+from planner.plan.schedule_section import StageCorrection
 from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.sections import (
     alternative_section,
@@ -131,6 +132,7 @@ def assemble(
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
             *(_apart(entry) for entry in shared if entry.reduction == "none"),
+            *_raised(laid.section.corrections),
         ),
         not_modelled=(
             *not_modelled,
@@ -150,6 +152,18 @@ def _apart(shared: SharedParameter) -> PlanNote:
         "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
     )
     return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
+
+
+def _raised(corrections: Sequence[StageCorrection]) -> Iterator[PlanNote]:
+    """Learning rates that a published correction raises."""
+    raised = [at for at, correction in enumerate(corrections) if correction.learning_rate_factor > 1]
+    if raised:
+        most = max(correction.learning_rate_factor for correction in corrections)
+        message = (
+            f"the correction for delays, as published, multiplies the learning rate of stages {raised} by up to "
+            f"{most:.3g} at the first step, as their delay is below one mini-batch; limit it to 1 unless that is wanted"
+        )
+        yield PlanNote(str(NoteLevel.WARNING), "learning-rate-raised", message)
 
 
 def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...]:

@@ -230,6 +230,10 @@ def test_corrections_stand_in_the_plan() -> None:
     plan = plan_of("pipemare", Pipeline((1, 1), 4))
     assert [c.forward_delay for c in plan.schedule.corrections] == [0.75, 0.25]
     assert plan.schedule.corrections[0].learning_rate_factor == pytest.approx(4 / 3)
+    (raised,) = (note.message for note in plan.notes if note.code == "learning-rate-raised")
+    assert "of stages [0, 1] by up to 4 at the first step" in raised
+    slow = plan_of("pipemare", Pipeline((1,) * 4, 1))
+    assert not any(note.code == "learning-rate-raised" for note in slow.notes)
     predicted = plan_of("pipelined-backprop:mitigation=lwp", Pipeline((1, 1), 4)).schedule
     assert [c.forward_horizon for c in predicted.corrections] == [2, 0]
     assert predicted.optimizer is not None
