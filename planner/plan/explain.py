@@ -17,6 +17,9 @@ from planner.plan.words import plural, short_list
 from planner.schedules.types import WeightPolicy
 from planner.units import format_seconds
 
+ROUNDING = 1e-7
+"""Share of an iteration that the rounding of a plan's figures explains."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -215,7 +218,8 @@ def _shares(plan: Plan) -> tuple[Share, ...]:
         ("optimizer step", terms.update_s),
     ]
     rest = predictions.iteration_s - sum(seconds for _, seconds in parts)
-    parts.append(("waiting for other stages (fill, drain, their tails)", max(0.0, rest)))
+    rest = rest if rest > ROUNDING * predictions.iteration_s else 0.0
+    parts.append(("waiting for other stages (fill, drain, their tails)", rest))
     return tuple(Share(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
 
 

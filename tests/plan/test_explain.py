@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import planner
 from planner.errors import PlanError
 from planner.plan import explain, explanation_report, to_markdown, to_text, with_simulation
 from planner.plan.report import Report, Section, Table, bar
@@ -77,3 +78,9 @@ def test_markdown_tables_align_numbers_and_escape_bars() -> None:
 )
 def test_bars(fraction: float, text: str) -> None:
     assert bar(fraction, 4) == text
+
+
+def test_a_single_stage_waits_for_no_other() -> None:
+    plan = planner.plan(planner.load_graph("gpt2"), planner.load_cluster("dgx-a100"), planner.Job(global_batch=512))
+    assert len(plan.stages) == 1
+    assert not [share.name for share in explain(plan).shares if share.name.startswith("waiting")]
