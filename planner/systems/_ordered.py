@@ -126,8 +126,8 @@ def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:
         least = min(least, (need, shape), key=lambda entry: entry[0])
         if need > room and not isinstance(shape.schedule, OwnOrders):
             continue
-        search = Search(bench, shape, transfers)
-        begun.append((search, search.begin()))
+        tried = [(search, search.begin()) for search in (Search(bench, s, transfers) for s in shape.placements)]
+        begun.append(min(tried, key=lambda entry: entry[1].key))
         if begun[-1][1].over_bytes <= 0:
             fastest = min(fastest, begun[-1][1].seconds)
     if not begun:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.schedules.own_orders import OwnOrders
 from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule
@@ -34,6 +36,7 @@ class Shape:
         bound_s: no cut is faster.
         repeats: stages that the orders recompute by actions of their own: whole, from what enters them. Of the rest
             `recompute` says nothing then.
+        adjacent: the copies of a worker are neighbouring devices, instead of the workers of a copy.
     """
 
     schedule: Schedule
@@ -46,6 +49,12 @@ class Shape:
     holders: Holders
     bound_s: float
     repeats: frozenset[int] = frozenset()
+    adjacent: bool = False
+
+    @property
+    def placements(self) -> tuple[Shape, ...]:
+        """Both ways to place copies: each copy on neighbouring devices, or the copies of each worker."""
+        return (self,) if self.copies == 1 else (self, replace(self, adjacent=True))
 
     @property
     def whole(self) -> bool:
@@ -84,6 +93,8 @@ class Shape:
 
     def point(self, marks: Marks) -> Point:
         """The point with these boundaries."""
+        line = np.arange(self.copies * self.workers)
+        ranks = line.reshape(self.workers, self.copies).T.ravel() if self.adjacent else line
         return Point(
             tuple(
                 StageChoice(a, b, 1, stage in self.repeats if self.repeats else self.recompute)
@@ -93,7 +104,7 @@ class Shape:
             self.micro_batch,
             self.micro_batches,
             self.schedule.name,
-            tuple(range(self.copies * self.workers)),
+            tuple(ranks.tolist()),
             slice_devices=self.workers,
             whole=self.whole,
         )

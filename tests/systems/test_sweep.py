@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from planner import schedules
+from planner.simulate import Transfers
 from planner.space.types import StageChoice
 from planner.systems import get
 from planner.systems._least import least_s
+from planner.systems._ordered import _best
 from planner.systems._play import play
 from planner.systems._price import price
+from planner.systems._shapes import shapes_for
 from planner.systems._sweep import _candidates, _shorter, by_sweep, cut, point_of
 from planner.systems.types import Point
 from tests.space.instances import chain, cluster
@@ -39,6 +42,20 @@ def test_stages_of_a_pipeline_share_a_node_where_activations_are_large() -> None
     found = by_sweep(bench(chain([1.0, 1.0], boundary=10.0), cluster((2, 2), (100.0, 1.0)), 4), get("1f1b"))
     assert found.plan == "2 stages x 2 copies, micro-batch 1 x 2"
     assert found.iteration_s == pytest.approx(9.4)
+
+
+def test_stages_for_a_schedule_are_placed_both_ways_too() -> None:
+    """The same two jobs as above, as `plan --schedule` has them: 9.32 s side by side, 9.4 s in line."""
+    machine, schedule = cluster((2, 2), (100.0, 1.0)), schedules.get("1f1b")
+    for costs, ranks, seconds in (
+        (chain([1.0, 1.0], elements=8.0), (0, 2, 1, 3), 9.32),
+        (chain([1.0, 1.0], boundary=10.0), (0, 1, 2, 3), 9.4),
+    ):
+        own = bench(costs, machine, 4)
+        shapes = [shape for shape in shapes_for(own, schedule) if shape.copies == 2 and not shape.recompute]
+        found = _best(own, shapes, Transfers.BLOCKING)
+        assert found.seconds == pytest.approx(seconds)
+        assert found.point.ranks == ranks
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "chimera", "pipedream-2bw", "pipemare"])
