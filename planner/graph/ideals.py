@@ -88,11 +88,12 @@ def components(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
                 if name[after] < 0:
                     low[node] = min(low[node], number[after])
             if not descended and low[node] == number[node]:
-                at = stack.index(node)
-                members = stack[at:]
-                del stack[at:]
+                members = [stack.pop()]
+                while members[-1] != node:
+                    members.append(stack.pop())
+                smallest = min(members)
                 for member in members:
-                    name[member] = min(members)
+                    name[member] = smallest
     return name
 
 

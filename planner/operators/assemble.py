@@ -15,7 +15,6 @@ from planner.operators.site import Site
 from planner.operators.types import LoopNest, OpSpec, Origin, Saved
 
 INT64_BYTES = 8
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

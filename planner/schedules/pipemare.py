@@ -15,7 +15,6 @@ which makes the mean delay of the played order exactly tau.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
@@ -147,11 +146,6 @@ def mean_throughput(stages: int, micro_batches: int, synchronous_share: float) -
     """Throughput relative to no bubble when a share of the epochs is synchronous (T3): they run at N/(N+P-1)."""
     flushed = (micro_batches + stages - 1) / micro_batches
     return 1.0 / (synchronous_share * flushed + 1.0 - synchronous_share)
-
-
-def memory_factor(optimizer_copies: Sequence[str]) -> float:
-    """Weight memory with T2's buffer over that without: n + 1 over n copies (weight, gradient, momentum, ...)."""
-    return (len(optimizer_copies) + 1) / len(optimizer_copies)
 
 
 SCHEDULES.register("pipemare", PipeMare())

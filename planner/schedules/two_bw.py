@@ -92,17 +92,4 @@ class TwoBufferedWeights(Defaults):
         return Work(lanes, versions=(2,) * pipeline.stages)
 
 
-def worst_stage_bytes(
-    versions: int, in_flight: int, weight_bytes: float, activation_bytes: float, input_bytes: float | None = None
-) -> float:
-    """Weights and activations of a stage: versions w + kept a, or with recomputation versions w + a + kept a_in.
-
-    The memory model of 2BW's planner (ICML 2021, section 3.3) for one of d stages: `weight_bytes` and
-    `activation_bytes` are a stage's share, `input_bytes` what recomputation keeps of a micro-batch, None without it.
-    """
-    if input_bytes is None:
-        return versions * weight_bytes + in_flight * activation_bytes
-    return versions * weight_bytes + activation_bytes + in_flight * input_bytes
-
-
 SCHEDULES.register("pipedream-2bw", TwoBufferedWeights())

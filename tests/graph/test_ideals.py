@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import networkx as nx
 import numpy as np
 from hypothesis import given, settings
@@ -104,3 +106,12 @@ def test_bit_rows() -> None:
     assert words(64) == 1
     assert words(65) == 2
     assert bit_row([0, 65], 2).tolist() == [1, 2]
+
+
+def test_components_of_long_lines_and_circles_in_linear_time() -> None:
+    count = 20_000
+    line = [(i, i + 1) for i in range(count - 1)]
+    begun = time.process_time()
+    assert components(count, line) == list(range(count))
+    assert components(count, [*line, (count - 1, 0)]) == [0] * count
+    assert time.process_time() - begun < 2.0

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.graph import DType, TensorKind
-from planner.importers import graph_from_proto, load_graph
+from planner.importers import ImportOptions, graph_from_proto, load_graph
 from tests.importers.build import F32, I64, absent, ints, model, node, value
 
 
@@ -221,9 +221,7 @@ def test_integers_that_only_say_a_shape_at_run_time_are_cut() -> None:
     assert (graph.report.plumbing_nodes, graph.report.dead_nodes) == (1, 2)
 
 
-def test_final_softmax_is_left_out_and_said(request: pytest.FixtureRequest) -> None:
-    from planner.importers import ImportOptions
-
+def test_final_softmax_is_left_out_and_said() -> None:
     nodes = [node("MatMul", ["x", "w"], ["logits"]), node("Softmax", ["logits"], ["p"])]
     proto = model(nodes, [value("x", [2, 8])], [value("p", None)], [absent("w", [8, 10])])
     graph = graph_from_proto(proto)
