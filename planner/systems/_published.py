@@ -27,6 +27,7 @@ from planner.systems._play import delays, play
 from planner.systems._replicas import beside_the_work
 from planner.systems._search import best_of, found_of, search, stages_of
 from planner.systems.types import Point, System
+from planner.units import format_bytes
 
 TIME_LIMIT_S = 4.0
 """For one partition problem."""
@@ -212,7 +213,19 @@ def by_pipedream(bench: Bench, system: System) -> Found:
             return found if played in even else replace(found, alike=best_of(even))
         last = played
     stash = "a weight version for each of the minibatches in flight does not fit"
-    return Found(reason=f"{stash}: {last.reason}" if last else stash)
+    return Found(reason=f"{stash}: {last.reason if last else _least_stash(bench)}")
+
+
+def _least_stash(bench: Bench) -> str:
+    """What the fullest device needs at the least, over straight pipelines with as many replicas of every stage."""
+    size = bench.sizes[0]
+    tables, device = bench.tables(size), max(bench.cluster.devices, key=lambda d: d.usable_bytes)
+    least, depth = math.inf, 1
+    for tried in [d for d in range(1, min(bench.devices, bench.blocks) + 1) if bench.devices % d == 0]:
+        needs = [tables.needed(StageRule(tried - s, tried - s), recompute=False) for s in range(tried)]
+        least, depth = min((least, depth), (least_need(needs, tables.real), tried))
+    need, have = format_bytes(least + device.reserve_bytes), format_bytes(device.memory_bytes)
+    return f"the fullest device needs {need} of {have} at the least ({depth} stages, micro-batch {size})"
 
 
 @search("bapipe")

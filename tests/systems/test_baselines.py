@@ -51,6 +51,8 @@ def test_reasons_name_bytes() -> None:
     """175B parameters at 16 B over the 8 devices of a virtual worker: 175e9 * 16 / 8 = 350 GB."""
     row = rows("gpt3-175b", "dgx-a100", 1536, "hetpipe", nodes=2)["hetpipe"]
     assert "GB a device when cut evenly over 8" in row.reason
+    stash = rows("gpt3-175b", "dgx-a100", 64, "pipedream", nodes=8)["pipedream"]
+    assert "GB of 80 GB at the least" in stash.reason
     found = rows("resnet50", "fpga-pool", 64, "tofu")["tofu"]
     assert found.reason == "operators are cut over the devices of a node, and there is one"
 
