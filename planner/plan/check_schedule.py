@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,6 +23,7 @@ _EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
 _COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
+_MARKED = re.compile("[@>R]|S[AG]")
 _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 
@@ -98,6 +100,9 @@ def _unknown(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterat
         elif action.peer >= plan.world_size:
             message = f"rank {rank} runs {action}, but the world has {plan.world_size} ranks"
             yield Finding(Fault.ACTION_UNKNOWN, message, "", at, rank)
+        elif action.kind is ActionKind.EVICT and action.peer == rank:
+            hint = "name another rank, or none for the host"
+            yield Finding(Fault.ACTION_UNKNOWN, f"rank {rank} runs {action}, which evicts to itself", hint, at, rank)
         elif at not in plan.stages_of(rank):
             right = f"routed to rank {_names(plan, action)}" if not counted else "not its own"
             message = f"rank {rank} runs {action}, which is {right}: it is no replica of stage {at}"
@@ -202,12 +207,12 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
 
 
 def _compiled(plan: Plan) -> list[Finding]:
-    """What only the compiled orders show: versions of the weights, parts, evictions, room for forwards.
+    """What only the compiled orders show: versions of the weights, parts, sends, evictions, room for forwards.
 
     Orders with none of these are left to the other checks.
     """
     section = plan.schedule
-    marked = any(mark in order.actions for order in section.orders for mark in "@>R")
+    marked = any(_MARKED.search(order.actions) for order in section.orders)
     if not (section.versions or section.limits or section.parts > 1 or section.side_by_side or marked):
         return []
     ranks, _ = leaders(plan)

@@ -88,6 +88,8 @@ class Row(NamedTuple):
     def action(self, rank: int) -> Action:
         """As it stands in the order of a rank."""
         peer = -1 if self.offset is None else rank + self.offset
+        if self.offset is not None and peer < 0:
+            raise PlanError(f"{self} evicts to rank {peer}", hint="name another rank, or none for the host")
         return Action(self.kind, self.stage, self.number, self.part, self.version, peer, self.paired)
 
     def __str__(self) -> str:

@@ -205,6 +205,32 @@ def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
     assert message.startswith("rank 3 holds 1.88 GB of 1.61 GB when F3.0 runs, 537 MB of it evicted from other ranks")
 
 
+@pytest.mark.parametrize(
+    ("rank", "line", "message"),
+    [
+        (0, "F0.0 SA0.0 F0.1 B0.0-1 S0 U0", "rank 0: SA0.0: stage 1 never receives it"),
+        (1, "RA1.0 F1.0 B1.0 F1.1 B1.1 S1 U1", "rank 1: RA1.0: stage 0 never sends it"),
+        (1, "F1.0 SA1.0 B1.0 F1.1 B1.1 S1 U1", "rank 1: SA1.0: no stage receives it"),
+    ],
+)
+def test_a_send_without_its_receive_is_found(rank: int, line: str, message: str) -> None:
+    plan = changed(plan_of("1f1b", Pipeline((1, 1), 2)), rank, line)
+    assert message in " ".join(faults(plan).values())
+    with pytest.raises(PlanError, match=message.partition(": ")[2]):
+        simulate(plan)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [(">-3", "evicts to rank -3"), (">-1", "evicts to rank -1"), (">+0", "evicts to itself"), (">+9", "has 4 ranks")],
+)
+def test_an_eviction_to_nobody_is_found(place: str, message: str) -> None:
+    plan = plan_of("bpipe", Pipeline((1,) * 4, 8))
+    line = plan.schedule.orders[0].actions
+    assert ">+3" in line
+    assert message in " ".join(faults(changed(plan, 0, line.replace(">+3", place))).values())
+
+
 def test_a_part_that_comes_too_early_is_found() -> None:
     plan = plan_of("seq1f1b", Pipeline((1,), 1))
     assert plan.actions(0)[:4] == tuple(
