@@ -272,7 +272,10 @@ def by_sweep(bench: Bench, system: System) -> Found:
     states = int(system.options.get("states", "0"))
     if bench.devices < 2 or bench.blocks < 2:
         return Found(reason="a pipeline needs two devices and a model of two blocks")
-    best, reason = sweep(bench, system, _candidates(bench, system), states)
+    candidates = _candidates(bench, system)
+    if not candidates and system.schedule == "pipedream-2bw":
+        return Found(reason="a mini-batch has fewer micro-batches than stages: the global batch is too small")
+    best, reason = sweep(bench, system, candidates, states)
     if best is None and system.options.get("recompute") == "stage":
         best, reason = sweep(bench, system, _candidates(bench, system, whole=True), states)
     if best is None:

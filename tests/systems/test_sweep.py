@@ -124,3 +124,8 @@ def test_chimera_is_idle_less_than_1f1b() -> None:
     assert found.memory is not None
     assert found.memory.weights + found.memory.gradients == pytest.approx(4 * 8 * (4 + 4))
     assert found.sent_bytes == pytest.approx(2 * 3 * 4 * 8 * 4)
+
+
+def test_one_sample_is_too_little_for_two_versions() -> None:
+    found = by_sweep(bench(chain([1.0] * 4), cluster((4,), (1e9,)), 1), get("pipedream-2bw"))
+    assert found.reason == "a mini-batch has fewer micro-batches than stages: the global batch is too small"
