@@ -70,6 +70,11 @@ class PipelinedBackprop(Defaults):
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
     )
 
+    @property
+    def weight_buffers(self) -> int:
+        """Buffers as large as the weights that the correction keeps: the predicted weights, where it predicts."""
+        return int(self.mitigation not in (Mitigation.NONE, Mitigation.SPIKE_COMPENSATION))
+
     def warm_up(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Samples that each stage takes in before its first backward."""
         return tuple(2 * (pipeline.stages - i) - 1 for i in range(pipeline.stages))

@@ -65,6 +65,11 @@ class PipeMare(Defaults):
         source="Yang et al., MLSys 2021",
     )
 
+    @property
+    def weight_buffers(self) -> int:
+        """Buffers as large as the weights that the correction keeps: T2's velocity of the weights."""
+        return 1
+
     def warm_up(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Micro-batches that each stage takes in before its first backward."""
         return tuple(2 * (pipeline.stages - i) for i in range(pipeline.stages))

@@ -80,6 +80,7 @@ class Search:
         actions = sum(len(lane) for lane in work.lanes) * (1 if drains else 8)
         self._most = max(4, MOST_ACTIONS // max(actions, 1))
         self._versions = shape.schedule.weight_versions(shape.pipeline)
+        self._buffers = getattr(shape.schedule, "weight_buffers", 0)
 
     def begin(self) -> Cut:
         """The best of the balanced cuts."""
@@ -105,7 +106,8 @@ class Search:
         kept = shape.schedule.in_flight(shape.pipeline)
         each = max(1.0, sum(len(own) for own in shape.holders) / shape.workers)
         needs = [
-            tables.needed(StageRule(k / self._parts, v), recompute=shape.recompute, whole=shape.whole) * each
+            tables.needed(StageRule(k / self._parts, v + self._buffers), recompute=shape.recompute, whole=shape.whole)
+            * each
             for k, v in zip(kept, self._versions, strict=True)
         ]
         least = least_need(needs, tables.real) * (1 + 1e-12)
@@ -162,7 +164,7 @@ class Search:
     def _over(self, trace: Trace, figures: Figures, point: Point) -> tuple[float, str]:
         """Bytes by which the fullest worker exceeds its device, and the words for it."""
         sizes = StageBytes(
-            figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes,
+            figures.weight_bytes * (1 + self._buffers) + figures.gradient_bytes + figures.optimizer_bytes,
             figures.unit_bytes,
             figures.working_bytes,
             figures.reserve_bytes,

@@ -77,7 +77,7 @@ def plan_schedule(
         raise InfeasibleError(f"{chosen.name}: {best.reason}", hint="use more stages, devices or recomputation")
     plan = plan_point(
         bench, best.point, chosen, best.seconds, Transfers(transfers), holders=best.shape.holders,
-        provenance=provenance,
+        states=getattr(chosen, "weight_buffers", 0), provenance=provenance,
     )  # fmt: skip
     plan = with_simulation(plan, simulate(plan).step_s)
     wrong = validate(plan)

@@ -87,7 +87,8 @@ class Shape:
         kept, versions = self.schedule.in_flight(self.pipeline), self.schedule.weight_versions(self.pipeline)
         if self.schedule.activation_unit is not ActivationUnit.MICRO_BATCH:
             kept = (1,) * self.stages
-        rules = [StageRule(k, v) for k, v in zip(kept, versions, strict=True)]
+        buffers = getattr(self.schedule, "weight_buffers", 0)
+        rules = [StageRule(k, v + buffers) for k, v in zip(kept, versions, strict=True)]
         needs = [tables.needed(rule, recompute=self.recompute, whole=self.whole) for rule in rules]
         return least_need(needs, tables.real)
 

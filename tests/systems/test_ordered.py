@@ -32,6 +32,19 @@ def test_an_order_that_recomputes_is_charged_for_it_once(schedule: str) -> None:
     assert planner.validate_plan(plan, None, planner.load_cluster("dgx-a100")) == []
 
 
+@pytest.mark.parametrize(
+    ("schedule", "buffers"),
+    [("pipemare", 1), ("pipelined-backprop", 0), ("pipelined-backprop:mitigation=sc", 0),
+     ("pipelined-backprop:mitigation=lwp", 1), ("pipelined-backprop:mitigation=spectrain", 1)],
+)  # fmt: skip
+def test_what_a_correction_of_delays_keeps_is_in_the_memory(schedule: str, buffers: int) -> None:
+    """Adam in fp32 keeps twice the weights; the velocity (T2) or the predicted weights are as many again."""
+    plan = planned(schedule, pipeline_stages=(4,), data_parallel=(1,))
+    for stage, figures in zip(plan.stages, plan.predictions.stages, strict=True):
+        assert figures.memory.weights_bytes == stage.parameters * 4
+        assert figures.memory.optimizer_bytes == (2 + buffers) * stage.parameters * 4
+
+
 def test_stages_that_the_order_does_not_recompute_keep_everything(tmp_path: Path) -> None:
     path = tmp_path / "orders.csv"
     first, second = ("F0.0 F0.1 R0.0 B0.0 R0.1 B0.1", "F1.0 B1.0 F1.1 B1.1")
