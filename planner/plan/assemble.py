@@ -34,6 +34,7 @@ from planner.plan.shard_sections import (
     used_shardings,
     with_inside,
 )
+from planner.plan.ties import met_in_order, tied_groups
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plan.words import module_ranges, significant
 from planner.schedules.types import WeightPolicy
@@ -106,6 +107,7 @@ def assemble(
     used = used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, laid, used)
     shared = staging.shared_parameters(summed=laid.section.weight_policy == WeightPolicy.SYNC)
+    groups = tied_groups(range(len(decision.stages)), shared)
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
     predictions = predictions_section(stages, decision, evaluation, certificate, chosen, rank_shared)
     plan = Plan(
@@ -125,7 +127,7 @@ def assemble(
         boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
-        schedule=laid.section,
+        schedule=dataclasses.replace(laid.section, orders=met_in_order(laid.section.orders, groups)),
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, origins),

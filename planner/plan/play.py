@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.plan.findings import Fault, Finding
+from planner.plan.ties import tied_groups
 from planner.plan.types import Plan
-from planner.schedules.types import Action, ActionKind, WeightPolicy
+from planner.schedules.types import Action, ActionKind
 
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
@@ -126,7 +127,7 @@ class _Waits:
                 if boundary.gradient:
                     self._sinks.setdefault(boundary.from_stage, set()).add(to)
         self._ranks = orders.keys()
-        self._group = _tied_groups(plan)
+        self._group = tied_groups((stage.index for stage in plan.stages), plan.shared_parameters)
         self._absent: dict[tuple[int, int], dict[int, Action]] = {}
         self._stated: set[Step] = set()
         for rank, lanes in orders.items():
@@ -199,16 +200,3 @@ _MOVES = (
 
 def _like(action: Action, kind: ActionKind) -> Action:
     return Action(kind, action.stage, action.micro_batch, action.part)
-
-
-def _tied_groups(plan: Plan) -> dict[int, int]:
-    """For each stage the lowest of those that synchronise with it, because they share parameters.
-
-    Stages that update at moments of their own do not wait for each other.
-    """
-    group = {stage.index: stage.index for stage in plan.stages}
-    drains = plan.schedule.weight_policy == WeightPolicy.SYNC
-    for shared in plan.shared_parameters if drains else ():
-        joined = {group[stage] for stage in shared.stages}
-        group = {stage: min(joined) if home in joined else home for stage, home in group.items()}
-    return group

@@ -12,6 +12,7 @@ from planner.errors import PlanError
 from planner.plan import Plan, dumps, loads
 from planner.plan.diff import Area, diff
 from planner.plan.files import seal
+from planner.plan.findings import Fault
 from planner.plan.orders import RankOrder, encode
 from planner.plan.validate import validate
 from planner.schedules import ActivationUnit, Pipeline, get
@@ -316,3 +317,25 @@ def test_damage_in_any_copy_is_found() -> None:
 
 def with_orders(plan: Plan, *orders: RankOrder) -> Plan:
     return seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders)))
+
+
+@pytest.mark.parametrize(("stages", "pairs"), [(4, 2), (6, 3), (8, 4)])
+def test_ranks_meet_where_stages_share_weights(stages: int, pairs: int) -> None:
+    """One micro-batch fewer than stages: a rank has stages 1, 2, 3, another 0, 1, 2, and 0 and 3 share weights."""
+    plan = plan_of(f"chimera:pairs={pairs}", Pipeline((1,) * stages, stages - 1))
+    assert [p.stages for p in plan.shared_parameters] == [(0, stages - 1)]
+    last = f"S{stages - 1}"
+    for order in plan.schedule.orders:
+        exchanges = [word for word in order.actions.split() if word.startswith("S")]
+        assert exchanges == sorted(exchanges, key=lambda word: (word not in ("S0", last), int(word[1:])))
+    assert validate(plan) == []
+
+
+def test_ranks_that_meet_in_the_order_of_their_stages_wait_for_ever() -> None:
+    plan = plan_of("chimera:pairs=2", Pipeline((1,) * 4, 3))
+    orders = tuple(
+        dataclasses.replace(o, actions=o.actions.replace("S3 S1 S2", "S1 S2 S3")) for o in plan.schedule.orders
+    )
+    assert orders != plan.schedule.orders
+    stuck = seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders)))
+    assert [f.fault for f in validate(stuck)] == [Fault.DEADLOCK]
