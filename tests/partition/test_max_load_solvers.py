@@ -106,6 +106,11 @@ def test_devices_divided_anew_by_hand() -> None:
     given = problem([9.0, 3.0, 2.0, 2.0, 8.0], [], [0.0] * 5, accelerators=3, contiguous=False)
     found = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=math.inf)
     assert found.plan == MaxLoadDecision((0, 1, 1, 1, 2))
+    # Parted, 0 and 1 cost the incumbent's load, so that they count as one; the plan is mended before all else.
+    torn = problem([0.0, 1.0], [(0, 1)], [1.0, 0.0], contiguous=False)
+    assert (
+        torn.judge(divide_anew(torn, MaxLoadDecision((0, 1)), work_limit=1.0, deadline=math.inf).plan).objective == 1.0
+    )
     stopped = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=time.monotonic())
     assert stopped.plan == MaxLoadDecision((0, 0, 1, 1, 2))
     assert not stopped.in_time
@@ -222,6 +227,13 @@ def test_no_plan_is_proven() -> None:
         found = solve(full, time_limit_s=LIMIT_S)
         assert found.decision is None
         assert found.bound == math.inf
+
+
+def test_plans_that_presolve_loses_are_found() -> None:
+    # OR-tools 9.15 calls this one infeasible after presolve. All on the accelerator take 3, as does 1 on a CPU.
+    given = problem([0.0, 1.0, 2.0], [], [0.0] * 3, accelerators=1, cpus=2, cpu_ms=[0.0, 3.0, 6.0])
+    found = solve_by_cp_sat(given, time_limit_s=LIMIT_S)
+    assert (found.objective, found.bound) == (3.0, 3.0)
 
 
 def test_not_contiguous_is_never_worse() -> None:

@@ -31,3 +31,23 @@ def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_
     solver.parameters.symmetry_level = 0
     solver.parameters.presolve_inclusion_work_limit = 0
     return solver
+
+
+def solved(
+    solver: cp_model.CpSolver, program: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
+) -> cp_model.CpSolverStatus:
+    """Run the engine and give its status, which is "infeasible" only when it says so without presolve as well.
+
+    Under the settings above, version 9.15 has been seen to call small models infeasible that a known plan satisfies;
+    without presolve it solves them. The second run has the time and work that the first one left.
+    """
+    from ortools.sat.python import cp_model
+
+    status = solver.solve(program, watch)
+    if status == cp_model.INFEASIBLE:
+        limits, spent = solver.parameters, solver.response_proto.deterministic_time
+        limits.cp_model_presolve = False
+        limits.max_time_in_seconds = max(0.05, limits.max_time_in_seconds - solver.wall_time)
+        limits.max_deterministic_time = max(1e-3, limits.max_deterministic_time - spent)
+        status = solver.solve(program, watch)
+    return status

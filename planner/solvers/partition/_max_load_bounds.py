@@ -145,3 +145,17 @@ def usable(problem: MaxLoadProblem, start: MaxLoadDecision | None) -> tuple[MaxL
         return None, math.inf
     verdict = problem.judge(start)
     return (start, verdict.objective) if verdict.feasible else (None, math.inf)
+
+
+def opening(
+    problem: MaxLoadProblem, form: Form, start: MaxLoadDecision | None, bound: float
+) -> tuple[MaxLoadDecision | None, float, float]:
+    """What an engine begins with: a plan and its load (the best trivial one without a usable start), and a bound.
+
+    The plan is None and its load infinite where no trivial plan is feasible either; with a bound that reaches the load
+    there is nothing left to do.
+    """
+    found, load = usable(problem, start)
+    if found is None:
+        found, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda known: known[1])
+    return found, load, max(bound, simple_bound(form))

@@ -73,10 +73,9 @@ def divide_anew(
     """
     best, load, work, size = start, problem.judge(start).objective, 0.0, 2
     while size <= MOST_DEVICES and work < work_limit and load > bound * (1 + 1e-9):
-        form = reduce_form(form_of(problem), load)
-        device = group_devices(form, best)
-        better = None
-        for free in _fullest_with_others(Loads(form, device).load, size):
+        form, device = _grouped(problem, best, load)
+        better = form.decision(device) if form.decision(device) != best else None
+        for free in _fullest_with_others(Loads(form, device).load, size) if better is None else ():
             left_s = deadline - time.monotonic()
             if left_s <= 0 or work >= work_limit:
                 return Divided(best, work, left_s > 0)
@@ -92,6 +91,23 @@ def divide_anew(
         if progress:
             progress("max-load-pairs", load, bound)
     return Divided(best, work, True)
+
+
+def _grouped(problem: MaxLoadProblem, plan: MaxLoadDecision, load: float) -> tuple[Form, np.ndarray]:
+    """The problem on groups that no better plan tears apart, and the devices of the groups.
+
+    A plan that tears some of them stands for another, which is the better one, or else is left as it is on groups that
+    it does not tear.
+    """
+    whole = form_of(problem)
+    form = reduce_form(whole, load)
+    device = group_devices(form, plan)
+    mended = form.decision(device)
+    if mended != plan:
+        verdict = problem.judge(mended)
+        if not verdict.feasible or verdict.objective >= load:
+            return whole, group_devices(whole, plan)
+    return form, device
 
 
 def _fullest_with_others(loads: np.ndarray, size: int) -> Iterator[tuple[int, ...]]:

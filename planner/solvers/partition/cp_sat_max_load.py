@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
+from planner.solvers.partition._cp_sat import careful_solver, solved
+from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
@@ -47,14 +47,9 @@ def solve_by_cp_sat(
             `time_limit_s` by default.
     """
     deadline = time.monotonic() + time_limit_s
-    start, load = usable(problem, start)
     form = form_of(problem)
-    known = max(bound, simple_bound(form))
-    if math.isinf(known):
-        return result(problem, None, known, NAME)
-    if start is None:
-        start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
-    if start is not None and known >= load * (1 - 1e-12):
+    start, load, known = opening(problem, form, start, bound)
+    if known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
     form = reduce_form(form, load)
     model = build_model(form)
@@ -173,7 +168,7 @@ def _search(
             found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
 
     solver = careful_solver(work_limit, deadline - time.monotonic())
-    status = solver.solve(program, Callback())
+    status = solved(solver, program, Callback())
     if status == cp_model.INFEASIBLE:
         return True
     if status == cp_model.MODEL_INVALID:

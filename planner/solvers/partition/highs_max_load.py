@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
+from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
@@ -50,14 +50,9 @@ def solve_by_highs(
         most_nodes: stop after so many nodes of the search tree; 1 for the root alone.
     """
     deadline = time.monotonic() + time_limit_s
-    start, load = usable(problem, start)
     form = form_of(problem)
-    known = max(bound, simple_bound(form))
-    if math.isinf(known):
-        return result(problem, None, known, NAME)
-    if start is None:
-        start, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda found: found[1])
-    if start is not None and known >= load * (1 - 1e-12):
+    start, load, known = opening(problem, form, start, bound)
+    if known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
     form = reduce_form(form, load)
     model = build_model(form)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver
+from planner.solvers.partition._cp_sat import careful_solver, solved
 from planner.solvers.partition._latency_bounds import earliest_begin, latency_bound, least_rest
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.latency_list import SPACE, solve_latency_by_list
@@ -194,7 +194,7 @@ class _Model:
         solver = careful_solver(work_limit, time_limit_s, seed=1)
         if progress:
             solver.best_bound_callback = lambda value: progress(NAME, known_ms, value / self.scale)
-        status = solver.solve(self.program)
+        status = solved(solver, self.program)
         if status == cp_model.INFEASIBLE:
             # within the horizon, which a known plan sets: then nothing is better than that plan
             return None, (known_ms if math.isfinite(known_ms) else math.inf), int(solver.num_branches)
