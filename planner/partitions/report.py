@@ -55,7 +55,7 @@ def proof(goal: ObjectiveSection, solver: str) -> str:
     """What is proven, in a sentence."""
     if goal.proven_optimal:
         return f"Proven optimal among {goal.space} (found by {solver})."
-    limit = "" if goal.stopped_after_s is None else f" at its limit of {goal.stopped_after_s:g} s"
+    limit = "" if goal.stopped_after_s is None else f" within its limit of {goal.stopped_after_s:g} s"
     return (
         f"No plan among {goal.space} is below {figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
         f"it; the search stopped{limit} (best plan by {solver})."
