@@ -20,7 +20,7 @@ from planner.simulate.memory import memory_curve
 from planner.simulate.steady import find_pace, reach_of, rhythm_of
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
-from planner.systems._price import Figures, price
+from planner.systems._price import Figures, price, rank_table
 from planner.systems._shapes import Marks, Shape
 from planner.systems.types import Point
 from planner.units import format_bytes
@@ -71,6 +71,12 @@ class Search:
         self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
         evicts = any(action.kind is ActionKind.EVICT for lane in work.lanes for action in lane)
         self._lending = work if evicts else None
+        self._evicted = {
+            (action.stage, worker, action.peer)
+            for lane, worker in zip(work.lanes, work.lane_workers, strict=True)
+            for action in (lane if evicts else ())
+            if action.peer >= 0
+        }
         self._program: Program | None = compile_orders(work) if drains else None
         self._tried: dict[Marks, Cut] = {}
         self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
@@ -146,12 +152,29 @@ class Search:
             figures.update_s,
             return_s=figures.return_s,
             recompute_s=again,
+            evict_s=self._evict_s(figures, point),
         )
         trace, seconds = self._run(times)
         if hidden:
             seconds = max(seconds, float((figures.sync_s * self._exchanges).max()))
         over, reason = self._over(trace, figures, point)
         return Cut(shape, marks, over, seconds, reason)
+
+    def _evict_s(self, figures: Figures, point: Point) -> np.ndarray:
+        """[stages] the slowest move of a micro-batch's activations to the worker that keeps them."""
+        found = np.zeros(self._shape.stages)
+        for stage, worker, peer in self._evicted:
+            for ranks in rank_table(point)[:, [worker, peer]].tolist():
+                found[stage] = max(found[stage], self._move_s(ranks, float(figures.unit_bytes[stage]) / self._parts))
+        return found
+
+    def _move_s(self, ranks: list[int], payload: float) -> float:
+        """Seconds to move bytes between two ranks, alone on the lowest level that joins them, as a plan is played."""
+        cluster = self._bench.cluster
+        for level, size in zip(cluster.levels, cluster.group_sizes(), strict=True):
+            if ranks[0] // size == ranks[1] // size:
+                return level.latency_s + payload / level.device_byte_per_s
+        return 0.0
 
     def _run(self, times: StageTimes) -> tuple[Trace, float]:
         if self._program is not None:
