@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import PlanError
+from planner.plan.check_claims import check_claims
 from planner.plan.check_held import check_held
 from planner.plan.findings import Fault, Finding
 from planner.plan.play import play
@@ -48,7 +49,7 @@ def check_schedule(plan: Plan) -> list[Finding]:
     ranks, copies = leaders(plan)
     played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
     found = found or play(plan, played) or _compiled(plan)
-    return found or check_held(plan, orders, everyone)
+    return found or [*check_claims(plan), *check_held(plan, orders, everyone)]
 
 
 def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:

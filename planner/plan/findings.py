@@ -50,6 +50,7 @@ class Fault(StrEnum):
     ACTION_UNKNOWN = "action_unknown"
     ACTION_ORDER = "action_order"
     WEIGHT_VERSION = "weight_version"
+    SCHEDULE_CLAIM = "schedule_claim"
     DEADLOCK = "deadlock"
     SHARDING = "sharding"
     MESH = "mesh"

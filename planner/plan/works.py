@@ -27,6 +27,12 @@ def malformed(plan: Plan) -> list[str]:
     for order in section.orders:
         for rank in order.ranks:
             lanes.setdefault(rank, set()).add(order.lane)
+    if section.streaming and not section.side_by_side:
+        found.append("streaming is said of ranks that do not run their lanes side by side")
+    if section.causal and section.parts == 1:
+        found.append("parts of a micro-batch are said to be causal, but it has one")
+    if section.side_by_side and any(len(own) < 2 for own in lanes.values()):
+        found.append("lanes are said to run side by side, but some rank has one")
     wrong = [rank for rank, own in lanes.items() if own != set(range(len(own)))]
     if wrong:
         found.append(f"the lanes of rank {wrong[0]} are numbered {sorted(lanes[wrong[0]])}, not from 0 on")

@@ -76,7 +76,7 @@ class Seq1F1B(Defaults):
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders over sub-sequences, each of which needs those before it."""
         orders = follow_on(self.order(pipeline), pipeline.micro_batches, iterations)
-        return Work(orders, parts=self.splits, causal=True)
+        return Work(orders, parts=self.splits, causal=self.splits > 1)
 
 
 SCHEDULES.register("seq1f1b", Seq1F1B())

@@ -277,6 +277,30 @@ def test_orders_of_a_thousand_ranks_stay_small() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("pipedream", "staleness", (2, 0, 0), "gradients of stage 1 are up to 1 updates old, the plan says 0"),
+        ("pipedream", "staleness", (), "gradients of stage 0 are up to 2 updates old, the plan says 0"),
+        ("pipedream", "averaged", (), "1 micro-batches make an update of stage 2, the plan says 6"),
+        ("pipedream-2bw", "averaged", (1, 1, 1), "6 micro-batches make an update of stage 0, the plan says 1"),
+        ("pipedream", "versions", (), "the orders need 3 versions of the weights of stage 0, the plan says 1"),
+        ("pipedream", "weight_policy", "2bw", "weight policy '2bw' has 2"),
+        ("pipedream", "weight_policy", "newest", "B0.1 reads version 0, which is not the newest"),
+        ("pipedream", "weight_policy", "vertical", "F1.2 reads version 1, not that of the first stage"),
+        ("pipemare", "weight_policy", "stash", "B0.6 reads version 1, not that of its forward"),
+        ("pipedream", "clock_distance", 1, "a clock distance is given, but the weight policy is 'stash'"),
+        ("1f1b", "staleness", (1, 1, 0), "staleness are given, but every update waits for the pipeline to drain"),
+    ],
+)
+def test_what_a_plan_says_of_its_orders_is_what_they_do(name: str, field: str, value: object, message: str) -> None:
+    plan = plan_of(name, Pipeline((1,) * 3, 6))
+    assert "schedule_claim" not in faults(plan)
+    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, **{field: value}))  # type: ignore[arg-type]
+    found = [f.message for f in validate(seal(plan)) if f.fault == "schedule_claim"]
+    assert any(message in text for text in found)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("iterations", 0, "orders of 0 iterations"),
@@ -284,6 +308,9 @@ def test_orders_of_a_thousand_ranks_stay_small() -> None:
         ("versions", (1, 2, 3), "versions are given for 3 stages, the plan has 2"),
         ("limits", (0, 1), "limits are below 1"),
         ("weight_policy", "never", "'never' is no weight policy"),
+        ("streaming", True, "streaming is said of ranks that do not run their lanes side by side"),
+        ("causal", True, "said to be causal, but it has one"),
+        ("side_by_side", True, "said to run side by side, but some rank has one"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(field: str, value: object, message: str) -> None:
