@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from planner.costs.precision import precision
 from planner.errors import PlanError, UsageError
 from planner.plan.findings import Fault, Finding
+from planner.plan.records import Stage
 from planner.plan.sections import stage_collectives
 from planner.plan.shardings import ShardedBlock, Sharding, correspondence
-from planner.plan.types import Plan, Stage
+from planner.plan.types import Plan
 from planner.sharding import parse_layout
 
 MAKE_AGAIN = "plan again instead of editing the file"

@@ -12,6 +12,7 @@ from planner.graph import Graph
 from planner.plan.blocks import Block
 from planner.plan.figures import Predictions
 from planner.plan.holdings import holdings
+from planner.plan.records import Boundary, SharedParameter
 from planner.plan.shard_text import by_position, group_collective, weight_origin
 from planner.plan.shardings import (
     BlockFigures,
@@ -23,7 +24,6 @@ from planner.plan.shardings import (
     TensorPlace,
 )
 from planner.plan.templates import longest_run, template
-from planner.plan.types import Boundary, SharedParameter
 from planner.plan.words import significant
 from planner.sharding import (
     InnerPoint,

@@ -38,8 +38,6 @@ from planner.space.types import Job
 SCHEMA_VERSION: Literal[1] = 1
 FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
 
-__all__ = ["FORMAT", "SCHEMA_VERSION", "Boundary", "Plan", "SharedParameter", "Stage"]
-
 
 @dataclass(frozen=True)
 class Plan:
