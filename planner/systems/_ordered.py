@@ -16,7 +16,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
-from planner.schedules.types import Schedule
+from planner.schedules.types import OrderError, Schedule
 from planner.simulate import Transfers, simulate
 from planner.solvers.conflict import in_words
 from planner.space.jobs import check_job
@@ -90,7 +90,11 @@ def _schedule(schedule: str | Path | Schedule) -> Schedule:
     if isinstance(schedule, (str, Path)):
         path = Path(schedule)
         if isinstance(schedule, Path) or path.suffix.lower() in (".csv", ".json"):
-            return own_schedule(schedules.read_orders(path), path.stem)
+            work = schedules.read_orders(path)
+            try:
+                return own_schedule(work, path.stem)
+            except OrderError as error:  # with the exchanges that the file leaves out
+                raise PlanError(error.problem.message, where=str(path), hint=error.problem.hint) from error
         return schedules.get(schedule)
     return schedule
 

@@ -56,6 +56,14 @@ def test_stages_that_the_order_does_not_recompute_keep_everything(tmp_path: Path
     assert plan.predictions.iteration_s == pytest.approx(plan.predictions.simulated_iteration_s, rel=1e-6)
 
 
+def test_exchanges_that_are_added_to_a_file_may_not_cross_its_own(tmp_path: Path) -> None:
+    """The second worker has no exchange of stage 0: it comes at its end, where the first waits for stage 1's before."""
+    path = tmp_path / "orders.json"
+    path.write_text('{"lanes": ["F0.0 F1.0 B1.0 B0.0 S0 S1 U0 U1", "F0.1 F1.1 B1.1 B0.1 S1"]}')
+    with pytest.raises(planner.PlanError, match=r"orders.json: the schedule deadlocks: worker 0 at S0 waits for S0 of"):
+        planned(path)
+
+
 def test_an_order_that_recomputes_is_not_planned_without() -> None:
     with pytest.raises(planner.JobError, match=r"with .*--recompute never"):
         planned("gpipe:recompute=true", recompute="never")
