@@ -126,6 +126,10 @@ class _Model:
         solver.parameters.symmetry_level = 0
         solver.parameters.presolve_inclusion_work_limit = 0
         status = solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            # To split nothing is always a layout; with presolve, 9.15 has called models infeasible that are not.
+            solver.parameters.cp_model_presolve = False
+            status = solver.solve(self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             raise InfeasibleError(
                 f"no layout of named dimensions was found ({solver.status_name(status)})",
