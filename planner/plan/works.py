@@ -85,9 +85,28 @@ def _of_worker(action: Action, copies: int, peer: int) -> Action:
 def leaders(plan: Plan) -> tuple[list[int], int]:
     """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
     found = sorted({group[0] for stage in plan.stages for group in stage.replicas})
-    if plan.copies > 1 and plan.world_size % plan.copies == 0 and _alike(plan, found):
-        return [rank for rank in found if rank < plan.world_size // plan.copies], plan.copies
+    copies = plan.copies
+    if copies > 1 and plan.world_size % copies == 0:
+        width = plan.world_size // copies
+        line = [rank for rank in found if rank < width]
+        if _alike(plan, found, line, width):
+            return line, copies
+        single = all(len(group) == 1 for stage in plan.stages for group in stage.replicas)
+        dealt = [rank for rank in found if rank % copies == 0]
+        if single and _alike(plan, found, dealt, 1):
+            return dealt, copies
     return found, 1
+
+
+def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
+    """The ranks that do in each copy what each leader does in the first (see `leaders`).
+
+    Copies lie one after the other, or the copies of each worker are neighbours; then some leader lies beyond the first
+    slice.
+    """
+    width = plan.world_size // copies
+    step = 1 if any(rank >= width for rank in leading) else width
+    return [range(rank, rank + step * copies, step) for rank in leading]
 
 
 def one_copy(plan: Plan) -> range:
@@ -121,21 +140,19 @@ def one_copy(plan: Plan) -> range:
     return range(width) if complete else everyone
 
 
-def _alike(plan: Plan, found: Sequence[int]) -> bool:
-    """Whether each copy does what copy 0 does, on micro-batches that lie a constant further on."""
-    width = plan.world_size // plan.copies
+def _alike(plan: Plan, found: Sequence[int], first_copy: Sequence[int], step: int) -> bool:
+    """Whether each copy, so many ranks further on, does what copy 0 does, on micro-batches a constant further on."""
     lines: dict[int, dict[int, tuple[str, int, int]]] = {}
     for order in plan.schedule.orders:
         for rank, first in zip(order.ranks, order.first, strict=True):
             lines.setdefault(rank, {})[order.lane] = order.actions, order.step, first
-    first_copy = [rank for rank in found if rank < width]
     if len(found) != len(first_copy) * plan.copies or any(rank not in lines for rank in found):
         return False
     for copy in range(1, plan.copies):
         shifts = set()
         for rank in first_copy:
-            mine, other = lines[rank], lines.get(rank + copy * width, {})
-            if mine.keys() != other.keys() or plan.stages_of(rank) != plan.stages_of(rank + copy * width):
+            mine, other = lines[rank], lines.get(rank + copy * step, {})
+            if mine.keys() != other.keys() or plan.stages_of(rank) != plan.stages_of(rank + copy * step):
                 return False
             if any(mine[lane][:2] != other[lane][:2] for lane in mine):
                 return False

@@ -13,7 +13,7 @@ from planner.errors import PlanError
 from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
-from planner.plan.works import leaders, malformed, work_of
+from planner.plan.works import counterparts, leaders, malformed, work_of
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
@@ -288,11 +288,11 @@ def _lanes(
     compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
     idle = np.maximum(step_s - compute - communication, 0.0)
     group_of = {group[0]: group for stage in plan.stages for group in stage.replicas}
-    width = plan.world_size // copies
+    others = counterparts(plan, ranks, copies)
     return tuple(
         Lane(
             worker=worker,
-            ranks=tuple(sorted(r + copy * width for copy in range(copies) for r in group_of[rank])),
+            ranks=tuple(sorted(r + other - rank for other in others[worker] for r in group_of[rank])),
             stages=plan.stages_of(rank),
             compute_s=float(compute[worker]),
             communication_s=float(communication[worker]),

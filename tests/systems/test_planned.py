@@ -14,7 +14,9 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, dumps, loads
 from planner.plan.validate import validate
+from planner.plan.works import counterparts, leaders
 from planner.schedules import names as schedule_names
+from planner.simulate import simulate
 from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_schedule, plan_system
 
 JOB = planner.Job(global_batch=64, precision="fp32")
@@ -206,3 +208,16 @@ def test_groups_of_ranks_of_the_best_of_all_stand_in_its_plan() -> None:
     assert [stage.group_ranks for stage in plan.stages] == [4]
     assert len(plan.shardings) == 1
     assert validate(plan, planner.rebatch(graph, plan.micro_batches.size), cluster) == []
+
+
+def test_copies_placed_stage_by_stage_are_played_once() -> None:
+    """Two stages, two copies on two switches of two devices: copy 0 is ranks 0 and 2, copy 1 is ranks 1 and 3."""
+    graph, cluster = loaded()
+    plan = plan_system("1f1b", graph, cluster, planner.Job(global_batch=512, precision="fp32"))
+    assert [stage.ranks for stage in plan.stages] == [(0, 1), (2, 3)]
+    assert plan.copies == 2
+    assert leaders(plan) == ([0, 2], 2)
+    assert [list(ranks) for ranks in counterparts(plan, [0, 2], 2)] == [[0, 1], [2, 3]]
+    played = simulate(plan)
+    assert [lane.ranks for lane in played.lanes] == [(0, 1), (2, 3)]
+    assert played.step_s == pytest.approx(plan.predictions.iteration_s)
