@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.plan.findings import Fault, Finding
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
@@ -21,18 +22,18 @@ _REPETITIONS = 2
 
 
 def check_claims(plan: Plan) -> list[Finding]:
-    """Findings about a plan whose pipeline never drains, whose orders run; O(actions).
-
-    Raises:
-        PlanError: the orders do not run.
-    """
+    """Findings about a plan whose orders run; O(actions)."""
     if plan.schedule.weight_policy == WeightPolicy.SYNC:
         return list(_of_a_drained(plan))
     ranks, copies = leaders(plan)
-    program = compile_orders(work_of(plan, ranks, _REPETITIONS, copies))
-    if program.stages != len(plan.stages):
-        return []
-    return [*_versions(plan, program), *_policy(plan, program), *_averages(plan, ranks)]
+    try:
+        program = compile_orders(work_of(plan, ranks, _REPETITIONS, copies))
+        if program.stages != len(plan.stages):
+            return []
+        return [*_versions(plan, program), *_policy(plan, program), *_averages(plan, ranks)]
+    except PlanError as error:
+        again = "what goes on for ever does not run twice: " if plan.schedule.continuous else ""
+        return [Finding(Fault.ACTION_ORDER, f"{again}{error.problem.message}", error.problem.hint)]
 
 
 def _of_a_drained(plan: Plan) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ _EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
 _COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
-_MARKED = re.compile("[@>R]|S[AG]")
+_MARKED = re.compile("[@>RG]|SA")
 _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 
@@ -208,7 +208,7 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
 
 
 def _compiled(plan: Plan) -> list[Finding]:
-    """What only the compiled orders show: versions of the weights, parts, sends, evictions, room for forwards.
+    """What only the compiled orders show: versions of the weights, parts, sends, launches, evictions, room for forwards.
 
     Orders with none of these are left to the other checks.
     """

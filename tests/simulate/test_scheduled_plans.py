@@ -276,6 +276,23 @@ def test_orders_of_a_thousand_ranks_stay_small() -> None:
     assert loads(written).lanes(1023)[0] == plan.lanes(1023)[0]
 
 
+def test_an_exchange_that_is_waited_for_before_it_is_launched_is_found() -> None:
+    plan = plan_of("chimera", Pipeline((1,) * 4, 4))
+    line = plan.schedule.orders[-1].actions
+    assert line.endswith("G3 B0.2-3 S0 S3 U0 U3")
+    wrong = changed(plan, 3, line.replace("G3 B0.2-3 S0 S3", "S3 B0.2-3 S0 G3"))
+    assert "waits for" in " ".join(faults(wrong).values())
+
+
+def test_what_goes_on_for_ever_must_run_more_than_once() -> None:
+    """PipeDream on one stage: the step of the versions that are read is that of the updates, not twice as large."""
+    plan = plan_of("pipedream", Pipeline((1, 1), 4))
+    line = plan.schedule.orders[1].actions
+    wrong = changed(plan, 1, line.replace("]+4u4v4", "]+4u4v8"))
+    assert wrong.schedule.orders[1].actions != line
+    assert "does not run twice: F1.8 reads version 12 of the weights" in faults(wrong)["action_order"]
+
+
 @pytest.mark.parametrize(
     ("name", "field", "value", "message"),
     [
