@@ -208,7 +208,7 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
 
 
 def _compiled(plan: Plan) -> list[Finding]:
-    """What only the compiled orders show: versions of the weights, parts, sends, launches, evictions, room for forwards.
+    """What only the compiled orders show: weight versions, parts, sends, launches, evictions, room for forwards.
 
     Orders with none of these are left to the other checks.
     """
