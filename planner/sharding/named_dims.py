@@ -1,7 +1,8 @@
 """Names for the dimensions of a graph's tensors: two dimensions that one loop nest iterates together share a name.
 
 Mesh-TensorFlow programs name their dimensions; here the names are found. A dimension that is a product (heads times
-head size) goes by its outermost factor, the one that a cut would cut.
+head size) goes by its outermost factor, the one that a cut would cut. A fused projection, which a `Split` parts into
+equal pieces, goes by the name of the pieces: it is cut in so many blocks, each like a piece.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.graph import Graph
-from planner.operators import LoopNest, OpCall, OpSpec
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.equal_parts import named_nests
 
 Place = tuple[str, int]
@@ -26,11 +27,13 @@ class NamedDims:
         of: name of each dimension of each tensor.
         sizes: greatest common divisor of the sizes under each name.
         nest: by node index, the name of each iteration dimension that has one.
+        blocks: of the dimensions of fused tensors, how many pieces lie side by side in them.
     """
 
     of: dict[Place, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     nest: dict[int, dict[str, str]] = field(default_factory=dict)
+    blocks: dict[Place, int] = field(default_factory=dict)
 
     def tensor(self, name: str, rank: int) -> tuple[str, ...]:
         """Names of a tensor's dimensions; a dimension of size 1 has an empty one."""
@@ -82,6 +85,8 @@ def named_dims(
         tensors = {(False, p): n for p, n in enumerate(node.inputs) if n}
         tensors |= {(True, p): n for p, n in enumerate(node.outputs) if n}
         led[i] = [(nest, _places(nest, tensors)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
+        if node.op == "Slice":
+            led[i] = [(nest, _uncut(nest, places)) for nest, places in led[i]]
         for _, places in led[i]:
             for spots in places.values():
                 for spot in spots:
@@ -89,17 +94,43 @@ def named_dims(
     for name, other in (tied or {}).items():
         for k in range(len(graph.tensors[name].shape)):
             union.join((name, k), (other, k))
+    pieces = _pieces(union, [entry for entries in led.values() for entry in entries])
     result = NamedDims()
     known: dict[Place, str] = {}
     for i in nodes:
         result.nest[i] = {}
         for nest, places in led[i]:
             for dim, spots in places.items():
-                root = union.root(spots[0])
+                fused = union.root(spots[0])
+                root, count = pieces.get(fused, (fused, 1))
+                parting = count > 1 and nest.dim(dim).kind is DimKind.WHOLE
                 name = known.setdefault(root, f"d{len(known)}")
-                result.nest[i][dim] = name
+                if not parting:
+                    result.nest[i][dim] = name
                 for tensor, k in spots:
                     size = graph.tensors[tensor].shape[k]
                     result.of[tensor, k] = name
-                    result.sizes[name] = math.gcd(result.sizes.get(name, 0), size, nest.dim(dim).size)
+                    sizes = (size // count,) if parting else (size // count, nest.dim(dim).size // count)
+                    result.sizes[name] = math.gcd(result.sizes.get(name, 0), *sizes)
+                    if count > 1:
+                        result.blocks[tensor, k] = count
     return result
+
+
+def _uncut(nest: LoopNest, places: Mapping[str, list[Place]]) -> dict[str, list[Place]]:
+    """The dimensions that an operator can be cut along; what is left of the others has a name of its own."""
+    return {dim: spots for dim, spots in places.items() if nest.dim(dim).kind is not DimKind.WHOLE}
+
+
+def _pieces(union: _Union, led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]) -> dict[Place, tuple[Place, int]]:
+    """Of fused dimensions that a nest parts: the dimension of a piece, and how many there are; none that is unclear."""
+    found: dict[Place, set[tuple[Place, int]]] = {}
+    for nest, places in led:
+        for access in (*nest.reads, *nest.writes):
+            for names in access.dims:
+                if len(names) < 2 or nest.dim(names[0]).kind is not DimKind.WHOLE or names[1] not in places:
+                    continue
+                (fused,) = {union.root(spot) for spot in places[names[0]]}
+                found.setdefault(fused, set()).add((union.root(places[names[1]][0]), nest.dim(names[0]).size))
+    one = {fused: next(iter(each)) for fused, each in found.items() if len(each) == 1}
+    return {fused: (piece, count) for fused, (piece, count) in one.items() if piece not in found and count > 1}

@@ -30,6 +30,9 @@ A mesh works on one micro-batch together, so that larger ones have less to excha
 SHRINK = 8
 """How much smaller the next micro-batch is where not even the weights fit: they may lie otherwise with less to keep."""
 
+ROOM_FOR_STATES, MOST_WIDTHS = 0.6, 2
+"""Part of a device's memory that weights, gradients and optimizer state may fill, and widths that are tried."""
+
 LARGE_GRAPH = 1000
 """With more operators only the largest micro-batch that fits is searched, on the mesh that follows the levels; where a
 dimension has one axis in all tensors (`line`), the largest of all also on the line of all devices."""
@@ -70,13 +73,29 @@ def meshes(bench: Bench, span: str) -> Iterator[tuple[int, ...]]:
         yield (devices // 2, 2)
 
 
+def wide_meshes(bench: Bench, most: int = MOST_WIDTHS) -> Iterator[tuple[int, ...]]:
+    """A batch axis beside a model axis as wide as weights, gradients and optimizer state need, where a node is too few.
+
+    Widths are nodes times powers of two, or thrice that; the batch axis divides the batch.
+    """
+    node, devices = bench.cluster.node_size or bench.devices, bench.devices
+    room = ROOM_FOR_STATES * min(d.usable_bytes for d in bench.cluster.devices)
+    widths = sorted(node * times * 2**k for times in (1, 3) for k in range(1, 1 + (devices // node).bit_length()))
+    states = _states_bytes(bench)
+    fitting = [w for w in widths if w <= devices and states <= w * room] if states > node * room else []
+    for width in fitting[:most]:
+        batch = max(d for d in range(1, devices // width + 1) if bench.job.global_batch % d == 0)
+        yield (batch, width) if batch > 1 else (width,)
+
+
 def _tried(bench: Bench, system: System, large: bool) -> list[tuple[int, ...]]:
-    """The meshes, of a large graph the last, and the first where it is worth it."""
+    """The meshes, of a large graph the last, and the first where it is worth it; wide ones before the last."""
     every = list(meshes(bench, system.options.get("span", "cluster")))
-    if not large:
-        return every
-    first = "line" in system.options or math.prod(every[0]) < math.prod(every[-1])
-    return list(dict.fromkeys([*every[: int(first)], every[-1]]))
+    wide = wide_meshes(bench, 1 if large else MOST_WIDTHS) if "wide" in system.options else ()
+    if large:
+        first = "line" in system.options or math.prod(every[0]) < math.prod(every[-1])
+        every = [*every[: int(first)], every[-1]]
+    return list(dict.fromkeys([*every[:-1], *(mesh for mesh in wide if mesh != every[-1]), every[-1]]))
 
 
 @search("sharded")
@@ -97,7 +116,7 @@ def by_sharding(bench: Bench, system: System) -> Found:
     if too_large := _even_share(bench, math.prod(tried[-1])):
         return Found(reason=too_large)
     for mesh in tried:
-        tries = 1 if large and mesh != tried[-1] else MOST_TRIED
+        tries = 1 if large and len(mesh) == 1 and mesh != tried[-1] else MOST_TRIED
         try:
             found += _priced(bench, system, mesh, 1 if large else MOST_FITTING, tries)
         except ShardplanError as error:
@@ -144,11 +163,16 @@ def _decided(bench: Bench, prices: Pricer, fitting: Sequence[_Priced]) -> Found:
     return Found(reason=reason)
 
 
+def _states_bytes(bench: Bench) -> float:
+    """Weights, gradients and optimizer state of the whole model."""
+    chosen = bench.precision
+    each = chosen.weight_bytes + chosen.gradient_bytes + bench.state_bytes
+    return float(bench.tables(bench.sizes[0]).elements[0, -1]) * each
+
+
 def _even_share(bench: Bench, devices: int) -> str:
     """Why not even a model cut evenly over all devices fits; empty where it may."""
-    chosen = bench.precision
-    a_state = chosen.weight_bytes + chosen.gradient_bytes + bench.state_bytes
-    share = float(bench.tables(bench.sizes[0]).elements[0, -1]) * a_state / devices
+    share = _states_bytes(bench) / devices
     device = min(bench.cluster.devices, key=lambda d: d.usable_bytes)
     if share <= device.usable_bytes:
         return ""

@@ -28,13 +28,17 @@ SYSTEMS.register(
                 "the released optimizer minimises peak memory only; here the fastest layout within memory is taken, by "
                 "a price on memory, and the released one where none is found"
             ),
-            "meshes: all devices in a line, and one dimension a level of the cluster",
+            (
+                "meshes: all devices in a line, one dimension a level of the cluster, and, where a node has too little "
+                "memory for weights and their states, a batch dimension beside a model dimension over several nodes"
+            ),
         ),
         options={
             "layouts": "mesh-tensorflow",
             "span": "cluster",
             "within_memory": "mesh-tensorflow-memory",
             "line": "too",
+            "wide": "too",
         },
     ),
 )

@@ -37,9 +37,8 @@ __all__ = ["best_layout", "brute_force_layout", "mesh_tensorflow", "mesh_tensorf
 
 def program_of(setting: Setting) -> Program:
     """The forward program of a setting's nodes under found names; dimensions an operator cannot cut are said so."""
-    graph, specs = setting.graph, graph_specs(setting.graph)
-    names = named_dims(graph, setting.members, specs, setting.tied)
-    plain, forbidden = replace(setting.options, interleaved=False), forbidden_dims(graph, setting.forbidden)
+    graph, timed = setting.graph, _Timed(setting)
+    names = timed.names
     tensors: dict[str, NamedTensor] = {}
     operations = []
     for i in setting.members:
@@ -56,8 +55,7 @@ def program_of(setting: Setting) -> Program:
         reads = tuple(n for n in node.inputs if n in tensors)
         writes = tuple(n for n in node.outputs if n in tensors)
         used = {d for n in (*reads, *writes) for d in tensors[n].dims}
-        call = OpCall.of(graph, node)
-        found = allowed(strategies(call, specs[i], setting.mesh, setting.item_bytes, plain), call, forbidden[i])
+        found = timed.strategies(i)
         cut = {names.nest[i][d] for s in found for d in s.splits if d in names.nest[i]}
         led = Counter(names.nest[i].values())
         twice = {d for n in (*reads, *writes) for d, count in Counter(tensors[n].dims).items() if count > 1}
@@ -92,7 +90,7 @@ class _Timed:
             if axis >= 0:
                 if parts[axis] != REPLICATED:
                     return None
-                parts[axis] = Part(k)
+                parts[axis] = Part(k, self.names.blocks.get((tensor, k), 1))
         return tuple(parts)
 
     def strategy(self, i: int, where: Mapping[str, int]) -> Strategy | None:
@@ -104,13 +102,36 @@ class _Timed:
                 if wanted[axis]:
                     return None
                 wanted[axis] = dim
-        return next((s for s in self._strategies(i) if s.splits == tuple(wanted)), None)
+        return next((s for s in self.strategies(i) if s.splits == tuple(wanted)), None)
 
-    def _strategies(self, i: int) -> tuple[Strategy, ...]:
-        call = OpCall.of(self.graph, self.graph.nodes[i])
-        options = replace(self.setting.options, interleaved=False)
+    def _as_fused(self, i: int, chosen: Strategy) -> bool:
+        """Whether a strategy cuts fused operands and results by their pieces, and all others plainly."""
+        node = self.graph.nodes[i]
+        sides = [(node.inputs[p], layout) for p, layout in chosen.reads]
+        sides += [(node.outputs[p], layout) for p, layout in chosen.writes]
+        return all(
+            part.blocks == self.names.blocks.get((name, part.dim), 1)
+            for name, layout in sides
+            for part in layout
+            if part.cuts
+        )
+
+    def _blocks(self, i: int) -> tuple[int, ...]:
+        """Numbers of pieces in the fused tensors of an operator."""
+        node = self.graph.nodes[i]
+        names = {name for name in (*node.inputs, *node.outputs) if name}
+        return tuple(sorted({count for (name, _), count in self._fused(names)}))
+
+    def _fused(self, names: set[str]) -> list[tuple[tuple[str, int], int]]:
+        spots = [(n, k) for n in sorted(names) for k in range(len(self.graph.tensors[n].shape))]
+        return [(spot, self.names.blocks[spot]) for spot in spots if spot in self.names.blocks]
+
+    def strategies(self, i: int) -> list[Strategy]:
+        """The ways to run an operator that names can mean."""
+        call, blocks = OpCall.of(self.graph, self.graph.nodes[i]), self._blocks(i)
+        options = replace(self.setting.options, interleaved=bool(blocks), blocks=blocks)
         found = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
-        return allowed(found, call, self.forbidden[i])
+        return [s for s in allowed(found, call, self.forbidden[i]) if self._as_fused(i, s)]
 
     def seconds(self, i: int, where: Mapping[str, int]) -> float:
         """Seconds of one operator: work, exchanges, and sums of partial results and gradients."""
@@ -134,7 +155,8 @@ class _Timed:
         if PARTIAL not in layout:
             return 0.0
         tensor = self.graph.tensors[name]
-        table = reshard_table(self.mesh, tensor.shape, self.setting.bytes_of(tensor))
+        tags = tuple(sorted({part for part in layout if part.blocks > 1}))
+        table = reshard_table(self.mesh, tensor.shape, self.setting.bytes_of(tensor), interleaved=tags)
         return float(table.seconds[table.position(layout), table.position(_reduced(layout))])
 
     def factors(self, i: int) -> tuple[Factor, Factor]:
@@ -154,14 +176,18 @@ class _Timed:
         call = OpCall.of(self.graph, node)
         like = (call.signature(), id(self.specs[i]), self.forbidden[i])
         if like not in self._shares:
-            self._shares[like] = tuple(sorted({s.share for s in self._strategies(i)}))
+            self._shares[like] = tuple(sorted({s.share for s in self.strategies(i)}))
         operands = [n for n in (*node.inputs, *node.outputs) if n]
         return (
             like,
             tuple(sorted((dim, place[n]) for dim, n in self.names.nest[i].items())),
             tuple(tuple(self.domains[n]) for n in names),
             tuple(
-                (name in self.carrying, *(place.get(d, -1) for d in self.names.tensor(name, len(tensor.shape))))
+                (
+                    name in self.carrying,
+                    *(place.get(d, -1) for d in self.names.tensor(name, len(tensor.shape))),
+                    *((k, count) for (_, k), count in self._fused({name})),
+                )
                 for name in operands
                 for tensor in (self.graph.tensors[name],)
             ),
