@@ -85,6 +85,48 @@ def test_dp_equals_brute_force(document: dict[str, Any]) -> None:
     assert_equals_brute_force(problem, solve_piper_by_force(problem), solve_piper(problem))
 
 
+def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap() -> None:
+    """Under a cap of infinity nothing takes too long, so that what does not fit must be remembered as such."""
+    free: dict[str, Any] = {"syncTimeFw": {}, "syncTimeBw": {"10": 0.0}}
+    one: dict[str, Any] = {
+        "id": "a",
+        "timePerSample": 6.25,
+        "parameterSize": 0.0,
+        "memoryUsageA": 11.0,
+        "memoryUsageB": 0.0,
+    }
+    two: dict[str, Any] = {
+        "id": "b",
+        "timePerSample": 6.5,
+        "parameterSize": 11.0,
+        "memoryUsageA": 6.0,
+        "memoryUsageB": 11.0,
+    }
+    last: dict[str, Any] = {
+        "id": "a",
+        "timePerSample": 0.0,
+        "parameterSize": 7.0,
+        "memoryUsageA": 6.0,
+        "memoryUsageB": 6.0,
+    }
+    document = {
+        "maxDevices": 4,
+        "maxMemoryPerDevice": 21.0,
+        "bandwidth": 1.0,
+        "mbsInBatch": 6,
+        "nodes": [
+            {"id": 0, "name": "n0", "TMPCs": {"1": [one | free | {"syncTimeBw": {"10": 11.0}}, two | free]}},
+            {"id": 10, "name": "n1", "TMPCs": {"1": [last | {"syncTimeFw": {"0": 7.0}, "syncTimeBw": {}}]}},
+        ],
+        "edges": [{"sourceId": 0, "destId": 10, "communicationCost": 2.0}],
+    }
+    problem = piper_problem(piper_from_document(document))
+    found = solve_piper(problem)
+    assert_equals_brute_force(problem, solve_piper_by_force(problem), found)
+    assert found.decision is None
+    assert found.statistics["passes"] < 20
+
+
 def test_two_runs_decide_alike() -> None:
     problem = piper_problem(piper_from_document(_two_stages()))
     assert solve_piper(problem) == solve_piper(problem)

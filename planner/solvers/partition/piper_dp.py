@@ -234,9 +234,10 @@ def _options(search: _Search, cap: float) -> Options:
 def _apply_ruled_out(
     search: _Search, cap: float, tensor: int, rows: np.ndarray, data: np.ndarray, limit: np.ndarray
 ) -> None:
-    """Lower the limits of stages that turned out to take more than the cap."""
+    """Lower the limits of stages that turned out to take more than the cap, or not to fit whatever it is."""
     for (row, t, d), entries in search.ruled_out.items():
-        counts = [y for y, seconds in entries if t == tensor and seconds > cap * (1 + 2 * CAP_SLACK)]
+        most_s = cap * (1 + 2 * CAP_SLACK)
+        counts = [y for y, seconds in entries if t == tensor and (seconds > most_s or np.isinf(seconds))]
         if counts:
             at = int(np.searchsorted(rows, row)), int(np.searchsorted(data, d))
             limit[at] = min(limit[at], min(counts) - 1)
