@@ -25,7 +25,7 @@ from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
 from planner.systems._limits import check_limits
-from planner.systems._planned import plan_point
+from planner.systems._plan_point import plan_point
 from planner.systems._shapes import Shape, shapes_for
 from planner.units import format_bytes
 

@@ -9,8 +9,8 @@ from planner.sharding import Mesh, Part, StateBytes, Strategy, ideal_mesh, parse
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.named_program import NamedOperation, NamedTensor, Program, assignments
 from planner.sharding.resting import WeightChoice
+from planner.sharding.searches._tofu_passes import Pass, cut_bytes, cuts_of
 from planner.sharding.searches.mesh_tensorflow import best_layout, brute_force_layout
-from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of
 from planner.sharding.states import state_bytes, weight_steps, zero_choice
 from tests.operators.calls import call
 
