@@ -6,6 +6,8 @@ import pytest
 
 import planner
 from planner.systems import SystemRow, compare_systems
+from planner.systems._bench import Bench
+from planner.systems._sharded import wide_meshes
 
 
 def rows(
@@ -65,3 +67,15 @@ def test_a_device_too_many_is_left_idle() -> None:
         assert row.sent_bytes > 0
     assert "mesh of 8" in found["gshard"].plan
     assert found["hetpipe"].plan.startswith("1 virtual worker (NP)")
+
+
+def test_the_model_axis_is_as_wide_as_weights_and_their_states_need() -> None:
+    """GPT-3 in mixed precision with Adam: 174.6 G parameters x 16 bytes = 2.79 TB; 0.6 of 78 GB holds 46.8 GB, so 60 or
+    more devices of nodes of 8: 64, then 96. 1,024 devices leave 16 batch ranks of 64; of 96 there are 10, and 8 divide
+    1,536. One A100 holds GPT-2."""
+    cluster, job = planner.load_cluster("dgx-a100", nodes=128), planner.Job(global_batch=1536)
+    large, small = (
+        Bench(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job) for model in ("gpt3-175b", "gpt2")
+    )
+    assert list(wide_meshes(large)) == [(16, 64), (8, 96)]
+    assert list(wide_meshes(small)) == []
