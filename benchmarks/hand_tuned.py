@@ -26,7 +26,8 @@ from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
 from planner.graph.blocks import layer_of
 from planner.importers import graph_from_proto
-from planner.simulate import StageTimes, play, simulate_decision
+from planner.play import StageTimes, play
+from planner.space import simulate_decision
 from planner.space.evaluate import evaluate
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts, Decision, Evaluation, StageChoice

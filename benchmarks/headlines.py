@@ -23,9 +23,9 @@ from planner.hardware import load_cluster, load_device
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
 from planner.importers import load_graph
+from planner.play import measure_schedule
 from planner.schedules import pipemare
 from planner.sharding.mixtures import Mixture, model_parameters
-from planner.simulate import measure_schedule
 from planner.space.partition.pipedream_layers import Layers, recorded_layers
 
 GIB = 2**30

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.space.types import Job, StageChoice
 from planner.systems import Point, get
 from planner.systems._bench import Bench

@@ -29,7 +29,7 @@ from planner.graph.blocks import layer_of
 from planner.hardware import Cluster, load_cluster
 from planner.importers import graph_from_proto
 from planner.operators import needs_gradient
-from planner.simulate import simulate_decision
+from planner.space import simulate_decision
 from planner.space.blocks import block_costs
 from planner.space.evaluate import evaluate
 from planner.space.types import BlockCosts, Decision, Job, StageChoice

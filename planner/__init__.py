@@ -93,28 +93,28 @@ if TYPE_CHECKING:
     from planner.plan import write_plan as write_plan
     from planner.plan.assemble import assemble as assemble
     from planner.plan.diff_report import diff_report as diff_report
+    from planner.play import Conditions as Conditions
+    from planner.play import Cost as Cost
+    from planner.play import Measurement as Measurement
+    from planner.play import StageBytes as StageBytes
+    from planner.play import StageTimes as StageTimes
+    from planner.play import Transfers as Transfers
+    from planner.play import measure_orders as measure_orders
+    from planner.play import measure_schedule as measure_schedule
     from planner.registry import did_you_mean as did_you_mean
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
     from planner.simulate import SYMBOLS as SYMBOLS
     from planner.simulate import Activity as Activity
-    from planner.simulate import Conditions as Conditions
-    from planner.simulate import Cost as Cost
-    from planner.simulate import Measurement as Measurement
-    from planner.simulate import StageBytes as StageBytes
-    from planner.simulate import StageTimes as StageTimes
     from planner.simulate import Timeline as Timeline
-    from planner.simulate import Transfers as Transfers
     from planner.simulate import draw_gantt as draw_gantt
     from planner.simulate import draw_svg as draw_svg
-    from planner.simulate import measure_orders as measure_orders
-    from planner.simulate import measure_schedule as measure_schedule
     from planner.simulate import rank_ranges as rank_ranges
-    from planner.simulate import simulate_decision as simulate_decision
     from planner.simulate import simulate_plan as simulate_plan
     from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
     from planner.solvers.partition.auto import solve_partition as solve_partition
+    from planner.space import simulate_decision as simulate_decision
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
@@ -217,17 +217,17 @@ _EXPORTS = {
     "orders_json": "planner.schedules",
     "read_orders": "planner.schedules",
     # simulate
-    "Conditions": "planner.simulate",
-    "Cost": "planner.simulate",
-    "Measurement": "planner.simulate",
-    "StageBytes": "planner.simulate",
-    "StageTimes": "planner.simulate",
-    "measure_orders": "planner.simulate",
-    "measure_schedule": "planner.simulate",
+    "Conditions": "planner.play",
+    "Cost": "planner.play",
+    "Measurement": "planner.play",
+    "StageBytes": "planner.play",
+    "StageTimes": "planner.play",
+    "measure_orders": "planner.play",
+    "measure_schedule": "planner.play",
     "simulate_plan": "planner.simulate",
-    "simulate_decision": "planner.simulate",
+    "simulate_decision": "planner.space",
     "Timeline": "planner.simulate",
-    "Transfers": "planner.simulate",
+    "Transfers": "planner.play",
     "Activity": "planner.simulate",
     "SYMBOLS": "planner.simulate",
     "draw_gantt": "planner.simulate",

@@ -30,9 +30,9 @@ from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Pipeline
 from planner.sharding import StageSharding, unmatched
-from planner.simulate import simulate_decision
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, in_words, limited, unlimited
+from planner.space import simulate_decision
 from planner.space.jobs import check_job
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.pins import pinned_blocks

@@ -9,9 +9,9 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import UsageError
+from planner.play.engine import StageTimes, Transfers, run
 from planner.schedules.program import Program
 from planner.schedules.types import Pipeline
-from planner.simulate.engine import StageTimes, Transfers, run
 
 NEGLIGIBLE = 1e-6
 """Effects smaller than this share of the predicted time are left out: the plan's figures are rounded."""

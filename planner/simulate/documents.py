@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.play.memory import MemoryCurve
 from planner.simulate.comparison import Comparison
-from planner.simulate.memory import MemoryCurve
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
 
 FORMAT = "shardplan-timeline"

@@ -7,8 +7,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from planner.play.memory import MemoryCurve
 from planner.schedules.program import SYNC, UPDATE
-from planner.simulate.memory import MemoryCurve
 from planner.simulate.segments import ACTIVITIES, Activity, Row, Segments, rows, segments, windows
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
 from planner.units import format_bytes, format_fraction, format_seconds

@@ -14,13 +14,13 @@ from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
 from planner.plan.works import counterparts, leaders, malformed, work_of
+from planner.play.engine import StageTimes, Trace, Transfers, run
+from planner.play.measure import Cost
+from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
+from planner.play.steady import Steady, find_pace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
-from planner.simulate.engine import StageTimes, Trace, Transfers, run
-from planner.simulate.measure import Cost
-from planner.simulate.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
-from planner.simulate.steady import Steady, find_pace
 
 _SEARCHED = ("1f1b", "gpipe")
 """Schedules that the search has a closed form for."""

@@ -9,6 +9,7 @@ from planner.space.evaluate import evaluate
 from planner.space.formulate import Formulator, formulate
 from planner.space.layout import slice_width, stage_groups, stage_ranks
 from planner.space.problem import StageProblem
+from planner.space.timing import simulate_decision
 from planner.space.types import (
     BlockCosts,
     Candidate,
@@ -37,6 +38,7 @@ __all__ = [
     "Violation",
     "evaluate",
     "formulate",
+    "simulate_decision",
     "slice_width",
     "stage_groups",
     "stage_ranks",

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import InfeasibleError, JobError
-from planner.simulate import Transfers, bubble_fraction, simulate_decision
+from planner.play import Transfers, bubble_fraction
 from planner.solvers import search as search_stages
+from planner.space import simulate_decision
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, StageChoice
 from planner.systems._bench import Bench

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.play import StageBytes, StageTimes, Trace, Transfers, run
+from planner.play.memory import memory_curve
+from planner.play.steady import find_pace, reach_of, rhythm_of
 from planner.schedules.compiling import compile_orders
 from planner.schedules.lending import lent_bytes, own_bytes
 from planner.schedules.own_orders import OwnOrders
 from planner.schedules.program import Program
 from planner.schedules.types import ActionKind, Work
-from planner.simulate import StageBytes, StageTimes, Trace, Transfers, run
-from planner.simulate.memory import memory_curve
-from planner.simulate.steady import find_pace, reach_of, rhythm_of
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._price import Figures, price, rank_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.systems._price import Figures
 
 

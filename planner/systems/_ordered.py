@@ -15,9 +15,10 @@ from planner.errors import InfeasibleError, JobError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, validate, with_simulation
+from planner.play import Transfers
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import OrderError, Schedule
-from planner.simulate import Transfers, simulate
+from planner.simulate import simulate
 from planner.solvers.conflict import in_words
 from planner.space.jobs import check_job
 from planner.space.pricer import Pricer

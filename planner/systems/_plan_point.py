@@ -13,9 +13,9 @@ from planner.plan import Plan, Provenance, assemble
 from planner.plan.files import seal
 from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.words import significant
+from planner.play import Transfers
 from planner.schedules.types import Pipeline, Schedule
 from planner.sharding import StageSharding
-from planner.simulate import Transfers
 from planner.space.types import Certificate, Decision, Evaluation, MemoryBytes, StageTerms
 from planner.systems._bench import Bench
 from planner.systems._price import Figures, price, rank_table

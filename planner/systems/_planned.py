@@ -15,8 +15,9 @@ from planner.plan.files import seal
 from planner.plan.scheduled import lay_out
 from planner.plan.system_sections import ExchangeSection, FusedMessage, LinkBytes, SystemSection, TensorExchange
 from planner.plan.words import significant
+from planner.play import Transfers
 from planner.sharding import StageSharding
-from planner.simulate import Transfers, simulate
+from planner.simulate import simulate
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, Decision, Evaluation, Job, StageChoice, StageTerms
 from planner.sync import Exchange

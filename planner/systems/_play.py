@@ -6,8 +6,8 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import PlanError
+from planner.play import Conditions, Measurement, StageBytes, Transfers, measure_schedule
 from planner.schedules.types import Pipeline, Schedule
-from planner.simulate import Conditions, Measurement, StageBytes, Transfers, measure_schedule
 from planner.space.types import MemoryBytes
 from planner.systems._bench import Bench
 from planner.systems._found import Played

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.hardware.types import Cluster
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
 from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeProblem

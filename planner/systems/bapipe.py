@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.systems import SYSTEMS
 from planner.systems.types import Semantics, System
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.space.types import MemoryBytes, StageChoice
 
 

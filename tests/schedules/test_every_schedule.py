@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
+from planner.play import StageTimes, Trace, Transfers, run
+from planner.play.memory import held_units, peak_in_flight
 from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
 from planner.schedules._defaults import Defaults
 from planner.schedules.compiling import compile_orders
 from planner.schedules.versions import peak_versions, staleness
-from planner.simulate import StageTimes, Trace, Transfers, run
-from planner.simulate.memory import held_units, peak_in_flight
 from tests.schedules.shapes import SHAPES, served
 
 SHARED = ("bapipe-fbp", "bpipe")

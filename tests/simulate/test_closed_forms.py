@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.play import StageTimes, play
+from planner.play.memory import peak_in_flight
 from planner.schedules import Pipeline, get
 from planner.schedules.compiling import compile_orders
-from planner.simulate import StageTimes, closed_form_s, play
-from planner.simulate.memory import peak_in_flight
+from planner.simulate import closed_form_s
 
 SECONDS = st.floats(0.01, 10.0)
 SCHEDULES = st.sampled_from(["1f1b", "gpipe"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
+from planner.play import StageTimes, Trace, Transfers, play, run
 from planner.schedules import Action, ActionKind
-from planner.simulate import StageTimes, Trace, Transfers, play, run
 
 
 def actions(text: str) -> list[Action]:

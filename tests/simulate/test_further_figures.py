@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner import Measurement, formulas, measure_schedule
+from planner.play import Conditions
 from planner.schedules import Pipeline, get, hetpipe
-from planner.simulate import Conditions
 
 
 def measure(

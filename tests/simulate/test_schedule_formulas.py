@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from planner.play import Conditions, Measurement, measure_schedule
 from planner.schedules import bapipe_sno as sno
 from planner.schedules import bapipe_so as so
 from planner.schedules import dualpipe
-from planner.simulate import Conditions, Measurement, measure_schedule
 
 STAGES = (1, 2, 3, 4, 6, 8)
 

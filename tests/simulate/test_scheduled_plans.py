@@ -15,10 +15,11 @@ from planner.plan.files import seal
 from planner.plan.findings import Fault
 from planner.plan.orders import RankOrder, encode
 from planner.plan.validate import validate
+from planner.play import Conditions, Transfers, measure_schedule
 from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action
-from planner.simulate import Conditions, Transfers, measure_schedule, simulate
+from planner.simulate import simulate
 from planner.space.types import Decision, StageChoice
 from tests.plan.sample import language_model, make_plan
 from tests.schedules.shapes import served

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner import schedules
-from planner.simulate import Transfers
+from planner.play import Transfers
 from planner.space.types import StageChoice
 from planner.systems import get
 from planner.systems._least import least_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import PlanError
+from planner.play.trace import Trace
 from planner.schedules.program import (
     BACKWARD,
     EVICT,
@@ -18,7 +19,6 @@ from planner.schedules.program import (
     Program,
 )
 from planner.schedules.versions import version_use
-from planner.simulate.trace import Trace
 from planner.units import format_bytes, format_seconds
 
 _NONE = np.zeros(0)

@@ -1,4 +1,4 @@
-"""Schedules played out by name and numbers: how the best few decisions are ranked before one becomes a plan."""
+"""Schedules played out by name and numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner import schedules
+from planner.play.engine import StageTimes, Trace, Transfers, run
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
 from planner.schedules.types import Pipeline
-from planner.simulate.engine import StageTimes, Trace, Transfers, run
-from planner.space.types import Decision, Evaluation
 
 
 def play(
@@ -39,27 +38,6 @@ def play(
     O(actions): about 2 us an action, 1 us when the same pipeline was played before.
     """
     return run(_program(schedule, tuple(replicas), micro_batches), times, transfers=transfers)
-
-
-def simulate_decision(
-    decision: Decision, evaluation: Evaluation, *, transfers: Transfers = Transfers.BLOCKING
-) -> Trace:
-    """Play a judged decision; its copies are alike, so one is played.
-
-    Raises:
-        PlanError: the evaluation has no terms (the decision is malformed).
-    """
-    terms = evaluation.stages
-    times = StageTimes.of(
-        [t.forward_s for t in terms],
-        [t.backward_s for t in terms],
-        [t.receive_s for t in terms],
-        [t.exposed_sync_s for t in terms],
-        [t.update_s for t in terms],
-        return_s=[t.return_s for t in terms],
-    )
-    replicas = [stage.replicas for stage in decision.stages]
-    return play(decision.schedule, replicas, decision.micro_batches, times, transfers=transfers)
 
 
 def bubble_fraction(trace: Trace) -> float:

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import PlanError
+from planner.play.times import Conditions, StageTimes, Transfers
+from planner.play.trace import Trace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import (
     BACKWARD,
@@ -39,8 +41,6 @@ from planner.schedules.program import (
     Program,
 )
 from planner.schedules.types import Action, Work
-from planner.simulate.times import Conditions, StageTimes, Transfers
-from planner.simulate.trace import Trace
 
 __all__ = ["Conditions", "StageTimes", "Trace", "Transfers", "run"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.play.trace import Trace
 from planner.schedules.versions import version_use
-from planner.simulate.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,15 +15,15 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import PlanError
+from planner.play.engine import run
+from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
+from planner.play.steady import find_steady, rhythm_of
+from planner.play.times import Conditions, StageTimes, Transfers
+from planner.play.trace import Trace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
 from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
-from planner.simulate.engine import run
-from planner.simulate.memory import StageBytes, check_capacity, held_units, memory_curve
-from planner.simulate.steady import find_steady, rhythm_of
-from planner.simulate.times import Conditions, StageTimes, Transfers
-from planner.simulate.trace import Trace
 
 Seconds = float | Sequence[float]
 
