@@ -20,8 +20,8 @@ from planner.plan.orders import Line, RankOrder, Steady, Steps, encode_line, gro
 from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.schedules.pipelined_backprop import PipelinedBackprop, StageDelay, scaled_optimizer
 from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, WeightPolicy, Work
-from planner.space.layout import slice_width, stage_groups
 from planner.space.types import Decision
+from planner.space.workers import lay_workers
 
 Routing = Literal["round_robin", "by_order"]
 _MOST_ITERATIONS = 8
@@ -54,20 +54,12 @@ class _Written:
     steady: tuple[Steady, ...] = ()
 
 
-def lay_out(
-    decision: Decision,
-    *,
-    schedule: Schedule | None = None,
-    ranks: Sequence[Sequence[int]] = (),
-    transfers: Literal["blocking", "overlapped"] = "blocking",
-) -> Scheduled:
-    """Lay the decision's schedule on ranks.
+def lay_out(decision: Decision, *, schedule: Schedule | None = None) -> Scheduled:
+    """Lay a configuration's schedule on ranks.
 
     Args:
-        decision: stages, copies, micro-batches and the name of the schedule.
+        decision: stages, copies, micro-batches, devices and the name of the schedule.
         schedule: the schedule itself where it has no name.
-        ranks: for each copy the rank of each worker, where they do not stand in line.
-        transfers: what a transfer occupies in the predictions.
 
     Raises:
         UsageError: no schedule has that name.
@@ -81,15 +73,16 @@ def lay_out(
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
     written = _written(chosen, pipeline)
-    members, world = _members(decision, pipeline, written.work, ranks)
+    workers = lay_workers(decision, chosen)
+    members = [[tuple(own[copy].tolist()) for own in workers.ranks] for copy in range(decision.copies)]
     holders = _holders(written.work, pipeline.stages)
     if decision.copies > 1 and not chosen.weight_policy.synchronous:
         written = _exchanged(written)
-    section = _section(chosen, pipeline, decision, written, members, transfers)
+    section = _section(chosen, pipeline, decision, written, members)
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
     even = all(pipeline.micro_batches % len(own) == 0 for own in holders)
-    return Scheduled(groups, _routing(written.work, holders) if even else "by_order", section, world)
+    return Scheduled(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
 def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
@@ -145,36 +138,6 @@ def _steps(body: Sequence[Row], later: Sequence[Row], micro_batches: int) -> Ste
     return Steps(micro_batches, step(ActionKind.SYNC, ActionKind.LAUNCH_SYNC), step(ActionKind.UPDATE), version)
 
 
-def _members(
-    decision: Decision, pipeline: Pipeline, work: Work, ranks: Sequence[Sequence[int]]
-) -> tuple[list[list[tuple[int, ...]]], int]:
-    """The group of ranks of each worker by copy, and how many ranks there are in all."""
-    count = max(work.lane_workers) + 1
-    if ranks:
-        return [[(rank,) for rank in own] for own in ranks], max(rank for own in ranks for rank in own) + 1
-    if _in_line(work, pipeline):
-        groups = stage_groups(decision)
-        workers = pipeline.workers()
-        members = [[tuple(groups[s][copy, q].tolist()) for s, q in workers] for copy in range(decision.copies)]
-        return members, decision.copies * slice_width(decision)
-    if any(stage.ranks > 1 for stage in decision.stages):
-        raise PlanError(f"{decision.schedule} has no place for groups of several ranks", hint="use one rank a replica")
-    width = decision.slice_devices or count
-    if width < count:
-        raise PlanError(f"{decision.schedule} takes {count} ranks of a slice of {width}", hint="use larger slices")
-    starts = [copy * width + width - count for copy in range(decision.copies)]
-    return [[(start + worker,) for worker in range(count)] for start in starts], decision.copies * width
-
-
-def _in_line(work: Work, pipeline: Pipeline) -> bool:
-    """Whether worker k runs just the k-th of the pipeline's (stage, replica) pairs."""
-    stages = [stage for stage, _ in pipeline.workers()]
-    if max(work.lane_workers) + 1 != len(stages):
-        return False
-    pairs = zip(work.lane_workers, work.lanes, strict=True)
-    return all(action.stage == stages[worker] for worker, lane in pairs for action in lane)
-
-
 def _holders(work: Work, stages: int) -> list[list[int]]:
     """For each stage the workers that run it, by the first micro-batch that each runs."""
     first: list[dict[int, int]] = [{} for _ in range(stages)]
@@ -225,7 +188,6 @@ def _section(
     decision: Decision,
     written: _Written,
     members: Sequence[Sequence[tuple[int, ...]]],
-    transfers: Literal["blocking", "overlapped"],
 ) -> ScheduleSection:
     work, synchronous = written.work, chosen.weight_policy.synchronous
     optimizer = _optimizer(chosen, pipeline, decision)
@@ -246,7 +208,7 @@ def _section(
         staleness=staleness if any(staleness) else (),
         averaged=() if synchronous else _averaged(written, pipeline, decision.copies),
         clock_distance=getattr(chosen, "distance", None) if chosen.weight_policy is WeightPolicy.VERTICAL else None,
-        transfers=transfers,
+        transfers=decision.transfers.value,
         corrections=corrections(_scaled(chosen, optimizer), pipeline),
         optimizer=optimizer,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from planner.errors import PlanError
 from planner.registry import name_with_options
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
@@ -48,6 +50,7 @@ class Defaults(Protocol):
     unit: ClassVar[ActivationUnit] = ActivationUnit.MICRO_BATCH
     policy: ClassVar[WeightPolicy] = WeightPolicy.SYNC
     spans: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -71,6 +74,39 @@ class Defaults(Protocol):
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """None: every gradient is applied to the weights that it was computed with."""
         return (0,) * pipeline.stages
+
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty at the end of an iteration."""
+        return self.policy.synchronous
+
+    @property
+    def weight_buffers(self) -> int:
+        """Buffers as large as the weights beside these."""
+        return 0
+
+    def exchanges(self, pipeline: Pipeline) -> tuple[float, ...]:
+        """By stage, how often its gradients are exchanged in an iteration."""
+        return (1.0,) * pipeline.stages
+
+    def recomputed_stages(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Stages whose forward the orders repeat by actions of their own."""
+        return ()
+
+    def peaks(self, pipeline: Pipeline) -> tuple[np.ndarray, ...]:
+        """By worker, int64 [k, stages it holds]: the greatest numbers of units held at the same time; O(actions)."""
+        work, placement = self.work(pipeline), self.placement(pipeline)
+        found: list[set[tuple[int, ...]]] = [set() for _ in placement]
+        for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+            held = dict.fromkeys(placement[worker], 0)
+            for action in lane:
+                change = _change(action)
+                if change:
+                    held[action.stage] += change
+                    if change > 0:
+                        found[worker].add(tuple(held.values()))
+        pairs = zip(found, placement, strict=True)
+        return tuple(np.array(sorted(own), dtype=np.int64).reshape(-1, len(stages)) for own, stages in pairs)
 
     def supports(self, pipeline: Pipeline) -> str:
         """Why the schedule cannot serve the pipeline, empty when it can: it must have equal replicas everywhere."""

@@ -31,6 +31,7 @@ class GPipe(Defaults):
     early: bool = False
 
     key = "gpipe"
+    closed_form = True
     facts = Facts(
         decides="all forwards, then all backwards; recompute, early",
         bubble="(p-1)/(m+p-1)",

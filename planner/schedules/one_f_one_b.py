@@ -36,6 +36,7 @@ class OneFOneB(Defaults):
     """One forward, one backward; one weight version; flush at the end of the iteration."""
 
     key = "1f1b"
+    closed_form = True
     facts = Facts(
         decides="one forward, one backward; flush",
         bubble="(p-1)/(m+p-1)",

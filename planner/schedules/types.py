@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from planner.errors import PlanError
 
 
@@ -214,6 +216,33 @@ class Schedule(Protocol):
     @property
     def spans(self) -> bool:
         """Whether an iteration begins on each worker where its last one ended, not when all have ended."""
+        ...
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the closed form of a paced line of stages (`planner.space.evaluate`) describes it."""
+        ...
+
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty at the end of an iteration."""
+        ...
+
+    @property
+    def weight_buffers(self) -> int:
+        """Buffers as large as the weights that one replica keeps beside their versions."""
+        ...
+
+    def exchanges(self, pipeline: Pipeline) -> tuple[float, ...]:
+        """For each stage, how often its gradients are exchanged in an iteration."""
+        ...
+
+    def recomputed_stages(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Stages whose forward the orders repeat by actions of their own."""
+        ...
+
+    def peaks(self, pipeline: Pipeline) -> tuple[np.ndarray, ...]:
+        """For each worker, int64 [k, stages it holds]: the greatest numbers of units held at the same time."""
         ...
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:

@@ -5,11 +5,11 @@ BlockCosts, Cluster, Job --formulate--> StageProblem --a solver--> Decision --ev
 
 from __future__ import annotations
 
+from planner.space.configuration import Configuration
 from planner.space.evaluate import evaluate
 from planner.space.formulate import Formulator, formulate
-from planner.space.layout import slice_width, stage_groups, stage_ranks
 from planner.space.problem import StageProblem
-from planner.space.timing import simulate_decision
+from planner.space.timing import Timing, play_terms, simulate_decision
 from planner.space.types import (
     BlockCosts,
     Candidate,
@@ -21,12 +21,15 @@ from planner.space.types import (
     StageChoice,
     StageTerms,
     Violation,
+    WorkerMemory,
 )
+from planner.space.workers import Workers, lay_workers
 
 __all__ = [
     "BlockCosts",
     "Candidate",
     "Certificate",
+    "Configuration",
     "Decision",
     "Evaluation",
     "Formulator",
@@ -35,11 +38,13 @@ __all__ = [
     "StageChoice",
     "StageProblem",
     "StageTerms",
+    "Timing",
     "Violation",
+    "WorkerMemory",
+    "Workers",
     "evaluate",
     "formulate",
+    "lay_workers",
+    "play_terms",
     "simulate_decision",
-    "slice_width",
-    "stage_groups",
-    "stage_ranks",
 ]

@@ -7,35 +7,53 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.schedules import names
-from planner.space.layout import slice_width
+from planner.space.configuration import Configuration
 from planner.space.pins import pinned_blocks
-from planner.space.types import BlockCosts, Decision, Job, StageTerms, Violation
+from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
+from planner.space.workers import Workers
 
 MEMORY_TOLERANCE = 1e-9
 """A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
 
 
 def malformations(
-    shelf: Mapping[int, BlockCosts], cluster: Cluster, job: Job, decision: Decision
+    shelf: Mapping[int, BlockCosts], job: Job, configuration: Configuration, *, named: bool = True
 ) -> tuple[Violation, ...]:
-    """Why a decision makes no sense: blocks left out, more devices than there are, batches that do not come out.
+    """Why a configuration makes no sense: blocks left out, batches that do not come out, unknown shardings.
 
     Args:
         shelf: the chain's costs by sharding.
-        cluster: the machine.
         job: what is to be trained.
-        decision: the point of the space.
+        configuration: the point of the space.
+        named: its schedule must be one of the registry.
     """
     costs = next(iter(shelf.values()))
+    if configuration.copies < 1 or any(s.replicas < 1 or s.ranks < 1 for s in configuration.stages):
+        message = "a pipeline needs at least one copy and every stage at least one replica"
+        return (Violation("devices", 0, message), *_coverage(costs, configuration))
     return (
-        *_coverage(costs, decision),
-        *_devices(cluster, job, decision),
-        *_divisibility(costs, job, decision),
-        *_shardings(shelf, decision),
+        *_coverage(costs, configuration),
+        *_divisibility(costs, job, configuration, named),
+        *_shardings(shelf, configuration),
     )
 
 
-def _shardings(shelf: Mapping[int, BlockCosts], decision: Decision) -> list[Violation]:
+def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, workers: Workers) -> list[Violation]:
+    """Devices that the workers take beyond those of a slice, of the job or of the cluster."""
+    found = []
+    available = min(job.devices or cluster.device_count, cluster.device_count)
+    taken = sum(own.shape[1] for own in workers.ranks)
+    width = configuration.slice_devices or taken
+    if taken > width:
+        found.append(Violation("devices", 0, f"stages take {taken} devices of a slice of {width}", taken, width))
+    needed = workers.world_size if configuration.devices else configuration.copies * width
+    if needed > available:
+        message = f"{configuration.copies} copies of {width} devices, but there are {available}"
+        found.append(Violation("devices", 0, message, needed, available))
+    return found
+
+
+def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list[Violation]:
     """Every stage is sharded in a known way over its ranks, and all of them hand over tensors that lie alike."""
     found = []
     for index, stage in enumerate(decision.stages):
@@ -51,7 +69,7 @@ def _shardings(shelf: Mapping[int, BlockCosts], decision: Decision) -> list[Viol
     return found
 
 
-def _coverage(costs: BlockCosts, decision: Decision) -> list[Violation]:
+def _coverage(costs: BlockCosts, decision: Configuration) -> list[Violation]:
     """Stages must follow on from block 0 to the last, none empty."""
     found, n, expected = [], len(costs.parameter_elements), 0
     for index, stage in enumerate(decision.stages):
@@ -69,22 +87,7 @@ def _coverage(costs: BlockCosts, decision: Decision) -> list[Violation]:
     return found
 
 
-def _devices(cluster: Cluster, job: Job, decision: Decision) -> list[Violation]:
-    found = []
-    available = min(job.devices or cluster.device_count, cluster.device_count)
-    taken = sum(stage.devices for stage in decision.stages)
-    width = slice_width(decision)
-    if decision.copies < 1 or any(s.replicas < 1 or s.ranks < 1 for s in decision.stages):
-        found.append(Violation("devices", 0, "a pipeline needs at least one copy and every stage at least one replica"))
-    if taken > width:
-        found.append(Violation("devices", 0, f"stages take {taken} devices of a slice of {width}", taken, width))
-    if decision.copies * width > available:
-        message = f"{decision.copies} copies of {width} devices, but there are {available}"
-        found.append(Violation("devices", 0, message, decision.copies * width, available))
-    return found
-
-
-def _divisibility(costs: BlockCosts, job: Job, decision: Decision) -> list[Violation]:
+def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: bool) -> list[Violation]:
     found = []
     samples = decision.copies * decision.micro_batches * decision.micro_batch
     if samples != job.global_batch or decision.micro_batches < 1:
@@ -100,12 +103,12 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Decision) -> list[Viola
         if stage.replicas > 0 and decision.micro_batches % stage.replicas:
             message = f"{stage.replicas} replicas of stage {index} do not divide {decision.micro_batches} micro-batches"
             found.append(Violation("divisibility", index, message, decision.micro_batches, stage.replicas))
-    if decision.schedule.partition(":")[0] not in names():
+    if named and decision.schedule.partition(":")[0] not in names():
         found.append(Violation("option", 0, f"there is no schedule {decision.schedule!r}"))
     return found
 
 
-def forbidden_choices(job: Job, decision: Decision, names: Sequence[str]) -> list[Violation]:
+def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -> list[Violation]:
     """Choices that the job does not allow.
 
     Args:
@@ -140,21 +143,26 @@ def forbidden_choices(job: Job, decision: Decision, names: Sequence[str]) -> lis
     return found
 
 
-def _counts(job: Job, decision: Decision) -> Iterator[tuple[str, tuple[int, ...], set[int]]]:
+def _counts(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[int, ...], set[int]]]:
     """The widths that a user may limit, what is allowed (nothing said means all), and what the decision has."""
     yield "tensor parallelism", job.tensor_parallel, {s.ranks for s in decision.stages}
     yield "number of stages", job.pipeline_stages, {len(decision.stages)}
     yield "data parallelism", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
 
 
-def overfull_stages(stages: Sequence[StageTerms]) -> list[Violation]:
-    """Stages that need more memory than their smallest device has."""
+def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:
+    """Workers that need more memory than their smallest device has."""
     found = []
-    for index, terms in enumerate(stages):
-        needed = terms.memory.total
-        if needed > terms.capacity_bytes * (1 + MEMORY_TOLERANCE):
-            message = (
-                f"stage {index} needs {needed / 2**30:.2f} GiB on a device of {terms.capacity_bytes / 2**30:.2f} GiB"
-            )
-            found.append(Violation("memory", index, message, needed, terms.capacity_bytes))
+    for worker in workers:
+        needed = worker.memory.total
+        if needed > worker.capacity_bytes * (1 + MEMORY_TOLERANCE):
+            stages = "stage " + str(worker.stages[0]) if len(worker.stages) == 1 else f"stages {_listed(worker.stages)}"
+            verb = "needs" if len(worker.stages) == 1 else "on one device need"
+            message = f"{stages} {verb} {needed / 2**30:.2f} GiB on a device of {worker.capacity_bytes / 2**30:.2f} GiB"
+            found.append(Violation("memory", worker.stages[0], message, needed, worker.capacity_bytes))
     return found
+
+
+def _listed(stages: Sequence[int]) -> str:
+    """A few numbers, shortened in the middle."""
+    return ", ".join(map(str, stages)) if len(stages) < 5 else f"{stages[0]}, {stages[1]}, ... {stages[-1]}"

@@ -64,7 +64,15 @@ class Replicas:
         return gather_s, gather_s + scatter_s
 
     def memory(
-        self, elements: float, largest: float, optimizer: str, activations: float, others: tuple[float, float]
+        self,
+        elements: float,
+        largest: float,
+        optimizer: str,
+        activations: float,
+        others: tuple[float, float],
+        *,
+        versions: int = 1,
+        buffers: int = 0,
     ) -> MemoryBytes:
         """Bytes of one rank.
 
@@ -74,6 +82,8 @@ class Replicas:
             optimizer: its name.
             activations: bytes.
             others: workspace and reserve, in bytes.
+            versions: of the weights.
+            buffers: as large as the weights, beside the optimizer's state.
         """
         parts, chosen = self.shards, self.precision
         whole = 0.0
@@ -82,9 +92,9 @@ class Replicas:
         if parts > 1 and self.zero >= 3:
             whole += GATHERED * largest * chosen.weight_bytes
         return MemoryBytes(
-            weights=elements * chosen.weight_bytes / (parts if self.zero >= 3 else 1),
+            weights=versions * elements * chosen.weight_bytes / (parts if self.zero >= 3 else 1),
             gradients=elements * chosen.gradient_bytes / (parts if self.zero >= 2 else 1),
-            optimizer=elements * optimizer_state_bytes(optimizer, chosen) / parts,
+            optimizer=elements * (optimizer_state_bytes(optimizer, chosen) / parts + buffers * chosen.weight_bytes),
             activations=activations,
             workspace=others[0] + whole,
             reserve=others[1],

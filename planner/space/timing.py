@@ -1,27 +1,85 @@
-"""The time of a judged decision, played out."""
+"""The time of a priced configuration: its orders of work, played with the durations of its stages."""
 
 from __future__ import annotations
 
-from planner.play import StageTimes, Trace, Transfers, play
-from planner.space.types import Decision, Evaluation
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.play import StageTimes, Trace, Transfers, play, run
+from planner.play.steady import find_steady, rhythm_of
+from planner.schedules.compiling import compile_orders
+from planner.schedules.types import Schedule
+from planner.space.configuration import Configuration
+from planner.space.types import Evaluation, StageTerms
+from planner.space.workers import pipeline_of
 
 
-def simulate_decision(
-    decision: Decision, evaluation: Evaluation, *, transfers: Transfers = Transfers.BLOCKING
-) -> Trace:
+@dataclass(frozen=True, slots=True, eq=False)
+class Timing:
+    """What playing a configuration found.
+
+    Attributes:
+        iteration_s: time of an iteration: of the global batch, by the schedule's convention.
+        bubble: share of the workers' time in which they compute nothing.
+        trace: what was played, of one copy: one iteration, or as many as show the pace.
+    """
+
+    iteration_s: float
+    bubble: float
+    trace: Trace
+
+
+def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Sequence[int] = ()) -> StageTimes:
+    """Durations of actions by stage; where orders repeat forwards by actions of their own, backwards are without them.
+
+    A weight gradient takes half of its backward without recomputation.
+    """
+    again = np.array([t.recompute_s for t in stages])
+    own = again if len(recomputed) else np.zeros_like(again)
+    return StageTimes.of(
+        [t.forward_s for t in stages],
+        np.array([t.backward_s for t in stages]) - own,
+        [t.receive_s for t in stages],
+        [t.exposed_sync_s for t in stages],
+        [t.update_s for t in stages],
+        [(t.backward_s - t.recompute_s) / 2 for t in stages],
+        return_s=[t.return_s for t in stages],
+        recompute_s=again,
+    )
+
+
+def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> Timing:
+    """Play a configuration; its copies are alike, so one is played. O(actions).
+
+    A pipeline that never drains takes the time between iterations in its periodic part; its gradients travel beside
+    the work, and the slower of the two counts.
+    """
+    pipeline = pipeline_of(configuration)
+    times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
+    if schedule.drains:
+        trace = run(compile_orders(schedule.work(pipeline)), times, transfers=configuration.transfers)
+        iteration_s, played = (trace.span_s() if schedule.spans else trace.makespan_s), 1.0
+    else:
+        rhythm = rhythm_of(schedule, pipeline)
+        few = type(pipeline)(pipeline.replicas, rhythm)
+        steady = find_steady(schedule, few, lambda p: run(p, times, transfers=configuration.transfers))
+        beats = pipeline.micro_batches / rhythm
+        exchanges = schedule.exchanges(pipeline)
+        beside_s = max(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)) if len(stages) > 1 else 0.0
+        iteration_s, played, trace = max(steady.iteration_s * beats, beside_s), steady.played / beats, steady.trace
+    busy_s = float(trace.compute_s().mean()) / played
+    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, trace)
+
+
+def simulate_decision(decision: Configuration, evaluation: Evaluation, *, transfers: Transfers | None = None) -> Trace:
     """Play a judged decision; its copies are alike, so one is played.
 
     Raises:
         PlanError: the evaluation has no terms (the decision is malformed).
     """
-    terms = evaluation.stages
-    times = StageTimes.of(
-        [t.forward_s for t in terms],
-        [t.backward_s for t in terms],
-        [t.receive_s for t in terms],
-        [t.exposed_sync_s for t in terms],
-        [t.update_s for t in terms],
-        return_s=[t.return_s for t in terms],
-    )
+    times = times_of_terms(schedules.get(decision.schedule), evaluation.stages)
     replicas = [stage.replicas for stage in decision.stages]
-    return play(decision.schedule, replicas, decision.micro_batches, times, transfers=transfers)
+    return play(decision.schedule, replicas, decision.micro_batches, times, transfers=transfers or decision.transfers)

@@ -6,6 +6,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.space.configuration import Configuration, StageChoice
+
+Decision = Configuration
+
+__all__ = [
+    "BlockCosts",
+    "Candidate",
+    "Certificate",
+    "Decision",
+    "Evaluation",
+    "Job",
+    "MemoryBytes",
+    "StageChoice",
+    "StageTerms",
+    "Tie",
+    "Violation",
+    "WorkerMemory",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -59,55 +78,6 @@ class Job:
     dropout: bool = True
     assume_dropout: bool = False
     overlap: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StageChoice:
-    """One stage: blocks `start` (inclusive) to `stop` (exclusive) on `replicas` neighbouring groups of `ranks` devices.
-
-    The ranks of a group share every operator, in the way that `sharding` says: an index into the shardings of the
-    decision's micro-batch size (`BlockCosts.sharding`), 0 for none.
-    """
-
-    start: int
-    stop: int
-    replicas: int
-    recompute: bool = False
-    ranks: int = 1
-    sharding: int = 0
-
-    @property
-    def devices(self) -> int:
-        """Devices of one copy of the stage."""
-        return self.replicas * self.ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A point of the space: indices and numbers only.
-
-    The cluster's devices are dealt to `copies` equal slices of neighbouring devices; each slice runs one copy of the
-    whole pipeline, and in it stage i takes the next `replicas * ranks` devices in line. So stage i has `copies *
-    replicas` replicas in all. `planner.space.stage_groups` gives every replica its ranks.
-
-    Attributes:
-        stages: in order; together they cover all blocks.
-        copies: copies of the whole pipeline.
-        micro_batch: samples a replica runs at a time.
-        micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
-        schedule: name of the schedule.
-        zero: ZeRO stage: what is sharded over a stage's replicas.
-        slice_devices: devices in one copy's slice; 0 means as many as its stages take. Where a slice has more, its
-            first devices stay idle.
-    """
-
-    stages: tuple[StageChoice, ...]
-    copies: int
-    micro_batch: int
-    micro_batches: int
-    schedule: str
-    zero: int = 0
-    slice_devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +140,21 @@ class StageTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """What one worker of a configuration holds: the most at any time, on its smallest device.
+
+    Attributes:
+        stages: that it holds; workers that hold the same count once.
+        memory: bytes by kind, all its stages together.
+        capacity_bytes: memory of the smallest of its devices, reserve included.
+    """
+
+    stages: tuple[int, ...]
+    memory: MemoryBytes
+    capacity_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
     """A limit that a decision breaks: `kind` is "memory", "coverage", "devices", "divisibility", "sharding" or
     "option"."""
@@ -190,12 +175,14 @@ class Evaluation:
         stages: terms by stage.
         violations: empty when the decision is feasible.
         bottleneck: index of the stage that sets the pace.
+        workers: memory by worker; workers that hold the same stages count once.
     """
 
     iteration_s: float
     stages: tuple[StageTerms, ...]
     violations: tuple[Violation, ...]
     bottleneck: int
+    workers: tuple[WorkerMemory, ...] = ()
 
     @property
     def feasible(self) -> bool:

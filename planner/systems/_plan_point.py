@@ -54,10 +54,9 @@ def plan_point(
     """
     decision = Decision(
         point.stages, point.copies, point.micro_batch, point.micro_batches, schedule.name, point.zero,
-        point.slice_devices,
+        point.slice_devices, devices=point.ranks, transfers=transfers,
     )  # fmt: skip
-    ranks = rank_table(point).tolist() if point.ranks else ()
-    laid = lay_out(decision, schedule=schedule, ranks=ranks, transfers=transfers.value)
+    laid = lay_out(decision, schedule=schedule)
     figures = price(bench, point, holders)
     terms = _terms(bench, point, schedule, figures, states, laid.section.parts)
     pace = [t.total_s / len(own) for t, own in zip(terms, figures.holders, strict=True)]

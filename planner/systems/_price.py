@@ -12,8 +12,8 @@ from planner import schedules
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Collective
 from planner.schedules.types import Pipeline
-from planner.space.layout import stage_ranks
 from planner.space.types import Decision
+from planner.space.workers import lay_workers
 from planner.systems._bench import Bench
 from planner.systems.types import Point
 
@@ -80,7 +80,8 @@ def rank_table(point: Point) -> np.ndarray:
     decision = Decision(
         point.stages, point.copies, point.micro_batch, point.micro_batches, "1f1b", slice_devices=point.slice_devices
     )
-    return np.concatenate(stage_ranks(decision), axis=1)
+    workers = lay_workers(decision, schedules.get("1f1b"))
+    return np.concatenate(workers.ranks, axis=1)
 
 
 def price(bench: Bench, point: Point, holders: tuple[tuple[int, ...], ...] = ()) -> Figures:

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from planner.space import BlockCosts, Decision, Job, StageChoice, evaluate, stage_ranks
+from planner.schedules import get
+from planner.space import BlockCosts, Decision, Job, StageChoice, evaluate, lay_workers
 from planner.space.types import Tie
 from tests.space.instances import chain, cluster
 
@@ -163,7 +164,7 @@ def test_slow_link_counts_only_where_a_pair_of_replicas_crosses_it() -> None:
         (Decision((StageChoice(0, 1, 1),), 1, 1, 8, "1f1b"), "coverage"),
         (Decision((StageChoice(0, 1, 1), StageChoice(0, 2, 1)), 1, 1, 8, "1f1b"), "coverage"),
         (Decision((), 1, 1, 8, "1f1b"), "coverage"),
-        (Decision((StageChoice(0, 2, 5),), 1, 1, 10, "1f1b"), "devices"),
+        (Decision((StageChoice(0, 2, 8),), 1, 1, 8, "1f1b"), "devices"),
         (Decision((StageChoice(0, 2, 2),), 1, 1, 8, "1f1b", slice_devices=1), "devices"),
         (Decision((StageChoice(0, 2, 1),), 0, 1, 8, "1f1b"), "devices"),
         (Decision((StageChoice(0, 2, 3),), 1, 1, 8, "1f1b"), "divisibility"),
@@ -199,10 +200,12 @@ def test_memory_violation_says_what_is_needed() -> None:
 
 def test_ranks_of_copies_and_idle_devices() -> None:
     stages = (StageChoice(0, 1, 2), StageChoice(1, 2, 1))
-    packed = stage_ranks(Decision(stages, 2, 1, 4, "1f1b"))
-    assert [r.tolist() for r in packed] == [[[0, 1], [3, 4]], [[2], [5]]]
-    spread = stage_ranks(Decision(stages, 2, 1, 4, "1f1b", slice_devices=4))
-    assert [r.tolist() for r in spread] == [[[1, 2], [5, 6]], [[3], [7]]]
+    packed = lay_workers(Decision(stages, 2, 1, 4, "1f1b"), get("1f1b"))
+    assert [packed.groups(s)[..., 0].tolist() for s in (0, 1)] == [[[0, 1], [3, 4]], [[2], [5]]]
+    spread = lay_workers(Decision(stages, 2, 1, 4, "1f1b", slice_devices=4), get("1f1b"))
+    assert [spread.groups(s)[..., 0].tolist() for s in (0, 1)] == [[[1, 2], [5, 6]], [[3], [7]]]
+    together = lay_workers(Decision(stages, 2, 1, 4, "1f1b", adjacent=True), get("1f1b"))
+    assert [together.groups(s)[..., 0].tolist() for s in (0, 1)] == [[[0, 2], [1, 3]], [[4], [5]]]
 
 
 def test_replicas_fed_by_fewer_begin_late() -> None:

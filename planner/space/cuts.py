@@ -7,23 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def balanced(stage_s: np.ndarray, fits: Sequence[np.ndarray]) -> tuple[int, ...] | None:
+def balanced(stage_s: np.ndarray | Sequence[np.ndarray], fits: Sequence[np.ndarray]) -> tuple[int, ...] | None:
     """Boundaries 0, ..., n of the cut whose slowest stage is fastest; None when no cut fits.
 
     Args:
-        stage_s: [n + 1, n + 1] time of blocks i..j-1, infinite where that is no stage.
+        stage_s: [n + 1, n + 1] time of blocks i..j-1, infinite where that is no stage; by stage where it differs.
         fits: by stage, bool [n + 1, n + 1], whether the run may be that stage.
 
     Ties go to the earliest cut. O(stages n^2).
     """
-    n = len(stage_s) - 1
+    tables = [stage_s] * len(fits) if isinstance(stage_s, np.ndarray) else stage_s
+    n = len(tables[0]) - 1
     if len(fits) > n:
         return None
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     came: list[np.ndarray] = []
-    for allowed in fits:
-        options = np.maximum(best[:, None], np.where(allowed, stage_s, np.inf))
+    for allowed, seconds in zip(fits, tables, strict=True):
+        options = np.maximum(best[:, None], np.where(allowed, seconds, np.inf))
         came.append(options.argmin(axis=0))
         best = options.min(axis=0)
     if not np.isfinite(best[n]):
@@ -42,3 +43,9 @@ def least_need(needed: Sequence[np.ndarray], real: np.ndarray) -> float:
     for table in needed:
         best = np.maximum(best[:, None], np.where(real, table, np.inf)).min(axis=0)
     return float(best[n])
+
+
+def run_sums(values: np.ndarray) -> np.ndarray:
+    """[n] to [n + 1, n + 1]: the sum over i..j-1, zero for i >= j."""
+    prefix = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))

@@ -1,0 +1,64 @@
+"""How a job runs: the one decision type, made by every search, judged by one function, written into every plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.play import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """One stage (a chunk, where workers hold several): blocks `start` (inclusive) to `stop` (exclusive).
+
+    It runs on `replicas` groups of `ranks` devices. The ranks of a group share every operator, in the way that
+    `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
+    """
+
+    start: int
+    stop: int
+    replicas: int
+    recompute: bool = False
+    ranks: int = 1
+    sharding: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy of the stage."""
+        return self.replicas * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that says how a job runs: indices and numbers only.
+
+    The schedule says which worker holds which stages (`Schedule.placement`): one each, several chunks a worker
+    (interleaved, V, wave), or one stage on several workers (bidirectional). `planner.space.lay_workers` gives every
+    worker its ranks.
+
+    Attributes:
+        stages: in order; together they cover all blocks.
+        copies: copies of the whole pipeline.
+        micro_batch: samples a replica runs at a time.
+        micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
+        schedule: name of the schedule, with its options.
+        zero: ZeRO stage: what is sharded over a stage's replicas.
+        slice_devices: devices in one copy's slice; 0 means as many as its workers take. Where a slice has more, its
+            first devices stay idle.
+        adjacent: the copies of each worker are neighbouring devices, instead of the workers of each copy.
+        devices: the device of every worker, copy by copy, where devices are not taken in line; empty otherwise.
+        whole_stages: recomputation repeats a stage from what enters it, instead of block by block.
+        transfers: what a transfer between stages occupies.
+    """
+
+    stages: tuple[StageChoice, ...]
+    copies: int
+    micro_batch: int
+    micro_batches: int
+    schedule: str
+    zero: int = 0
+    slice_devices: int = 0
+    adjacent: bool = False
+    devices: tuple[int, ...] = ()
+    whole_stages: bool = False
+    transfers: Transfers = Transfers.BLOCKING

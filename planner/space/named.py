@@ -1,0 +1,165 @@
+"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, one split of layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import JobError, UsageError
+from planner.graph import Chain
+from planner.graph.blocks import layer_of
+from planner.hardware.types import Cluster
+from planner.schedules import get
+from planner.schedules.types import Pipeline
+from planner.space.configuration import Configuration, StageChoice
+from planner.space.cuts import balanced, run_sums
+from planner.space.types import BlockCosts, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """A configuration in the words of the field.
+
+    Attributes:
+        tensor: ranks that share every operator (TP).
+        pipeline: workers of a pipeline (PP).
+        data: copies of the pipeline (DP); 0 for as many as the devices hold.
+        chunks: stages that each worker holds; more than one needs a schedule that places them.
+        micro_batch: samples a worker runs at a time.
+        schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
+        zero: ZeRO stage.
+        recompute: stages repeat their forward.
+        starts: first block of each stage but the first; empty for equal numbers of layers.
+        adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 0
+    chunks: int = 1
+    micro_batch: int = 1
+    schedule: str = ""
+    zero: int = 0
+    recompute: bool = False
+    starts: tuple[int, ...] = ()
+    adjacent: bool = True
+
+
+def configuration_of(
+    degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job
+) -> Configuration:
+    """The configuration that has these degrees.
+
+    Args:
+        degrees: what was named.
+        chain: blocks of the model.
+        costs: their costs at the micro-batch size, with operators shared as wanted (`costs.ranks` is the TP degree).
+        cluster: the machine.
+        job: global batch and devices.
+
+    Raises:
+        JobError: devices, samples or layers do not come out; says which.
+        UsageError: no schedule has the name.
+    """
+    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    wide = costs.ranks * degrees.pipeline
+    copies = degrees.data or devices // wide
+    if copies < 1 or copies * wide > devices:
+        raise JobError(
+            f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1)} takes {max(copies, 1) * wide} devices of "
+            f"{devices}",
+            hint="use smaller degrees, or more devices",
+        )
+    count, rest = divmod(job.global_batch, copies * degrees.micro_batch)
+    if rest or not count:
+        raise JobError(
+            f"DP {copies} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
+            f"{job.global_batch}",
+            hint="use another data parallel degree or micro-batch, or a global batch that they divide",
+        )
+    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
+    stages = _stage_count(degrees, name)
+    edges = (0, *degrees.starts, len(chain.blocks)) if degrees.starts else layer_edges(chain, costs, stages)
+    if len(edges) != stages + 1:
+        raise JobError(
+            f"{len(edges) - 1} stages are given, {name} over {degrees.pipeline} workers has {stages}",
+            hint=f"give {stages - 1} first blocks",
+        )
+    return Configuration(
+        stages=tuple(
+            StageChoice(a, b, 1, degrees.recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(edges)
+        ),
+        copies=copies,
+        micro_batch=degrees.micro_batch,
+        micro_batches=count,
+        schedule=get(name).name,
+        zero=degrees.zero if copies > 1 else 0,
+        adjacent=degrees.adjacent and copies > 1,
+    )
+
+
+def _stage_count(degrees: Degrees, name: str) -> int:
+    """Stages of a pipeline: those that the schedule can have over the workers, as many a worker as asked for.
+
+    Raises:
+        JobError: the schedule places another number of stages on a worker.
+    """
+    counts = get(name).stage_counts(degrees.pipeline)
+    wanted = degrees.pipeline * degrees.chunks
+    if wanted in counts:
+        return wanted
+    if degrees.chunks == 1 and counts:
+        return counts[0]
+    had = ", ".join(str(c // degrees.pipeline) for c in counts[:8]) or "no number of"
+    raise JobError(
+        f"{name} over {degrees.pipeline} workers holds {had} chunks a worker, not {degrees.chunks}",
+        hint="use another schedule, such as interleaved, or another number of chunks",
+    )
+
+
+def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the end: equal numbers of layers, else stages of equal work.
+
+    What comes before the first layer goes to the first stage, what comes after the last to the last. Where the layers
+    do not come out, the first and the last stage have one layer fewer, or stages are balanced by time.
+
+    Raises:
+        JobError: fewer blocks than stages.
+    """
+    blocks = len(chain.blocks)
+    if stages > blocks:
+        raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
+    heads = layer_heads(chain)
+    for missing in (0, 2):
+        each, rest = divmod(len(heads) + missing, stages)
+        if not rest and each > (1 if missing else 0):
+            starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
+            return (0, *starts, blocks)
+    work_s = run_sums((costs.forward_s + costs.backward_s).mean(axis=0))
+    real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
+    edges = balanced(np.where(real, work_s, np.inf), [real] * stages)
+    if edges is None:
+        raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
+    return edges
+
+
+def layer_heads(chain: Chain) -> list[int]:
+    """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
+    found: dict[str, int] = {}
+    for at, block in enumerate(chain.blocks):
+        layer = layer_of(chain.graph.nodes[block.nodes[0]].module)
+        if layer and layer[-1].isdigit():
+            found.setdefault(layer, at)
+    by_kind: dict[str, list[int]] = {}
+    for layer, at in found.items():
+        by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
+    return max(by_kind.values(), key=len, default=[])
+
+
+def fits_schedule(configuration: Configuration) -> str:
+    """Why the configuration's schedule cannot serve it, empty when it can."""
+    replicas: Sequence[int] = tuple(stage.replicas for stage in configuration.stages)
+    return get(configuration.schedule).supports(Pipeline(tuple(replicas), configuration.micro_batches))

@@ -1,0 +1,214 @@
+"""What each stage of a configuration costs, worked out from the inputs alone: the judge's plain loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.precision import precision
+from planner.hardware.collectives import collective_s, send_terms
+from planner.hardware.types import Cluster, Collective
+from planner.schedules.types import Pipeline, Schedule
+from planner.space.configuration import Configuration, StageChoice
+from planner.space.replicas import Replicas
+from planner.space.types import BlockCosts, Job, StageTerms
+from planner.space.workers import Workers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What the terms of a configuration's stages are worked out from.
+
+    Attributes:
+        shelf: the chain's costs at the micro-batch size, by number of the sharding.
+        cluster: the machine.
+        job: what is to be trained.
+        configuration: the point of the space.
+        schedule: its schedule.
+        pipeline: what the schedule orders.
+        workers: where the workers are.
+    """
+
+    shelf: Mapping[int, BlockCosts]
+    cluster: Cluster
+    job: Job
+    configuration: Configuration
+    schedule: Schedule
+    pipeline: Pipeline
+    workers: Workers
+
+    def costs(self, stage: int) -> BlockCosts:
+        """Costs of the blocks in the way in which a stage shares them."""
+        return self.shelf[self.configuration.stages[stage].sharding]
+
+
+def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
+    """Terms of all stages; O(stages * (blocks + ranks))."""
+    configuration, schedule, pipeline = setting.configuration, setting.schedule, setting.pipeline
+    count = len(configuration.stages)
+    groups = [setting.workers.groups(stage) for stage in range(count)]
+    beside = count > 1 and not schedule.weight_policy.synchronous
+    tied_s = [0.0] * count if beside else _tied_s(setting, groups)
+    in_flight, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
+    return tuple(
+        _terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage]) for stage in range(count)
+    )
+
+
+def _terms(
+    setting: Setting, groups: Sequence[np.ndarray], index: int, in_flight: int, versions: int, tied_s: float
+) -> StageTerms:
+    configuration, cluster, job, costs = setting.configuration, setting.cluster, setting.job, setting.costs(index)
+    choice, chosen = configuration.stages[index], precision(job.precision)
+    blocks = range(choice.start, choice.stop)
+    types = np.unique(cluster.device_types[groups[index]]).tolist()
+    repeated = _repeated(setting, costs, choice)
+
+    def slowest_s(seconds: np.ndarray, which: Sequence[int] = blocks) -> float:
+        return max(sum(float(seconds[t, b]) for b in which) for t in types)
+
+    recompute_s = slowest_s(costs.forward_s, repeated)
+    forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
+    held, charged = elements_of(costs, blocks)
+    own = [float(costs.parameter_elements[b]) for b in blocks]
+    replicas = Replicas(cluster, groups[index], _concurrent(setting, index), chosen, configuration.zero)
+    pass_s, sync_s = replicas.pass_s(own), replicas.end_s(held)
+    beside = len(configuration.stages) > 1 and not setting.schedule.weight_policy.synchronous
+    exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, job.overlap * backward_s - pass_s[1]))
+    receive_s, return_s = _transfers_s(setting, costs, groups, index)
+    device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+    unit_bytes, working_bytes = _activations(setting, costs, choice, repeated)
+    workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
+    kept = in_flight * unit_bytes + working_bytes
+    updated = held / charged if charged else 0.0
+    return StageTerms(
+        forward_s=forward_s + max(0.0, pass_s[0] - job.overlap * forward_s),
+        backward_s=backward_s + max(0.0, pass_s[1] - job.overlap * backward_s),
+        recompute_s=recompute_s,
+        receive_s=receive_s,
+        sync_s=sync_s,
+        exposed_sync_s=exposed_s + tied_s,
+        update_s=slowest_s(costs.update_s) / replicas.shards * updated + _sum(costs.step_s, blocks),
+        in_flight=in_flight,
+        memory=replicas.memory(
+            held,
+            max(own),
+            job.optimizer,
+            kept,
+            (workspace, float(device.reserve_bytes)),
+            versions=versions,
+            buffers=setting.schedule.weight_buffers,
+        ),
+        capacity_bytes=float(device.memory_bytes),
+        return_s=return_s,
+        tied_sync_s=tied_s,
+        unit_bytes=unit_bytes,
+    )
+
+
+def _repeated(setting: Setting, costs: BlockCosts, choice: StageChoice) -> list[int]:
+    """Blocks whose forward the stage repeats."""
+    if not choice.recompute:
+        return []
+    every = setting.configuration.whole_stages or costs.repeated is None
+    return [b for b in range(choice.start, choice.stop) if every or costs.repeated[b]]  # type: ignore[index]
+
+
+def _concurrent(setting: Setting, index: int) -> int:
+    """Devices whose equals exchange at the same time on the same links: as many groups as hold other stages."""
+    configuration, ranks = setting.configuration, setting.configuration.stages[index].ranks
+    workers, holders = len(setting.workers.hosted), len(setting.workers.holders[index])
+    width = configuration.slice_devices // ranks if configuration.slice_devices else workers
+    return max(1, width // holders) * ranks
+
+
+def _sum(seconds: np.ndarray | None, blocks: Sequence[int]) -> float:
+    return 0.0 if seconds is None else sum(float(seconds[b]) for b in blocks)
+
+
+def elements_of(costs: BlockCosts, blocks: range) -> tuple[float, float]:
+    """Trainable elements that a stage holds, shared ones once, and what its blocks are charged for one by one."""
+    charged = sum(float(costs.parameter_elements[b]) for b in blocks)
+    twice = sum(tie.elements * max(0, sum(b in blocks for b in tie.blocks) - 1) for tie in costs.ties)
+    return charged - twice, charged
+
+
+def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarray], index: int) -> tuple[float, float]:
+    """Seconds to receive a stage's input, and to return its gradient; nothing within a worker."""
+    holders, boundary = setting.workers.holders, setting.configuration.stages[index].start
+    if not index or holders[index - 1] == holders[index]:
+        return 0.0, 0.0
+    pair, here = (groups[index - 1], groups[index]), (boundary,)
+    in_turn = setting.workers.in_line
+    receive_s = _transfer_s(setting.cluster, *pair, float(costs.boundary_bytes[boundary]), in_turn)
+    return_s = _transfer_s(setting.cluster, *pair, float(costs.gradient_boundary_bytes[boundary]), in_turn)
+    return receive_s + _sum(costs.gather_s, here), return_s + _sum(costs.gradient_gather_s, here)
+
+
+def _activations(
+    setting: Setting, costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]
+) -> tuple[float, float]:
+    """What a worker keeps of each micro-batch in flight, and beside it of the one it is working on.
+
+    A recomputed stage keeps the inputs of its blocks and all of the blocks that it does not repeat. By the time it
+    repeats a block, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
+    keeps what enters it, and the micro-batch in work needs all activations at once.
+    """
+    first, last = choice.start, choice.stop - 1
+    if not choice.recompute:
+        return float(costs.saved_bytes[first, last]), 0.0
+    if setting.configuration.whole_stages:
+        return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
+    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
+    largest = max((float(costs.saved_bytes[b, b]) for b in repeated), default=0.0)
+    return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
+
+
+def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
+    """By stage, the time to sum the gradients of its weights that later stages hold too.
+
+    With g the greatest common divisor of the holders' replicas, replica q of each exchanges with all replicas of the
+    others whose number is q modulo g: these see the same micro-batches. All g groups of all copies work at once, and
+    the slowest counts, at the first holder: its backward ends last. Holders on one worker sum without a transfer.
+    """
+    configuration, found = setting.configuration, [0.0] * len(groups)
+    payload_bytes = precision(setting.job.precision).gradient_bytes
+    stages = configuration.stages
+    for number, tie in enumerate(setting.costs(0).ties):
+        own = [k for k, s in enumerate(stages) if any(s.start <= b < s.stop for b in tie.blocks)]
+        elements = max((setting.costs(k).ties[number].elements for k in own), default=0.0)
+        if len({setting.workers.holders[k] for k in own}) < 2 or not elements:
+            continue
+        shared = math.gcd(*(groups[k].shape[1] for k in own))
+        working = configuration.copies * shared * stages[own[0]].ranks
+        members = (
+            np.unique(np.concatenate([groups[k][copy, q::shared, 0] for k in own]))
+            for copy in range(configuration.copies)
+            for q in range(shared)
+        )
+        found[own[0]] += max(
+            collective_s(setting.cluster, Collective.ALL_REDUCE, m, elements * payload_bytes, working) for m in members
+        )
+    return found
+
+
+def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_bytes: float, in_turn: bool) -> float:
+    """Slowest transfer among the pairs of workers that some micro-batch connects, with all pairs sending at once.
+
+    Every rank of a worker sends its part to its like in the next stage. Replicas in line take micro-batches in turn; in
+    a bidirectional pipeline each holder sends to the nearest of the next stage's.
+    """
+    if not payload_bytes:
+        return 0.0
+    (_, senders, ranks), receivers = before.shape, here.shape[1]
+    ends = sorted({0, ranks - 1})
+    if not in_turn and max(senders, receivers) > 1:
+        sources, targets = before[:, :, None, ends], here[:, None, :, ends]
+        return float(send_terms(cluster, sources, targets).seconds(payload_bytes).min(axis=2).max())
+    turns = np.arange(int(np.lcm(senders, receivers)))
+    sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
+    terms = send_terms(cluster, sources, targets, concurrent=min(senders, receivers) * ranks)
+    return float(terms.seconds(payload_bytes).max())

@@ -1,0 +1,84 @@
+"""Which devices are which worker of a configuration, and which workers hold each stage."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.schedules.types import Pipeline, Schedule
+from planner.space.configuration import Configuration
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workers:
+    """The workers of a configuration on the line of devices.
+
+    Attributes:
+        hosted: by worker of one copy, the stages that it holds, ascending.
+        holders: by stage, the workers of one copy that hold it.
+        ranks: by worker, int64 [copies, ranks of a worker].
+        world_size: devices that are taken up, idle ones included.
+    """
+
+    hosted: tuple[tuple[int, ...], ...]
+    holders: tuple[tuple[int, ...], ...]
+    ranks: tuple[np.ndarray, ...]
+    world_size: int
+
+    def groups(self, stage: int) -> np.ndarray:
+        """Ranks of a stage: int64 [copies, holders, ranks of a holder]."""
+        return np.stack([self.ranks[worker] for worker in self.holders[stage]], axis=1)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether every worker holds one stage and the replicas of a stage take the micro-batches in turn."""
+        return all(len(own) == 1 for own in self.hosted)
+
+
+def pipeline_of(configuration: Configuration) -> Pipeline:
+    """What the schedule orders: one copy.
+
+    Raises:
+        PlanError: no stage, no micro-batch, or replicas that do not divide the micro-batches.
+    """
+    return Pipeline(tuple(stage.replicas for stage in configuration.stages), configuration.micro_batches)
+
+
+def lay_workers(configuration: Configuration, schedule: Schedule) -> Workers:
+    """Lay a configuration on devices; O(workers * copies).
+
+    Copy c owns the devices from `c * width` on, and its workers take neighbouring groups up to the end of the slice;
+    with `adjacent` copies of each worker stand together instead. Workers of in-line schedules are the replicas of
+    stage 0, then those of stage 1, and so on.
+    """
+    hosted = schedule.placement(pipeline_of(configuration))
+    sizes = [configuration.stages[own[0]].ranks if own else 1 for own in hosted]
+    holders = tuple(
+        tuple(worker for worker, own in enumerate(hosted) if stage in own) for stage in range(len(configuration.stages))
+    )
+    ranks, world = _ranks(configuration, sizes)
+    return Workers(hosted, holders, ranks, world)
+
+
+def slice_width(configuration: Configuration, worker_ranks: Sequence[int] = ()) -> int:
+    """Devices in the slice of one copy of the pipeline."""
+    taken = sum(worker_ranks) if worker_ranks else sum(stage.devices for stage in configuration.stages)
+    return configuration.slice_devices or taken
+
+
+def _ranks(configuration: Configuration, sizes: Sequence[int]) -> tuple[tuple[np.ndarray, ...], int]:
+    """By worker int64 [copies, ranks], and devices in all."""
+    copies, edges = configuration.copies, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    if configuration.devices:
+        table = np.asarray(configuration.devices, dtype=np.int64).reshape(copies, -1)
+        return tuple(table[:, a:b] for a, b in itertools.pairwise(edges.tolist())), int(table.max()) + 1
+    width = slice_width(configuration, sizes)
+    copy = np.arange(copies, dtype=np.int64)[:, None]
+    if configuration.adjacent:
+        found = (a * copies + copy * (b - a) + np.arange(b - a) for a, b in itertools.pairwise(edges.tolist()))
+        return tuple(found), copies * width
+    first = copy * width + width - edges[-1]
+    return tuple(first + np.arange(a, b) for a, b in itertools.pairwise(edges.tolist())), copies * width
