@@ -21,7 +21,7 @@ from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
 from planner.simulate.engine import run
 from planner.simulate.memory import StageBytes, check_capacity, held_units, memory_curve
-from planner.simulate.steady import find_steady, rhythm_of
+from planner.simulate.steady import find_steady
 from planner.simulate.times import Conditions, StageTimes, Transfers
 from planner.simulate.trace import Trace
 
@@ -135,7 +135,7 @@ def measure_schedule(
         iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
         played = 1.0
     else:
-        rhythm = rhythm_of(chosen, pipeline)
+        rhythm = chosen.rhythm(pipeline)
         beats = micro_batches // rhythm
         steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: _play(p, times, under))
         trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s * beats, steady.cycle
