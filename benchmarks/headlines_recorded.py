@@ -23,7 +23,7 @@ from planner.play import Transfers
 from planner.space.types import Job, StageChoice
 from planner.systems import Point, get
 from planner.systems._bench import Bench
-from planner.systems._cuts import balanced
+from planner.space.cuts import balanced
 from planner.systems._exchanged import by_exchange
 from planner.systems._found import Played
 from planner.systems._play import play

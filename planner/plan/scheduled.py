@@ -17,9 +17,8 @@ from planner import schedules
 from planner.errors import PlanError
 from planner.plan.order_text import Row, row_of
 from planner.plan.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines
-from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
-from planner.schedules.pipelined_backprop import PipelinedBackprop, StageDelay, scaled_optimizer
-from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, WeightPolicy, Work
+from planner.plan.schedule_section import ScheduleSection
+from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Decision
 from planner.space.workers import lay_workers
 
@@ -86,7 +85,7 @@ def lay_out(decision: Decision, *, schedule: Schedule | None = None) -> Schedule
 
 
 def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
-    if chosen.weight_policy.synchronous or getattr(chosen, "drains", False):
+    if chosen.drains:
         return _Written(chosen.work(pipeline), 1)
     depth = max(chosen.in_flight(pipeline)) * max(pipeline.replicas)
     window = max(1, -(-depth // pipeline.micro_batches))
@@ -190,7 +189,8 @@ def _section(
     members: Sequence[Sequence[tuple[int, ...]]],
 ) -> ScheduleSection:
     work, synchronous = written.work, chosen.weight_policy.synchronous
-    optimizer = _optimizer(chosen, pipeline, decision)
+    samples = decision.micro_batch * decision.copies
+    optimizer = chosen.optimizer_scaling(samples * decision.micro_batches, samples * pipeline.replicas[0])
     versions = () if synchronous else chosen.weight_versions(pipeline)
     staleness = () if synchronous else chosen.staleness(pipeline)
     return ScheduleSection(
@@ -207,9 +207,9 @@ def _section(
         limits=work.limits,
         staleness=staleness if any(staleness) else (),
         averaged=() if synchronous else _averaged(written, pipeline, decision.copies),
-        clock_distance=getattr(chosen, "distance", None) if chosen.weight_policy is WeightPolicy.VERTICAL else None,
+        clock_distance=chosen.clock_distance,
         transfers=decision.transfers.value,
-        corrections=corrections(_scaled(chosen, optimizer), pipeline),
+        corrections=chosen.corrections(pipeline, optimizer),
         optimizer=optimizer,
     )
 
@@ -247,45 +247,3 @@ def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int
                     known[key] = encode_line(placed, rank=rank, steady=steady)
                 by_lane.setdefault(number, {})[rank] = known[key].dealt(copies, copy)
     return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))
-
-
-def corrections(chosen: Schedule, pipeline: Pipeline) -> tuple[StageCorrection, ...]:
-    """What the schedule's stages must do about their delays; () where there is nothing to do."""
-    found = getattr(chosen, "corrections", None)
-    if found is None:
-        return ()
-    return tuple(
-        StageCorrection(
-            forward_delay=float(c.delay),
-            forward_horizon=c.forward_horizon,
-            backward_horizon=c.backward_horizon,
-            velocity_factor=c.velocity_factor,
-            gradient_factor=c.gradient_factor,
-        )
-        if isinstance(c, StageDelay)
-        else StageCorrection(
-            forward_delay=c.tau_forward,
-            backward_delay=c.tau_backward,
-            learning_rate_factor=c.learning_rate_factor,
-            velocity_decay=c.gamma,
-            synchronous_epochs=c.synchronous_epochs,
-        )
-        for c in found(pipeline)
-    )
-
-
-def _scaled(chosen: Schedule, optimizer: OptimizerScaling | None) -> Schedule:
-    """The schedule with the momentum that it is run with."""
-    if optimizer is None or not isinstance(chosen, PipelinedBackprop):
-        return chosen
-    return replace(chosen, momentum=optimizer.momentum)
-
-
-def _optimizer(chosen: Schedule, pipeline: Pipeline, decision: Decision) -> OptimizerScaling | None:
-    """Pipelined backpropagation updates after every micro-batch: momentum and rate follow from those of the batch."""
-    if not isinstance(chosen, PipelinedBackprop):
-        return None
-    batch = decision.micro_batch * pipeline.replicas[0] * decision.copies
-    whole = decision.micro_batch * decision.micro_batches * decision.copies
-    momentum, factor = scaled_optimizer(chosen.momentum, 1.0, whole, batch)
-    return OptimizerScaling(whole, batch, chosen.momentum, momentum, factor)

@@ -17,7 +17,7 @@ from planner import schedules
 from planner.errors import PlanError
 from planner.play.engine import run
 from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
-from planner.play.steady import find_steady, rhythm_of
+from planner.play.steady import find_steady
 from planner.play.times import Conditions, StageTimes, Transfers
 from planner.play.trace import Trace
 from planner.schedules.compiling import compile_orders
@@ -135,7 +135,7 @@ def measure_schedule(
         iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
         played = 1.0
     else:
-        rhythm = rhythm_of(chosen, pipeline)
+        rhythm = chosen.rhythm(pipeline)
         beats = micro_batches // rhythm
         steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: _play(p, times, under))
         trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s * beats, steady.cycle

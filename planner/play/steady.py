@@ -49,12 +49,6 @@ class Steady:
     trace: Trace
 
 
-def rhythm_of(schedule: Schedule, pipeline: Pipeline) -> int:
-    """Micro-batches after which the schedule's order repeats: fewer than an iteration's where it updates more often."""
-    found = getattr(schedule, "rhythm", None)
-    return int(found(pipeline)) if found else pipeline.micro_batches
-
-
 def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program], Trace]) -> Steady:
     """Play a growing number of iterations until the regime repeats; O(actions played).
 
@@ -82,8 +76,8 @@ def reach_of(schedule: Schedule, pipeline: Pipeline) -> int:
     Those under way, and where copies wait for each other's waves only so many waves later, those of these waves.
     """
     under_way = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
-    distance = getattr(schedule, "distance", None)
-    return under_way if distance is None else under_way + (distance + 2) * rhythm_of(schedule, pipeline)
+    distance = schedule.clock_distance
+    return under_way if distance is None else under_way + (distance + 2) * schedule.rhythm(pipeline)
 
 
 def find_pace(

@@ -46,7 +46,7 @@ def slotted(lines: Lines, micro_batches: int) -> list[list[tuple[int, Action]]]:
     orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
     for first in range(0, micro_batches, depth):
         start, m = _SLOTS * first, first
-        for line, count in enumerate(_dealt(min(depth, micro_batches - first), lines.count)):
+        for line, count in enumerate(dealt(min(depth, micro_batches - first), lines.count)):
             for k in range(count):
                 for stage in range(depth):
                     own = orders[lines.worker(line, stage)]
@@ -58,7 +58,7 @@ def slotted(lines: Lines, micro_batches: int) -> list[list[tuple[int, Action]]]:
     return orders
 
 
-def _dealt(micro_batches: int, lines: int) -> Sequence[int]:
+def dealt(micro_batches: int, lines: int) -> Sequence[int]:
     """As evenly as can be, one more for the first pipelines."""
     return [micro_batches // lines + (line < micro_batches % lines) for line in range(lines)]
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import numpy as np
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError
 from planner.registry import name_with_options
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
+from planner.schedules._chains import Flow, PassSeconds, busiest_chain_s
+from planner.schedules.delays import OptimizerScaling, StageCorrection
+from planner.schedules.held import HeldUnits, count_held
+from planner.schedules.types import (
+    Action,
+    ActionKind,
+    ActivationUnit,
+    Pipeline,
+    Schedule,
+    WeightPolicy,
+    Work,
+)
 
-Line = Callable[[Pipeline], tuple[tuple[Action, ...], ...]]
+if TYPE_CHECKING:
+    import numpy as np
+
+
+LineOrders = Callable[[Pipeline], tuple[tuple[Action, ...], ...]]
 """Orders of a pipeline of single replicas."""
 
 
@@ -40,7 +55,8 @@ class Facts:
 class Defaults(Protocol):
     """Answers that hold for a synchronous schedule over equal replicas; a schedule gives its order and what differs.
 
-    A schedule is a frozen dataclass; its fields are its options.
+    A schedule is a frozen dataclass; its fields are its options. What a worker keeps is counted in the order; the
+    families in `_families` know it, and where stages are.
     """
 
     __slots__ = ()
@@ -51,6 +67,8 @@ class Defaults(Protocol):
     policy: ClassVar[WeightPolicy] = WeightPolicy.SYNC
     spans: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
+    split_backward: ClassVar[bool] = False
+    """Whether weight gradients are actions of their own."""
 
     @property
     def name(self) -> str:
@@ -67,6 +85,64 @@ class Defaults(Protocol):
         """What one unit of `in_flight` is."""
         return self.unit
 
+    @property
+    def parts(self) -> int:
+        """Micro-batches are whole."""
+        return 1
+
+    @property
+    def drains(self) -> bool:
+        """Synchronous schedules end with an empty pipeline."""
+        return self.weight_policy.synchronous
+
+    @property
+    def fixed(self) -> Pipeline | None:
+        """It serves many pipelines."""
+        return None
+
+    @property
+    def weight_buffers(self) -> int:
+        """None beside the versions."""
+        return 0
+
+    @property
+    def clock_distance(self) -> int | None:
+        """Replicas do not run apart."""
+        return None
+
+    @property
+    def chunks_per_worker(self) -> int:
+        """Stages for each worker: one."""
+        return 1
+
+    def stage_counts(self, workers: int) -> tuple[int, ...]:
+        """As many chunks on each worker as the schedule wants."""
+        return (workers * self.chunks_per_worker,)
+
+    def workers(self, pipeline: Pipeline) -> int:
+        """One for each replica and `chunks_per_worker` stages."""
+        return sum(pipeline.replicas) // self.chunks_per_worker
+
+    def variants(self, workers: int, micro_batches: int, *, recompute: bool = False) -> tuple[Schedule, ...]:
+        """Those of `options` that can serve so many workers; the schedule itself where its options are chosen."""
+        tried: Iterable[Defaults] = (self,)
+        if self.name == self.key:
+            tried = (dataclasses.replace(cast(Any, self), **own) for own in self.options(recompute=recompute))
+        return tuple(
+            cast("Schedule", one)
+            for one in tried
+            if not one.supports(Pipeline((1,) * one.stage_counts(workers)[0], micro_batches))
+            and (one.name == self.name or one.worthwhile(workers, micro_batches))
+        )
+
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """Options worth trying beside the usual ones, which come first."""
+        return ({},)
+
+    def worthwhile(self, workers: int, micro_batches: int) -> bool:
+        """Whether these options differ in their order from the usual ones for such a pipeline."""
+        return True
+
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """One version of the weights at every stage."""
         return (1,) * pipeline.stages
@@ -75,46 +151,31 @@ class Defaults(Protocol):
         """None: every gradient is applied to the weights that it was computed with."""
         return (0,) * pipeline.stages
 
-    @property
-    def drains(self) -> bool:
-        """Whether the pipeline is empty at the end of an iteration."""
-        return self.policy.synchronous
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """An iteration."""
+        return pipeline.micro_batches
 
-    @property
-    def weight_buffers(self) -> int:
-        """Buffers as large as the weights beside these."""
-        return 0
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Once at every stage."""
+        return (1,) * pipeline.stages
 
-    def exchanges(self, pipeline: Pipeline) -> tuple[float, ...]:
-        """By stage, how often its gradients are exchanged in an iteration."""
-        return (1.0,) * pipeline.stages
+    def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
+        """Updates are of the batch that the user chose."""
+        return None
 
-    def recomputed_stages(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Stages whose forward the orders repeat by actions of their own."""
+    def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
+        """Nothing to correct."""
         return ()
 
-    def peaks(self, pipeline: Pipeline) -> tuple[np.ndarray, ...]:
-        """By worker, int64 [k, stages it holds]: the greatest numbers of units held at the same time; O(actions)."""
-        work, placement = self.work(pipeline), self.placement(pipeline)
-        found: list[set[tuple[int, ...]]] = [set() for _ in placement]
-        for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-            held = dict.fromkeys(placement[worker], 0)
-            for action in lane:
-                change = _change(action)
-                if change:
-                    held[action.stage] += change
-                    if change > 0:
-                        found[worker].add(tuple(held.values()))
-        pairs = zip(found, placement, strict=True)
-        return tuple(np.array(sorted(own), dtype=np.int64).reshape(-1, len(stages)) for own, stages in pairs)
+    def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
+        """None."""
+        return frozenset()
 
     def supports(self, pipeline: Pipeline) -> str:
         """Why the schedule cannot serve the pipeline, empty when it can: it must have equal replicas everywhere."""
         if len(set(pipeline.replicas)) > 1:
             return f"{self.key} needs the same number of replicas at every stage, not {pipeline.replicas}"
-        own = dataclasses.replace(pipeline, replicas=(1,) * pipeline.stages)
-        own = dataclasses.replace(own, micro_batches=pipeline.micro_batches // pipeline.replicas[0])
-        return self.refuses(own)
+        return self.refuses(single(pipeline))
 
     def refuses(self, pipeline: Pipeline) -> str:
         """Why the schedule cannot serve a pipeline of single replicas, empty when it can."""
@@ -131,42 +192,118 @@ class Defaults(Protocol):
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders of some iterations, one after the other."""
-        return Work(follow_on(self.order(pipeline), pipeline.micro_batches, iterations))
-
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, the most units that one worker keeps; counted in the order, O(actions)."""
-        by_stage, _ = count_held(self.order(pipeline), pipeline.stages)
-        return by_stage
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each worker, the most units of all its stages together; counted in the order, O(actions)."""
-        _, by_worker = count_held(self.order(pipeline), pipeline.stages)
-        return by_worker
+        return Work(follow_on(self.order(pipeline), pipeline.micro_batches, iterations), parts=self.parts)
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """For each worker the stages whose weights it has, ascending; O(actions)."""
-        work = self.work(pipeline)
-        hosted: list[set[int]] = [set() for _ in range(max(work.lane_workers) + 1)]
-        for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-            hosted[worker].update(action.stage for action in lane)
-        return tuple(tuple(sorted(stages)) for stages in hosted)
+        """Each replica of a stage on a worker of its own."""
+        return tuple((stage,) for stage, _ in pipeline.workers())
 
-    def critical_s(
-        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
-    ) -> float:
-        """The work of the busiest worker, its tails included; equal when that worker never waits. O(actions).
+    def holders(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+        """The inverse of `placement`."""
+        found: list[list[int]] = [[] for _ in pipeline.replicas]
+        for worker, stages in enumerate(self.placement(pipeline)):
+            for stage in stages:
+                found[stage].append(worker)
+        return tuple(map(tuple, found))
 
-        Transfers that stay on one worker cost nothing when simulated, so only those times should be given that do.
-        """
-        require(self, pipeline)
-        work_s = [pipeline.micro_batches * (f + b) for f, b in zip(forward_s, backward_s, strict=True)]
-        return max(
-            sum(work_s[stage] * share + tail_s[stage] for stage, share in hosted.items())
-            for hosted in shares_of_stages(self.order(pipeline), pipeline.stages)
+    def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+        """All micro-batches of its replica at every stage of a worker."""
+        return tuple(
+            tuple(pipeline.micro_batches // pipeline.replicas[stage] for stage in stages)
+            for stages in self.placement(pipeline)
         )
 
+    def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
+        """All but the first, and those whose stage before is on the same workers."""
+        holders = self.holders(pipeline)
+        return (False, *(before != here for before, here in pairwise(holders)))
 
-def dealt(schedule: Defaults, pipeline: Pipeline, line: Line) -> tuple[tuple[Action, ...], ...]:
+    def few(self, pipeline: Pipeline) -> Pipeline:
+        """A pipeline of single replicas with fewer micro-batches in which as much is kept."""
+        return pipeline
+
+    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+        """Counted in the order of one replica, of few micro-batches where these show it; O(actions), once."""
+        require(self, pipeline)
+        count, own = pipeline.replicas[0], _counted(cast(Hashable, self), self.few(single(pipeline)))
+        if count > 1:
+            return tuple(held for held in own for _ in range(count))
+        return own
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each stage, the most units that one worker keeps, from `peaks`."""
+        found = [0] * pipeline.stages
+        for held in self.peaks(pipeline):
+            for stage, units in held.own().items():
+                found[stage] = max(found[stage], units)
+        return tuple(found)
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each worker, the most units of all its stages together, from `peaks`."""
+        return tuple(held.total for held in self.peaks(pipeline))
+
+    def warm_up_after(
+        self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """No recurrence is known."""
+        return None
+
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """Filling and draining, a forward and a backward for each worker but one: (p - 1)(F + B)."""
+        return (self.workers(single(pipeline)) - 1) * (forward_s + backward_s)
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """A single worker never waits; of others nothing is proven."""
+        return pipeline.stages == 1
+
+    def flow(self, pipeline: Pipeline) -> Flow:
+        """How its micro-batches go through the workers, for `critical_s`."""
+        placement = self.placement(pipeline)
+        deferred = (self.deferred(single(pipeline)),) * len(placement) if self.split_backward else ()
+        return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans)
+
+    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
+        """From `flow`; weight gradients may fill the way back where they are actions of their own."""
+        flow = self.flow(pipeline)
+        if flow.spans or not self.drains:
+            return 0.0, 0.0
+        return flow.forward_step, 0.0 if flow.early or flow.deferred else flow.backward_step
+
+    def deferred(self, pipeline: Pipeline) -> int:
+        """Weight gradients that a worker may leave for the time after its last input gradient: all that it keeps."""
+        return max(self.held(pipeline))
+
+    def critical_s(
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
+    ) -> float:
+        """Filling, the work of one worker, draining: the worker for which this is longest. O(stages * holders)."""
+        require(self, pipeline)
+        times = PassSeconds.of(forward_s, backward_s, tail_s, weight_grad_s, split=self.split_backward)
+        return busiest_chain_s(self.flow(pipeline), times)
+
+
+def single(pipeline: Pipeline) -> Pipeline:
+    """The pipeline of one replica of equally replicated stages."""
+    if pipeline.replicas[0] == 1:
+        return pipeline
+    return Pipeline((1,) * pipeline.stages, pipeline.micro_batches // pipeline.replicas[0])
+
+
+@lru_cache(maxsize=512)
+def _counted(schedule: Hashable, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+    chosen = cast(Defaults, schedule)
+    return count_held(chosen.order(pipeline), chosen.placement(pipeline))
+
+
+def dealt(schedule: Defaults, pipeline: Pipeline, line: LineOrders) -> tuple[tuple[Action, ...], ...]:
     """The orders of equal replicas from those of single ones; lane k of replica q is number k * replicas + q.
 
     Args:
@@ -178,9 +315,7 @@ def dealt(schedule: Defaults, pipeline: Pipeline, line: Line) -> tuple[tuple[Act
         PlanError: the schedule cannot serve the pipeline; says why.
     """
     require(schedule, pipeline)
-    count = pipeline.replicas[0]
-    own = Pipeline((1,) * pipeline.stages, pipeline.micro_batches // count)
-    return replicate(line(own), count)
+    return replicate(line(single(pipeline)), pipeline.replicas[0])
 
 
 def require(schedule: Defaults, pipeline: Pipeline) -> None:
@@ -238,40 +373,3 @@ def follow_on(
 
 def _numbered(action: Action) -> bool:
     return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
-
-
-def count_held(orders: Sequence[Sequence[Action]], stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Most units kept, by stage (of any one worker) and by worker, counted along each order; O(actions)."""
-    by_stage, by_worker = [0] * stages, []
-    for order in orders:
-        here: dict[int, int] = {}
-        total = most = 0
-        for action in order:
-            change = _change(action)
-            if change:
-                here[action.stage] = here.get(action.stage, 0) + change
-                total += change
-                most = max(most, total)
-                by_stage[action.stage] = max(by_stage[action.stage], here[action.stage])
-        by_worker.append(most)
-    return tuple(by_stage), tuple(by_worker)
-
-
-def _change(action: Action) -> int:
-    if action.kind in (ActionKind.FORWARD, ActionKind.LOAD):
-        return 1
-    return -1 if action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD, ActionKind.EVICT) else 0
-
-
-def shares_of_stages(orders: Sequence[Sequence[Action]], stages: int) -> list[dict[int, float]]:
-    """For each order, the stages that it runs and the part of all micro-batches that it runs of each."""
-    counts: list[dict[int, int]] = []
-    total = [0] * stages
-    for order in orders:
-        mine: dict[int, int] = {}
-        for action in order:
-            if action.kind is ActionKind.FORWARD:
-                mine[action.stage] = mine.get(action.stage, 0) + 1
-                total[action.stage] += 1
-        counts.append(mine)
-    return [{stage: count / total[stage] for stage, count in mine.items()} for mine in counts]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from planner.schedules.types import Action, ActionKind
 
 
@@ -30,6 +32,12 @@ def paced_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
         forwards.append(1 + -(-passing // count))
         passing = count * forwards[-1]
     return tuple(reversed(forwards))
+
+
+def paced_after(replicas: np.ndarray, passing: np.ndarray, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """The recurrence of `paced_warm_up`: what a replica keeps, and what passes the stage before its first backward."""
+    forwards = 1 + -(-passing // replicas)
+    return np.minimum(micro_batches // replicas, forwards), forwards * replicas
 
 
 def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:

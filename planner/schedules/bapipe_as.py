@@ -6,16 +6,16 @@ batches kept by stage i = 1..p (Zhao et al., 2020). The order is that of 1F1B; t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules._lines import one_forward_one_backward
-from planner.schedules.types import Action, Pipeline
+from planner.schedules._defaults import Facts
+from planner.schedules._families import OneForwardOneBackward
 
 
 @dataclass(frozen=True, slots=True)
-class BaPipeAs(Defaults):
+class BaPipeAs(OneForwardOneBackward):
     """1F1B with streamed transfers."""
 
     key = "bapipe-as"
@@ -27,20 +27,9 @@ class BaPipeAs(Defaults):
         source="Zhao et al., 2020 (BaPipe)",
     )
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Stages from here to the end, at most m."""
-        own = pipeline.micro_batches // pipeline.replicas[0]
-        return tuple(min(own, pipeline.stages - i) for i in range(pipeline.stages))
-
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
-
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Warm-up, alternation, drain, SYNC, UPDATE."""
-        kept = self.in_flight(pipeline)
-        own = range(pipeline.micro_batches)
-        return tuple((*one_forward_one_backward(i, own, kept[i]), *finish((i,))) for i in range(pipeline.stages))
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """Stages from here to the end."""
+        return tuple(range(len(replicas), 0, -1))
 
 
 SCHEDULES.register("bapipe-as", BaPipeAs())

@@ -11,16 +11,18 @@ claims has room for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, dealt, finish, require
+from planner.schedules._families import Line
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 
 @dataclass(frozen=True, slots=True)
-class BaPipeFbp(Defaults):
+class BaPipeFbp(Line):
     """Forward and backward in parallel.
 
     Attributes:
@@ -43,10 +45,6 @@ class BaPipeFbp(Defaults):
         own = pipeline.micro_batches // pipeline.replicas[0]
         factor = 1 if self.fill_overlap else 2
         return tuple(min(own, factor * (pipeline.stages - i)) for i in range(pipeline.stages))
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of single replicas, for each of them."""
@@ -78,6 +76,40 @@ class BaPipeFbp(Defaults):
             streaming=self.fill_overlap,
             limits=self.in_flight(pipeline),
         )
+
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(2p - 1)(F + B), with `fill_overlap` (p - 1)(F + B)."""
+        steps = pipeline.stages - 1 if self.fill_overlap else 2 * pipeline.stages - 1
+        return steps * (forward_s + backward_s)
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Nothing is proven of unequal stages."""
+        return False
+
+    def critical_s(
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
+    ) -> float:
+        """The longest way through one lane of a stage, t = F + B being what an action takes; O(stages).
+
+        All stages before forward, m times t there, all stages after and all stages backward. With `fill_overlap` a
+        stage before or after costs only its own F and B, and the loss follows at once.
+        """
+        require(self, pipeline)
+        moved = transfer_s or [0.0] * pipeline.stages
+        both = [f + b - t for f, b, t in zip(forward_s, backward_s, moved, strict=True)]
+        mine = pipeline.micro_batches // pipeline.replicas[0]
+        if self.fill_overlap:
+            passing = sum(forward_s[:-1]) + sum(backward_s[1:])
+            return passing + (mine - 1) * max(both) + both[0] + tail_s[0]
+        return 2 * sum(both) + (mine - 1) * max(both) + tail_s[0]
 
 
 SCHEDULES.register("bapipe-fbp", BaPipeFbp())

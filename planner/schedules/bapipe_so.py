@@ -6,16 +6,16 @@ i = 1..p keeps 2 (p - i) + 1 micro-batches; the published bound is 2 (p - i + 1)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules._lines import one_forward_one_backward
-from planner.schedules.types import Action, Pipeline
+from planner.schedules._defaults import Facts
+from planner.schedules._families import OneForwardOneBackward
 
 
 @dataclass(frozen=True, slots=True)
-class BaPipeSo(Defaults):
+class BaPipeSo(OneForwardOneBackward):
     """1F1B with a double warm-up."""
 
     key = "bapipe-so"
@@ -27,20 +27,9 @@ class BaPipeSo(Defaults):
         source="Zhao et al., 2020 (BaPipe)",
     )
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """2 (p - i) - 1 for i = 0..p-1, at most m."""
-        own = pipeline.micro_batches // pipeline.replicas[0]
-        return tuple(min(own, 2 * (pipeline.stages - i) - 1) for i in range(pipeline.stages))
-
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
-
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Warm-up, alternation, drain, SYNC, UPDATE."""
-        kept = self.in_flight(pipeline)
-        own = range(pipeline.micro_batches)
-        return tuple((*one_forward_one_backward(i, own, kept[i]), *finish((i,))) for i in range(pipeline.stages))
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """Twice the stages that follow, and one."""
+        return tuple(2 * behind - 1 for behind in range(len(replicas), 0, -1))
 
 
 def time_s(stages: int, micro_batches: int, forward_s: float, backward_s: float, transfer_s: float) -> float:

@@ -7,17 +7,21 @@ evicts the one it needs last to its partner before the next forward, and loads i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, dealt, finish
+from planner.schedules._families import OneForwardOneBackward
 from planner.schedules._lines import one_forward_one_backward
+from planner.schedules.held import HeldUnits
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class BPipe(Defaults):
+class BPipe(OneForwardOneBackward):
     """1F1B with balanced activations."""
 
     key = "bpipe"
@@ -33,17 +37,28 @@ class BPipe(Defaults):
         """ceil((p + 2) / 2) micro-batches."""
         return (stages + 3) // 2
 
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """Stages from here to the end."""
+        return tuple(range(len(replicas), 0, -1))
+
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """What each worker itself keeps of its own stage."""
-        own = pipeline.micro_batches // pipeline.replicas[0]
-        return tuple(min(own, pipeline.stages - i, self.limit(pipeline.stages)) for i in range(pipeline.stages))
+        return tuple(min(kept, self.limit(pipeline.stages)) for kept in OneForwardOneBackward.in_flight(self, pipeline))
+
+    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+        """Of each worker its own, and beside these what the mirrored worker has too many of."""
+        taken, own = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
+        found = []
+        for stage, _ in pipeline.workers():
+            other = pipeline.stages - 1 - stage
+            lent = taken[other] - own[other]
+            row, stages = ([own[stage], lent], (stage, other)) if lent else ([own[stage]], (stage,))
+            found.append(HeldUnits(stages, np.array([row], np.int64), guests=len(stages) - 1))
+        return tuple(found)
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The most that each worker keeps, its partner's included: its own, and what the partner has too many of."""
-        own, stages = self.in_flight(pipeline), pipeline.stages
-        total = [min(pipeline.micro_batches // pipeline.replicas[0], stages - i) for i in range(stages)]
-        guests = [total[stages - 1 - i] - own[stages - 1 - i] for i in range(stages)]
-        return tuple(mine + other for mine, other in zip(own, guests, strict=True) for _ in range(pipeline.replicas[0]))
+        """The most that each worker keeps, its partner's included."""
+        return tuple(held.total for held in self.peaks(pipeline))
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of single replicas, for each of them."""

@@ -17,13 +17,16 @@ others wait for the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._bidirectional import Lines, doubled, slotted
-from planner.schedules._defaults import Defaults, Facts, dealt, finish, follow_on
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
+from planner.schedules._bidirectional import Lines, dealt, doubled, slotted
+from planner.schedules._chains import Flow
+from planner.schedules._defaults import Facts, finish, single
+from planner.schedules._families import BothWays
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
 
 class Over(StrEnum):
@@ -35,7 +38,7 @@ class Over(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chimera(Defaults):
+class Chimera(BothWays):
     """Bidirectional pipelines.
 
     Attributes:
@@ -72,23 +75,62 @@ class Chimera(Defaults):
             return f"{pipeline.micro_batches} micro-batches do not make pairs"
         return ""
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    @property
+    def parts(self) -> int:
+        """Two where backwards are halved."""
+        return 2 if self.over is Over.HALVE else 1
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """1, 2 and 4 pairs; forwards of two micro-batches at a time where little is kept of each."""
+        return ({}, {"pairs": 2}, {"pairs": 4}, *([{"over": Over.DOUBLE}] if recompute else []))
+
+    def worthwhile(self, workers: int, micro_batches: int) -> bool:
+        """Doubling is for more micro-batches than stages."""
+        return self.over is Over.CONCAT or micro_batches > workers
+
+    def lines(self, pipeline: Pipeline) -> Lines:
+        """2f pipelines."""
+        return Lines(pipeline.stages, self.pairs)
+
+    def dealt(self, pipeline: Pipeline) -> Sequence[int]:
+        """Unit after unit, the last as evenly as can be; in turn with doubled forwards."""
+        lines, count = self.lines(pipeline), pipeline.micro_batches
+        if self.over is Over.CONCAT:
+            units, rest = divmod(count, pipeline.stages)
+            return [units * (pipeline.stages // lines.count) + more for more in dealt(rest, lines.count)]
+        each = 2 if self.over is Over.DOUBLE else 1
+        return [each * units for units in dealt(count // each, lines.count)]
+
+    def few(self, pipeline: Pipeline) -> Pipeline:
+        """Two units and what is left over, when they come one after another."""
+        most = 2 * pipeline.stages + pipeline.micro_batches % pipeline.stages
+        if self.over is not Over.CONCAT or pipeline.micro_batches <= most:
+            return pipeline
+        return Pipeline(pipeline.replicas, most)
+
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p/f - 2)(B + (K - 1)(B - F)) for K units; doubled (p - 2) B, halved (p - 2) B / 2, both for B = 2F."""
+        waits = max(pipeline.stages / self.pairs - 2, 0.0)
+        if self.over is not Over.CONCAT:
+            return waits * backward_s / self.parts
+        units = -(-single(pipeline).micro_batches // pipeline.stages)
+        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0.0))
+
+    def flow(self, pipeline: Pipeline) -> Flow:
+        """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""
+        double, flow = 1 + (self.over is Over.DOUBLE), BothWays.flow(self, pipeline)
+        return replace(flow, forward_step=double, backward_step=1 / self.parts, launches=self.eager)
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of all workers; stage s runs on each worker that has it, for different micro-batches."""
-        lines = Lines(pipeline.stages, self.pairs)
+        lines = self.lines(pipeline)
         if self.over is Over.CONCAT:
             return tuple(tuple(self._closed(own)) for own in slotted(lines, pipeline.micro_batches))
         halves = self.over is Over.HALVE
         units = pipeline.micro_batches if halves else pipeline.micro_batches // 2
         return tuple((*self._launched(own), *finish(_stages(own))) for own in doubled(lines, units, halves))
-
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """The orders, with two parts to a micro-batch where backwards are halved."""
-        orders = follow_on(self.order(pipeline), pipeline.micro_batches, iterations)
-        return Work(orders, parts=2 if self.over is Over.HALVE else 1)
 
     def _launched(self, own: Sequence[Action]) -> Iterator[Action]:
         """A worker's order with the exchange of each stage launched after its last backward, when it goes on."""

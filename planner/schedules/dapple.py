@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish, require
-from planner.schedules._lines import one_forward_one_backward, paced_warm_up
-from planner.schedules.types import Action, Pipeline
+from planner.schedules._defaults import Facts
+from planner.schedules._families import OneForwardOneBackward
+from planner.schedules._lines import paced_after, paced_warm_up
+from planner.schedules.types import Pipeline
 
 
 class WarmUp(StrEnum):
@@ -28,7 +31,7 @@ class WarmUp(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Dapple(Defaults):
+class Dapple(OneForwardOneBackward):
     """Early backward.
 
     Attributes:
@@ -56,27 +59,18 @@ class Dapple(Defaults):
             return f"{self.name} needs the same number of replicas at every stage, not {pipeline.replicas}"
         return ""
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """K of each stage, at most M / r."""
-        forwards = paced_warm_up(pipeline.replicas)
-        if self.policy_of is WarmUp.FAR:
-            forwards = tuple(2 * (pipeline.stages - i) - 1 for i in range(pipeline.stages))
-        return tuple(
-            min(pipeline.micro_batches // count, k, self.most or k)
-            for count, k in zip(pipeline.replicas, forwards, strict=True)
-        )
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """K of each stage."""
+        near = self.policy_of is WarmUp.NEAR
+        forwards = paced_warm_up(replicas) if near else tuple(2 * k - 1 for k in range(len(replicas), 0, -1))
+        return tuple(min(k, self.most or k) for k in forwards)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Warm-up, alternation, drain, SYNC, UPDATE, for each worker."""
-        require(self, pipeline)
-        forwards = self.in_flight(pipeline)
-        return tuple(
-            (
-                *one_forward_one_backward(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]),
-                *finish((stage,)),
-            )
-            for stage, replica in pipeline.workers()
-        )
+    def warm_up_after(
+        self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """As 1F1B, by policy A without a limit."""
+        usual = self.policy_of is WarmUp.NEAR and not self.most
+        return paced_after(replicas, passing, micro_batches) if usual else None
 
 
 def pivot_latency_s(

@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, finish
 from planner.schedules._dual import DualWorker
+from planner.schedules._families import BothWays
 from planner.schedules.types import Action, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipe(Defaults):
+class DualPipe(BothWays):
     """Two directions with overlapped pairs."""
 
     key = "dualpipe"
+    split_backward = True
     facts = Facts(
         decides="two directions, forward and backward as overlapped pairs",
         bubble="(p/2-1)(F&B+B-3W), in time",
@@ -43,11 +45,18 @@ class DualPipe(Defaults):
         """p + 1 micro-batches on every worker."""
         return (pipeline.stages + 1,) * sum(pipeline.replicas)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def deferred(self, pipeline: Pipeline) -> int:
+        """All that a worker keeps."""
+        return pipeline.stages + 1
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p/2 - 1)(F&B + B - 3W), with F&B = F + B: nothing of a pair overlaps."""
+        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
+        return bubble_s(pipeline.stages, forward_s + backward_s, backward_s, weight)
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both stages; even micro-batches go down, odd ones up."""
         depth, half = pipeline.stages, pipeline.stages // 2
 

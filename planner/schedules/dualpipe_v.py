@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, finish
 from planner.schedules._dual import DualWorker
-from planner.schedules.types import Action, ActivationUnit, Pipeline
+from planner.schedules._families import Chunked
+from planner.schedules.types import Action, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipeV(Defaults):
+class DualPipeV(Chunked):
     """A V with overlapped pairs."""
 
     key = "dualpipe-v"
-    unit = ActivationUnit.CHUNK
+    split_backward = True
     facts = Facts(
         decides="V of two chunks a worker, forward and backward as overlapped pairs",
         bubble="(p-1)(F&B+B-3W) for p workers, in time",
@@ -28,23 +29,33 @@ class DualPipeV(Defaults):
         source="Sea AI Lab and DeepSeek-AI, 2025",
     )
 
+    @property
+    def chunks_per_worker(self) -> int:
+        """Two."""
+        return 2
+
     def refuses(self, pipeline: Pipeline) -> str:
         """An odd number of stages, fewer micro-batches than stages."""
-        if pipeline.stages % 2:
-            return f"{self.key} needs two stages on each worker, not {pipeline.stages} in all"
-        if pipeline.micro_batches < pipeline.stages:
+        if not (reason := Chunked.refuses(self, pipeline)) and pipeline.micro_batches < pipeline.stages:
             return f"{self.key} needs at least {pipeline.stages} micro-batches, not {pipeline.micro_batches}"
-        return ""
+        return reason
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
         """2p + 1 chunks on every worker."""
         return (pipeline.stages + 1,) * (pipeline.stages // 2 * pipeline.replicas[0])
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def deferred(self, pipeline: Pipeline) -> int:
+        """All that a worker keeps."""
+        return pipeline.stages + 1
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p - 1)(F&B + B - 3W), with F&B = F + B: nothing of a pair overlaps."""
+        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
+        return (pipeline.stages / 2 - 1) * (forward_s + 2 * backward_s - 3 * weight)
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both chunks."""
         last, workers = pipeline.stages - 1, pipeline.stages // 2
 

@@ -7,16 +7,18 @@ et al., SC 2020).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from planner.schedules import SCHEDULES
-from planner.schedules._bidirectional import Lines
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, finish, require, single
+from planner.schedules._families import BothWays
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Gems(Defaults):
+class Gems(BothWays):
     """Alternating directions, least memory."""
 
     key = "gems"
@@ -28,21 +30,49 @@ class Gems(Defaults):
         source="Jain et al., SC 2020",
     )
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """One micro-batch at every stage."""
-        return (1,) * pipeline.stages
+    def few(self, pipeline: Pipeline) -> Pipeline:
+        """One in each direction."""
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2))
 
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """One micro-batch on every worker."""
-        return (1,) * sum(pipeline.replicas)
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """p (F + B) + (m - 1) max(pF + B, F + pB) less the work of m micro-batches."""
+        depth, count = pipeline.stages, single(pipeline).micro_batches
+        step = max(depth * forward_s + backward_s, forward_s + depth * backward_s)
+        return (depth - count) * (forward_s + backward_s) + (count - 1) * step
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Always."""
+        return True
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def critical_s(
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
+    ) -> float:
+        """All forwards, a step for each further micro-batch, all backwards; equal to the simulated time. O(stages).
+
+        The forward of the next micro-batch at stage j waits on its worker for the backward of this one at stage
+        p-1-j, so that the step between two last forwards is the longest of b[p-1-j] + ... + b[p-1] + f[j] + ... +
+        f[p-1].
+        """
+        require(self, pipeline)
+        depth, count = pipeline.stages, single(pipeline).micro_batches
+        ending = [0.0, *accumulate(reversed(backward_s))]
+        going = [0.0, *accumulate(reversed(forward_s))]
+        step = max(ending[j + 1] + going[depth - j] for j in range(depth))
+        mirrored = [{k, depth - 1 - k} if count > 1 else {k} for k in range(depth)]
+        ends = max(ending[depth - k] + sum(tail_s[s] for s in own) for k, own in enumerate(mirrored))
+        return going[depth] + (count - 1) * step + ends
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Micro-batches in turn from the first and from the last worker."""
-        depth, lines = pipeline.stages, Lines(pipeline.stages, 1)
+        depth, lines = pipeline.stages, self.lines(pipeline)
         orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
         for m in range(pipeline.micro_batches):
             start = m * (depth + 1)

@@ -11,15 +11,19 @@ Re-materialisation keeps only a stage's input for each micro-batch and repeats t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, finish
+from planner.schedules._chains import Flow
+from planner.schedules._defaults import Facts, finish
+from planner.schedules._families import Line
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe(Defaults):
+class GPipe(Line):
     """All forwards, then all backwards.
 
     Attributes:
@@ -48,9 +52,20 @@ class GPipe(Defaults):
         """All micro-batches of a replica: M / r."""
         return tuple(pipeline.micro_batches // count for count in pipeline.replicas)
 
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(pipeline.micro_batches // pipeline.replicas[stage] for stage, _ in pipeline.workers())
+    def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
+        """All, with `recompute`."""
+        return frozenset(range(pipeline.stages)) if self.recompute else frozenset()
+
+    def warm_up_after(
+        self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """M / r, whatever the later stages do."""
+        kept = np.broadcast_to(micro_batches // replicas, np.broadcast_shapes(replicas.shape, passing.shape))
+        return kept.copy(), np.zeros_like(kept)
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """With equal replicas, where the order repeats no forwards."""
+        return len(set(pipeline.replicas)) == 1 and not self.recompute
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """All forwards, all backwards, SYNC, UPDATE, for each worker; O(actions)."""
@@ -74,8 +89,18 @@ class GPipe(Defaults):
             if self.recompute and not self.early and stage:
                 yield Action(ActionKind.SEND_GRADIENT, stage, m)
 
+    def flow(self, pipeline: Pipeline) -> Flow:
+        """With `early`, the last gradient may find all forwards repeated."""
+        return replace(Line.flow(self, pipeline), early=self.early)
+
     def critical_s(
-        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
     ) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
 
@@ -84,7 +109,7 @@ class GPipe(Defaults):
         counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two.
         """
         if self.early:
-            return Defaults.critical_s(self, pipeline, forward_s, backward_s, tail_s)
+            return Line.critical_s(self, pipeline, forward_s, backward_s, tail_s)
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
         before = pipeline.micro_batches - pipeline.replicas[-1]
         forwards = sum(forward_s) + max(

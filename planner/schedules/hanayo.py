@@ -7,16 +7,19 @@ takes a backward if it can, else the forward of the latest chunk; a micro-batch 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, finish, single
+from planner.schedules._families import Chunked
 from planner.schedules._greedy import Task, list_schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
+from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Hanayo(Defaults):
+class Hanayo(Chunked):
     """Waves of chunks.
 
     Attributes:
@@ -26,7 +29,6 @@ class Hanayo(Defaults):
     waves: int = 1
 
     key = "hanayo"
-    unit = ActivationUnit.CHUNK
     facts = Facts(
         decides="zigzag over the workers in W waves; waves",
         bubble="(2p-2)/(3pW+2p-2) for B=2F, m=p",
@@ -35,21 +37,26 @@ class Hanayo(Defaults):
         source="Liu et al., SC 2023",
     )
 
-    def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make whole waves."""
-        if self.waves < 1 or pipeline.stages % (2 * self.waves):
-            return f"{pipeline.stages} stages do not make {self.waves} waves of an even number of chunks on each worker"
-        return ""
+    @property
+    def chunks_per_worker(self) -> int:
+        """2W."""
+        return 2 * self.waves
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """1, 2 and 4 waves."""
+        return ({}, {"waves": 2}, {"waves": 4})
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(2p - 2) B, published for B = 2F and m = p."""
+        return 2 * (self.workers(single(pipeline)) - 1) * backward_s
+
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Backwards before forwards, later chunks before earlier ones."""
         stages, total = pipeline.stages, pipeline.micro_batches
         workers = stages // (2 * self.waves)
-        place = [c % workers if c // workers % 2 == 0 else workers - 1 - c % workers for c in range(stages)]
+        place = [self.worker_of(c, workers) for c in range(stages)]
         tasks = []
         for m in range(total):
             for c in range(stages):

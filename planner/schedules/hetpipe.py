@@ -9,17 +9,18 @@ being the clock distance, so that it misses at most s_global = (D+1)(s_local+1) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._defaults import Facts
+from planner.schedules._families import Flowing
 from planner.schedules._flows import flowing, own_micro_batches
-from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class HetPipe(Defaults):
+class HetPipe(Flowing):
     """Waves with bounded distance.
 
     Attributes:
@@ -58,13 +59,10 @@ class HetPipe(Defaults):
         wave, stages = self.wave(pipeline), pipeline.stages
         return tuple(wave - i if wave > stages else min(wave, stages - i) for i in range(stages))
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage."""
-        return self.warm_up(pipeline)
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(k for k in self.warm_up(pipeline) for _ in range(pipeline.replicas[0]))
+    @property
+    def clock_distance(self) -> int | None:
+        """D."""
+        return self.distance
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Nm at every stage."""
@@ -76,26 +74,27 @@ class HetPipe(Defaults):
 
     def rhythm(self, pipeline: Pipeline) -> int:
         """Micro-batches after which the order repeats: a wave on each replica."""
-        own = replace(pipeline, replicas=(1,) * pipeline.stages)
-        return self.wave(own) * pipeline.replicas[0]
+        return self.wave(pipeline) * pipeline.replicas[0]
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Once a wave of each virtual worker."""
+        return (pipeline.micro_batches // pipeline.replicas[0] // self.wave(pipeline),) * pipeline.stages
 
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
-        require(self, pipeline)
-        forwards = self.warm_up(pipeline)
-        return Work(
-            tuple(
-                tuple(self._lane(pipeline, stage, replica, forwards[stage], iterations))
-                for stage, replica in pipeline.workers()
-            ),
-            versions=self.weight_versions(pipeline),
-        )
+    def critical_s(
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
+    ) -> float:
+        """The work of the busiest worker in an iteration; waves are exchanged beside it."""
+        return Flowing.critical_s(self, pipeline, forward_s, backward_s, [0.0] * pipeline.stages)
 
-    def _lane(self, pipeline: Pipeline, stage: int, replica: int, forwards: int, iterations: int) -> Iterator[Action]:
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """1F1B with an update after each backward, an exchange after each wave."""
+        forwards = self.warm_up(pipeline)[stage]
         wave, own = self.wave(pipeline), own_micro_batches(pipeline, stage, replica, iterations)
 
         def before(j: int) -> Iterator[Action]:
@@ -108,7 +107,7 @@ class HetPipe(Defaults):
             if (j + 1) % wave == 0:
                 yield Action(ActionKind.LAUNCH_SYNC, stage, j // wave)
 
-        yield from flowing(stage, own, forwards, lambda j: max(0, j - wave + 1), follow, before)
+        return flowing(stage, own, forwards, lambda j: max(0, j - wave + 1), follow, before)
 
 
 def local_staleness(concurrent: int) -> int:

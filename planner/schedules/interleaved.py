@@ -7,16 +7,21 @@ cross workers v times as often (Narayanan et al., SC 2021).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
+from planner.schedules._defaults import Facts, finish
+from planner.schedules._families import Chunked
+from planner.schedules.types import Action, ActionKind, Pipeline
+
+_MOST_CHUNKS = 20
+"""Chunks of a worker worth trying."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved(Defaults):
+class Interleaved(Chunked):
     """1F1B over chunks.
 
     Attributes:
@@ -26,7 +31,6 @@ class Interleaved(Defaults):
     chunks: int = 2
 
     key = "interleaved"
-    unit = ActivationUnit.CHUNK
     facts = Facts(
         decides="1F1B over v chunks a worker; chunks",
         bubble="(p-1)/(vm+p-1)",
@@ -35,14 +39,25 @@ class Interleaved(Defaults):
         source="Narayanan et al., SC 2021",
     )
 
+    @property
+    def chunks_per_worker(self) -> int:
+        """v."""
+        return self.chunks
+
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """2 to 20 chunks."""
+        return ({"chunks": count} for count in range(2, _MOST_CHUNKS + 1))
+
+    def worker_of(self, stage: int, workers: int) -> int:
+        """Round and round."""
+        return stage % workers
+
     def refuses(self, pipeline: Pipeline) -> str:
         """Stages that do not make equal chunks, or micro-batches that do not make groups of p."""
-        if self.chunks < 1 or pipeline.stages % self.chunks:
-            return f"{pipeline.stages} stages do not make {self.chunks} chunks on each worker"
-        workers = pipeline.stages // self.chunks
-        if pipeline.micro_batches % workers:
+        workers = pipeline.stages // max(self.chunks, 1)
+        if not (reason := Chunked.refuses(self, pipeline)) and pipeline.micro_batches % workers:
             return f"{pipeline.micro_batches} micro-batches do not make groups of {workers}, one for each worker"
-        return ""
+        return reason
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Chunks' activations of each worker: its warm-up and one more."""
@@ -51,11 +66,12 @@ class Interleaved(Defaults):
         kept = [min(total, self._warm_up(workers, r) + 1) for r in range(workers)]
         return tuple(k for k in kept for _ in range(count))
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def few(self, pipeline: Pipeline) -> Pipeline:
+        """Four groups: a worker has filled up after two, and keeps the same from group to group."""
+        workers = pipeline.stages // self.chunks
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 4 * workers))
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Warm-up, alternation, drain, SYNC and UPDATE of each chunk."""
         workers = pipeline.stages // self.chunks
         return tuple(

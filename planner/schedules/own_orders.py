@@ -3,46 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
-from planner.schedules._defaults import count_held
+from planner.schedules._defaults import Defaults, Facts
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import LAUNCH_SYNC, SYNC, UPDATE, Program
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, WeightPolicy, Work
+from planner.schedules.held import HeldUnits, count_held
+from planner.schedules.program import FORWARD, LAUNCH_SYNC, RECOMPUTE, SYNC, UPDATE, Program
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Schedule, WeightPolicy, Work
 from planner.schedules.versions import peak_versions, staleness
 from planner.schedules.whole import COUNTED, by_worker, check_numbers, check_whole, policy_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnOrders:
+class OwnOrders(Defaults):
     """A schedule that is its orders. Made by `own_schedule`.
 
     Attributes:
-        key: what it is called.
+        title: what it is called.
         orders: the actions of all lanes.
         program: the same compiled.
-        policy: which versions of the weights it computes with.
+        weights: which versions of the weights it computes with.
     """
 
-    key: str
+    title: str
     orders: Work
     program: Program
-    policy: WeightPolicy
+    weights: WeightPolicy
 
-    drains = True
-    """Also where old weights are read, the orders end with an empty pipeline."""
+    key = "custom"
+    facts = Facts("its own orders", "as played", "as counted", "as counted", "the user")
 
     @property
     def name(self) -> str:
         """What it is called."""
-        return self.key
+        return self.title
 
     @property
     def weight_policy(self) -> WeightPolicy:
         """`sync` when every stage updates once, after all of its gradients; else by the versions that are read."""
-        return self.policy
+        return self.weights
 
     @property
     def activation_unit(self) -> ActivationUnit:
@@ -50,25 +52,39 @@ class OwnOrders:
         return ActivationUnit.SUB_SEQUENCE if self.orders.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
-    def spans(self) -> bool:
-        """An iteration ends for all workers together."""
-        return False
+    def parts(self) -> int:
+        """As the orders say."""
+        return self.orders.parts
 
     @property
-    def stages(self) -> int:
-        """Stages that the orders have."""
-        return self.program.stages
+    def drains(self) -> bool:
+        """Also where old weights are read, the orders end with an empty pipeline."""
+        return True
 
     @property
-    def micro_batches(self) -> int:
-        """Micro-batches that the orders have."""
-        return int(self.program.micro_batch[~self.program.of(SYNC, LAUNCH_SYNC, UPDATE)].max()) + 1
+    def fixed(self) -> Pipeline | None:
+        """That of the orders."""
+        numbered = ~self.program.of(SYNC, LAUNCH_SYNC, UPDATE)
+        return Pipeline((1,) * self.program.stages, int(self.program.micro_batch[numbered].max()) + 1)
+
+    def stage_counts(self, workers: int) -> tuple[int, ...]:
+        """Those of the orders, for as many workers as they have."""
+        return (self.program.stages,) if workers == self.program.workers else ()
+
+    def workers(self, pipeline: Pipeline) -> int:
+        """Those of the orders."""
+        return self.program.workers
+
+    def variants(self, workers: int, micro_batches: int, *, recompute: bool = False) -> tuple[Schedule, ...]:
+        """The orders, where they are for such a pipeline."""
+        counts = self.stage_counts(workers)
+        return (self,) if counts and not self.supports(Pipeline((1,) * counts[0], micro_batches)) else ()
 
     def supports(self, pipeline: Pipeline) -> str:
         """Why the orders cannot serve a pipeline, empty when they can: they are for one only."""
-        if pipeline.replicas != (1,) * self.stages or pipeline.micro_batches != self.micro_batches:
+        if pipeline != (own := self.fixed) and own:
             return (
-                f"{self.key} has {self.stages} stages and {self.micro_batches} micro-batches, not "
+                f"{self.name} has {own.stages} stages and {own.micro_batches} micro-batches, not "
                 f"{pipeline.stages} stages of {pipeline.replicas} replicas and {pipeline.micro_batches} micro-batches"
             )
         return ""
@@ -79,7 +95,7 @@ class OwnOrders:
         Raises:
             PlanError: another pipeline, or more than one iteration.
         """
-        reason = self.supports(pipeline) or ("" if iterations == 1 else f"{self.key} has the order of one iteration")
+        reason = self.supports(pipeline) or ("" if iterations == 1 else f"{self.name} has the order of one iteration")
         if reason:
             raise PlanError(reason, hint="write orders for it")
         return self.orders
@@ -94,24 +110,72 @@ class OwnOrders:
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Counted in the orders."""
-        if self.policy.synchronous:
-            return (0,) * self.stages
+        if self.weights.synchronous:
+            return (0,) * self.program.stages
         return tuple(int(most) for most in staleness(self.program).forward_most)
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, the most units that one worker keeps; O(actions)."""
-        return self.orders.limits or count_held(by_worker(self.orders), self.stages)[0]
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Counted in the orders: launched exchanges of a worker, else its exchanges, else its updates."""
+        found = [0] * self.program.stages
+        for lane in by_worker(self.orders):
+            counts = Counter((action.stage, action.kind) for action in lane)
+            for stage in {action.stage for action in lane}:
+                kinds = (counts[stage, k] for k in (ActionKind.LAUNCH_SYNC, ActionKind.SYNC, ActionKind.UPDATE))
+                found[stage] = max(found[stage], next(filter(None, kinds), 0))
+        return tuple(found)
 
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each worker, the most units of all its stages together; O(actions)."""
-        return count_held(by_worker(self.orders), self.stages)[1]
+    def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
+        """Those that the orders recompute."""
+        return frozenset(self.program.stage[self.program.of(RECOMPUTE)].tolist())
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each worker the stages that it has."""
         return tuple(tuple(sorted({a.stage for a in lane})) for lane in by_worker(self.orders))
 
+    def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+        """Counted in the orders; parts of a micro-batch as a whole."""
+        return tuple(
+            tuple(len({a.micro_batch for a in lane if a.stage == s and a.kind is ActionKind.FORWARD}) for s in stages)
+            for stages, lane in zip(self.placement(pipeline), by_worker(self.orders), strict=True)
+        )
+
+    def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
+        """Where some micro-batch comes from another worker."""
+        program = self.program
+        away = (program.source >= 0) & (program.worker[program.source] != program.worker) & program.of(FORWARD)
+        crossed = set(program.stage[away].tolist())
+        return tuple(stage in crossed for stage in range(program.stages))
+
+    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+        """Counted along the orders, lanes of a worker one after the other; O(actions)."""
+        return count_held(by_worker(self.orders), self.placement(pipeline))
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The limits that the orders state, else counted."""
+        return self.orders.limits or Defaults.in_flight(self, pipeline)
+
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """Nothing is known of it."""
+        return 0.0
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Nothing is proven."""
+        return False
+
+    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
+        """Nothing is known."""
+        return 0.0, 0.0
+
     def critical_s(
-        self, pipeline: Pipeline, forward_s: Sequence[float], backward_s: Sequence[float], tail_s: Sequence[float]
+        self,
+        pipeline: Pipeline,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
     ) -> float:
         """No chain of waits is known in closed form."""
         return 0.0

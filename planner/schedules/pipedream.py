@@ -12,17 +12,19 @@ forward ran. With `vertical` every stage uses the version that the first stage h
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._defaults import Facts
+from planner.schedules._families import Flowing
 from planner.schedules._flows import flowing, own_micro_batches, update_every
 from planner.schedules._lines import least_warm_up, paced_warm_up
-from planner.schedules.types import Action, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, Pipeline, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class PipeDream(Defaults):
+class PipeDream(Flowing):
     """1F1B with weight stashing.
 
     Attributes:
@@ -57,15 +59,6 @@ class PipeDream(Defaults):
         """Micro-batches that a replica of each stage takes in before its first backward; the first is NOAM."""
         return (paced_warm_up if self.paced else least_warm_up)(pipeline.replicas)
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage; a run has micro-batches enough."""
-        return self.warm_up(pipeline)
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        kept = self.warm_up(pipeline)
-        return tuple(kept[stage] for stage, _ in pipeline.workers())
-
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """One for each micro-batch under way; with vertical synchronisation as many as at the first stage."""
         kept = self.warm_up(pipeline)
@@ -79,29 +72,17 @@ class PipeDream(Defaults):
         """Micro-batches after which the order repeats: one for each replica."""
         return math.lcm(*pipeline.replicas)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """After each micro-batch of a replica, the replicas together."""
+        return tuple(pipeline.micro_batches // count for count in pipeline.replicas)
 
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
-        require(self, pipeline)
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """1F1B with an update after each backward."""
         forwards = self.warm_up(pipeline)
-
-        def lane(stage: int, replica: int) -> tuple[Action, ...]:
-            ahead = forwards[0] if self.vertical else forwards[stage]
-            return tuple(
-                flowing(
-                    stage,
-                    own_micro_batches(pipeline, stage, replica, iterations),
-                    forwards[stage],
-                    lambda j: max(0, j - ahead + 1),
-                    update_every(stage, pipeline.replicas[stage], 1),
-                )
-            )
-
-        lanes = tuple(lane(stage, replica) for stage, replica in pipeline.workers())
-        return Work(lanes, versions=self.weight_versions(pipeline))
+        ahead = forwards[0] if self.vertical else forwards[stage]
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        update = update_every(stage, pipeline.replicas[stage], 1)
+        return flowing(stage, own, forwards[stage], lambda j: max(0, j - ahead + 1), update)
 
 
 SCHEDULES.register("pipedream", PipeDream())

@@ -11,14 +11,17 @@ weights; the backward reads the newest (Petrowski et al. 1993; Kosson et al., ML
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._defaults import Facts
+from planner.schedules._families import Flowing
 from planner.schedules._flows import NEWEST, flowing, own_micro_batches, update_every
-from planner.schedules.types import Action, Pipeline, WeightPolicy, Work
+from planner.schedules.delays import OptimizerScaling, StageCorrection
+from planner.schedules.types import Action, Pipeline, WeightPolicy
 
 
 class Mitigation(StrEnum):
@@ -32,24 +35,7 @@ class Mitigation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StageDelay:
-    """What one stage needs so that training converges in spite of the delay.
-
-    Attributes:
-        delay: updates between the forward's weights and the update.
-        forward_horizon, backward_horizon: updates by which each pass predicts its weights.
-        velocity_factor, gradient_factor: spike compensation's a and b.
-    """
-
-    delay: int
-    forward_horizon: int
-    backward_horizon: int
-    velocity_factor: float
-    gradient_factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinedBackprop(Defaults):
+class PipelinedBackprop(Flowing):
     """An update after every sample.
 
     Attributes:
@@ -79,21 +65,19 @@ class PipelinedBackprop(Defaults):
         """Samples that each stage takes in before its first backward."""
         return tuple(2 * (pipeline.stages - i) - 1 for i in range(pipeline.stages))
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage."""
-        return self.warm_up(pipeline)
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(k for k in self.warm_up(pipeline) for _ in range(pipeline.replicas[0]))
-
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """2 (S - s) updates, s = 1..S."""
         return tuple(k - 1 for k in self.warm_up(pipeline))
 
-    def corrections(self, pipeline: Pipeline) -> tuple[StageDelay, ...]:
-        """Delay, prediction and compensation of each stage."""
+    def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
+        """An update is of one micro-batch: momentum and rate follow from those of the batch."""
+        momentum, factor = scaled_optimizer(self.momentum, 1.0, batch, micro_batch)
+        return OptimizerScaling(batch, micro_batch, self.momentum, momentum, factor)
+
+    def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
+        """Delay, prediction and compensation of each stage, for the momentum that it is run with."""
         chosen, stages = self.mitigation, pipeline.stages
+        momentum = scaling.momentum if scaling else self.momentum
         found = []
         for stage, delay in enumerate(self.staleness(pipeline)):
             forward = backward = 0
@@ -103,37 +87,31 @@ class PipelinedBackprop(Defaults):
                 forward = delay
             a, b = 1.0, 0.0
             if chosen in (Mitigation.SPIKE_COMPENSATION, Mitigation.COMBINED):
-                a, b = spike_compensation(self.momentum, delay)
-            found.append(StageDelay(delay, forward, backward, a, b))
+                a, b = spike_compensation(momentum, delay)
+            found.append(
+                StageCorrection(
+                    forward_delay=float(delay),
+                    forward_horizon=forward,
+                    backward_horizon=backward,
+                    velocity_factor=a,
+                    gradient_factor=b,
+                )
+            )
         return tuple(found)
+
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """After each micro-batch of a replica."""
+        return (pipeline.micro_batches // pipeline.replicas[0],) * pipeline.stages
 
     def rhythm(self, pipeline: Pipeline) -> int:
         """Micro-batches after which the order repeats: one for each replica."""
         return pipeline.replicas[0]
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
-
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
-        require(self, pipeline)
-        forwards = self.warm_up(pipeline)
-        return Work(
-            tuple(
-                tuple(
-                    flowing(
-                        stage,
-                        own_micro_batches(pipeline, stage, replica, iterations),
-                        forwards[stage],
-                        lambda _: NEWEST,
-                        update_every(stage, pipeline.replicas[stage], 1),
-                    )
-                )
-                for stage, replica in pipeline.workers()
-            ),
-            versions=(1,) * pipeline.stages,
-        )
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """Newest weights, an update after each backward."""
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        update = update_every(stage, pipeline.replicas[stage], 1)
+        return flowing(stage, own, self.warm_up(pipeline)[stage], lambda _: NEWEST, update)
 
 
 def spike_compensation(momentum: float, delay: int) -> tuple[float, float]:

@@ -15,36 +15,20 @@ which makes the mean delay of the played order exactly tau.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._defaults import Facts
+from planner.schedules._families import Flowing
 from planner.schedules._flows import NEWEST, flowing, own_micro_batches, update_every
-from planner.schedules.types import Action, Pipeline, WeightPolicy, Work
+from planner.schedules.delays import OptimizerScaling, StageCorrection
+from planner.schedules.types import Action, Pipeline, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class StageCorrection:
-    """What one stage needs so that training converges in spite of the delay.
-
-    Attributes:
-        tau_forward: mini-batches by which the forward's weights are older than the update, on average.
-        tau_backward: the same for the backward's weights.
-        learning_rate_factor: T1 at the first step: the learning rate is multiplied by this, annealed to 1.
-        gamma: T2's decay of the velocity of the weights; 0 where nothing is to be corrected.
-        synchronous_epochs: T3.
-    """
-
-    tau_forward: float
-    tau_backward: float
-    learning_rate_factor: float
-    gamma: float
-    synchronous_epochs: int
-
-
-@dataclass(frozen=True, slots=True)
-class PipeMare(Defaults):
+class PipeMare(Flowing):
     """Asynchronous, without stashing.
 
     Attributes:
@@ -74,51 +58,30 @@ class PipeMare(Defaults):
         """Micro-batches that each stage takes in before its first backward."""
         return tuple(2 * (pipeline.stages - i) for i in range(pipeline.stages))
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage."""
-        return self.warm_up(pipeline)
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(k for k in self.warm_up(pipeline) for _ in range(pipeline.replicas[0]))
-
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Mini-batches at the most: tau rounded up."""
         own = pipeline.micro_batches // pipeline.replicas[0]
         return tuple(-(-(k - 1) // own) for k in self.warm_up(pipeline))
 
-    def corrections(self, pipeline: Pipeline) -> tuple[StageCorrection, ...]:
-        """T1, T2 and T3 for each stage."""
+    def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
+        """T1 at the first step, T2 and T3 for each stage; delays in mini-batches, which are its updates."""
         own = pipeline.micro_batches // pipeline.replicas[0]
         return tuple(
-            StageCorrection(tau, 0.0, learning_rate_factor(tau, 0, 1), velocity_decay(tau, self.decay), epochs)
+            StageCorrection(
+                forward_delay=tau,
+                learning_rate_factor=learning_rate_factor(tau, 0, 1),
+                velocity_decay=velocity_decay(tau, self.decay),
+                synchronous_epochs=self.synchronous_epochs,
+            )
             for tau in delays(pipeline.stages, own)
-            for epochs in (self.synchronous_epochs,)
         )
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
-
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
-        require(self, pipeline)
-        forwards, count = self.warm_up(pipeline), pipeline.replicas[0]
-        return Work(
-            tuple(
-                tuple(
-                    flowing(
-                        stage,
-                        own_micro_batches(pipeline, stage, replica, iterations),
-                        forwards[stage],
-                        lambda _: NEWEST,
-                        update_every(stage, count, pipeline.micro_batches // count),
-                    )
-                )
-                for stage, replica in pipeline.workers()
-            ),
-            versions=(1,) * pipeline.stages,
-        )
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """Newest weights, an update after each iteration's backwards."""
+        count = pipeline.replicas[0]
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        update = update_every(stage, count, pipeline.micro_batches // count)
+        return flowing(stage, own, self.warm_up(pipeline)[stage], lambda _: NEWEST, update)
 
 
 def delays(stages: int, micro_batches: int) -> tuple[float, ...]:

@@ -7,16 +7,19 @@ p - 1 - i + k of them, (p - 1 - i + k) / k micro-batches; the bubble for sub-seq
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish, follow_on
+from planner.schedules._chains import Flow
+from planner.schedules._defaults import Facts, dealt, finish
+from planner.schedules._families import Line
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
 
 @dataclass(frozen=True, slots=True)
-class Seq1F1B(Defaults):
+class Seq1F1B(Line):
     """1F1B over sub-sequences.
 
     Attributes:
@@ -39,14 +42,29 @@ class Seq1F1B(Defaults):
         """Fewer than one sub-sequence."""
         return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
 
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """2, 4 and 8 sub-sequences."""
+        return ({}, {"splits": 4}, {"splits": 8})
+
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """p - 1 - i + k sub-sequences, at most k m."""
         total = pipeline.micro_batches // pipeline.replicas[0] * self.splits
         return tuple(min(total, pipeline.stages - 1 - i + self.splits) for i in range(pipeline.stages))
 
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        return tuple(k for k in self.in_flight(pipeline) for _ in range(pipeline.replicas[0]))
+    @property
+    def parts(self) -> int:
+        """k."""
+        return self.splits
+
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p - 1)(F + B) / k."""
+        return (pipeline.stages - 1) * (forward_s + backward_s) / self.splits
+
+    def flow(self, pipeline: Pipeline) -> Flow:
+        """A sub-sequence at a time."""
+        return replace(Line.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of single replicas, for each of them."""
@@ -75,8 +93,8 @@ class Seq1F1B(Defaults):
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders over sub-sequences, each of which needs those before it."""
-        orders = follow_on(self.order(pipeline), pipeline.micro_batches, iterations)
-        return Work(orders, parts=self.splits, causal=self.splits > 1)
+        work = Line.work(self, pipeline, iterations)
+        return replace(work, causal=self.splits > 1)
 
 
 SCHEDULES.register("seq1f1b", Seq1F1B())

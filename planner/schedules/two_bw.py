@@ -8,17 +8,19 @@ others read version t where mini-batch t - 1 was already applied.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, require
+from planner.schedules._defaults import Facts
+from planner.schedules._families import Flowing
 from planner.schedules._flows import flowing, own_micro_batches, update_every
 from planner.schedules._lines import paced_warm_up
-from planner.schedules.types import Action, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, Pipeline, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class TwoBufferedWeights(Defaults):
+class TwoBufferedWeights(Flowing):
     """1F1B with double-buffered weights.
 
     Attributes:
@@ -47,14 +49,9 @@ class TwoBufferedWeights(Defaults):
                 )
         return ""
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage."""
+    def warm_up(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """As 1F1B."""
         return paced_warm_up(pipeline.replicas)
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
-        kept = self.in_flight(pipeline)
-        return tuple(kept[stage] for stage, _ in pipeline.workers())
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Two; where nothing is under way at an update, one is enough with `uniform=false`."""
@@ -66,30 +63,13 @@ class TwoBufferedWeights(Defaults):
         """One update."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
-
-    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
-        require(self, pipeline)
-        forwards = paced_warm_up(pipeline.replicas)
-
-        def lane(stage: int, replica: int) -> tuple[Action, ...]:
-            own, ahead = pipeline.micro_batches // pipeline.replicas[stage], forwards[stage]
-            read = (lambda j: max(0, j // own - 1)) if self.uniform else (lambda j: max(0, j - ahead + 1) // own)
-            return tuple(
-                flowing(
-                    stage,
-                    own_micro_batches(pipeline, stage, replica, iterations),
-                    ahead,
-                    read,
-                    update_every(stage, pipeline.replicas[stage], own),
-                )
-            )
-
-        lanes = tuple(lane(stage, replica) for stage, replica in pipeline.workers())
-        return Work(lanes, versions=(2,) * pipeline.stages)
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """1F1B with an update after each iteration's backwards."""
+        count, ahead = pipeline.replicas[stage], self.warm_up(pipeline)[stage]
+        each = pipeline.micro_batches // count
+        read = (lambda j: max(0, j // each - 1)) if self.uniform else (lambda j: max(0, j - ahead + 1) // each)
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        return flowing(stage, own, ahead, read, update_every(stage, count, each))
 
 
 SCHEDULES.register("pipedream-2bw", TwoBufferedWeights())

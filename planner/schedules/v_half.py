@@ -10,18 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._building_block import Block, block_order
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules.types import Action, ActivationUnit, Pipeline
+from planner.schedules._building_block import Block
+from planner.schedules._defaults import Facts
+from planner.schedules._families import FoldedBlock
+from planner.schedules.types import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class VHalf(Defaults):
+class VHalf(FoldedBlock):
     """Two chunks a worker, half the memory."""
 
     key = "v-half"
-    unit = ActivationUnit.CHUNK
-    spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward, half the memory",
         bubble="3p-7 (p odd: 3p-4) half-stage units above 6m, F=B=W, p>2",
@@ -30,33 +29,24 @@ class VHalf(Defaults):
         source="Qi et al., NeurIPS 2024",
     )
 
-    def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make two chunks on each worker."""
-        return (
-            f"{self.key} needs two stages on each worker, not {pipeline.stages} in all" if pipeline.stages % 2 else ""
-        )
-
     def limit(self, workers: int) -> int:
         """Half of what 1F1B keeps, and a bit."""
         return 2 * ((workers + 2) // 2)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def block(self, workers: int) -> Block:
+        """Passes of 2, 1, 2 and 1 slots a worker; for an even number the backwards begin 3 slots later."""
+        gap = 3 if workers % 2 == 0 else 0
+        return tuple(
+            (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2)
+            for i in range(workers)
+        )
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The repeated block with its gaps filled, SYNC, UPDATE."""
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """3p - 7 forwards of a chunk (p odd: 3p - 4), for F = B = W and p > 2."""
         workers = pipeline.stages // 2
-        orders = block_order(_block(workers), pipeline.micro_batches, self.limit(workers))
-        return tuple((*order, *finish((worker, pipeline.stages - 1 - worker))) for worker, order in enumerate(orders))
-
-
-def _block(workers: int) -> Block:
-    """Passes of 2, 1, 2 and 1 slots a worker; for an even number the backwards begin 3 slots later to keep clear."""
-    gap = 3 if workers % 2 == 0 else 0
-    return tuple(
-        (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2) for i in range(workers)
-    )
+        return max(3 * workers - (4 if workers % 2 else 7), 0) * forward_s
 
 
 SCHEDULES.register("v-half", VHalf())

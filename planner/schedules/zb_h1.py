@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
+from planner.schedules._defaults import Facts, finish
+from planner.schedules._families import SplitBackward
 from planner.schedules._lines import one_forward_one_backward
-from planner.schedules._zero_bubble import split_backward_order
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleH1(Defaults):
+class ZeroBubbleH1(SplitBackward):
     """Split backward within p micro-batches.
 
     Attributes:
@@ -29,7 +29,6 @@ class ZeroBubbleH1(Defaults):
     limit: int = 0
 
     key = "zb-h1"
-    spans = True
     facts = Facts(
         decides="splits the backward, weight gradients fill gaps; limit",
         bubble="(p-1)(F+B-W) above the ideal, by worker's span",
@@ -38,22 +37,23 @@ class ZeroBubbleH1(Defaults):
         source="Qi et al., ICLR 2024",
     )
 
-    def refuses(self, pipeline: Pipeline) -> str:
-        """A limit below one micro-batch."""
-        return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
+    def most(self, stages: int) -> int:
+        """The limit, p without one."""
+        return self.limit or stages
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p - 1)(F + B - W), B the input gradient."""
+        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
+        return (pipeline.stages - 1) * (forward_s + backward_s - 2 * weight)
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Forwards, input and weight gradients, SYNC, UPDATE."""
+    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """1F1B with weight gradients put off; for other limits than p chosen action by action."""
         stages, count = pipeline.stages, pipeline.micro_batches
-        if self.limit in (0, stages):
-            orders = tuple(tuple(_put_off(stage, stages, count)) for stage in range(stages))
-        else:
-            orders = split_backward_order(stages, count, self.limit)
-        return tuple((*order, *finish((stage,))) for stage, order in enumerate(orders))
+        if self.limit not in (0, stages):
+            return SplitBackward.line(self, pipeline)
+        return tuple((*_put_off(stage, stages, count), *finish((stage,))) for stage in range(stages))
 
 
 def _put_off(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

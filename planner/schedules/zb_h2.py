@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules._zero_bubble import split_backward_order
-from planner.schedules.types import Action, Pipeline
+from planner.schedules._defaults import Facts
+from planner.schedules._families import SplitBackward
+from planner.schedules.types import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleH2(Defaults):
+class ZeroBubbleH2(SplitBackward):
     """Split backward within 2p - 1 micro-batches.
 
     Attributes:
@@ -25,7 +25,6 @@ class ZeroBubbleH2(Defaults):
     limit: int = 0
 
     key = "zb-h2"
-    spans = True
     facts = Facts(
         decides="splits the backward, warms up twice as far; limit",
         bubble="(p-1)(F+B-2W) above the ideal, by worker's span",
@@ -34,19 +33,16 @@ class ZeroBubbleH2(Defaults):
         source="Qi et al., ICLR 2024",
     )
 
-    def refuses(self, pipeline: Pipeline) -> str:
-        """A limit below one micro-batch."""
-        return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
+    def most(self, stages: int) -> int:
+        """The limit, 2p - 1 without one."""
+        return self.limit or 2 * stages - 1
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
-
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Forwards, input and weight gradients, SYNC, UPDATE."""
-        limit = self.limit or 2 * pipeline.stages - 1
-        orders = split_backward_order(pipeline.stages, pipeline.micro_batches, limit)
-        return tuple((*order, *finish((stage,))) for stage, order in enumerate(orders))
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """(p - 1)(F + B - 2W), B the input gradient."""
+        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
+        return (pipeline.stages - 1) * max(forward_s + backward_s - 3 * weight, 0.0)
 
 
 SCHEDULES.register("zb-h2", ZeroBubbleH2())

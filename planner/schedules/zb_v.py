@@ -10,18 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules._building_block import Block, block_order, even_block
-from planner.schedules._defaults import Defaults, Facts, dealt, finish
-from planner.schedules.types import Action, ActivationUnit, Pipeline
+from planner.schedules._building_block import Block, even_block
+from planner.schedules._defaults import Facts
+from planner.schedules._families import FoldedBlock
+from planner.schedules.types import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleV(Defaults):
+class ZeroBubbleV(FoldedBlock):
     """Two chunks a worker, split backward."""
 
     key = "zb-v"
-    unit = ActivationUnit.CHUNK
-    spans = True
     facts = Facts(
         decides="V of two chunks a worker, split backward",
         bubble="0 for F=B=W, by worker's span",
@@ -30,30 +29,19 @@ class ZeroBubbleV(Defaults):
         source="Qi et al., ICLR 2024",
     )
 
-    def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make two chunks on each worker."""
-        return (
-            f"{self.key} needs two stages on each worker, not {pipeline.stages} in all" if pipeline.stages % 2 else ""
-        )
-
     def limit(self, workers: int) -> int:
         """2p chunks: as much as 1F1B keeps."""
         return 2 * workers
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
+    def block(self, workers: int) -> Block:
+        """Lifespans of both chunks together 12p slots: 2p chunks."""
+        return even_block(workers, (4, 2, 4, 2))
 
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The repeated block with its gaps filled, SYNC, UPDATE."""
-        workers = pipeline.stages // 2
-        orders = block_order(_block(workers), pipeline.micro_batches, self.limit(workers))
-        return tuple((*order, *finish((worker, pipeline.stages - 1 - worker))) for worker, order in enumerate(orders))
-
-
-def _block(workers: int) -> Block:
-    """Lifespans of both chunks together 12p slots: 2p chunks."""
-    return even_block(workers, (4, 2, 4, 2))
+    def idle_s(
+        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
+    ) -> float:
+        """None, for F = B = W."""
+        return 0.0
 
 
 SCHEDULES.register("zb-v", ZeroBubbleV())

@@ -7,8 +7,6 @@ bound is that of the shapes, over every cut: it holds for all that was not tried
 
 from __future__ import annotations
 
-import dataclasses
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -241,7 +239,9 @@ class _Cut:
         needs = [self._need(stage, again) for stage, again in enumerate(flags)]
         found = balanced(tables, [self._tables.real & (need <= self._budget) for need in needs])
         if found is None:
-            found = balanced([np.where(self._tables.real, need, np.inf) for need in needs], [self._tables.real] * len(needs))
+            found = balanced(
+                [np.where(self._tables.real, need, np.inf) for need in needs], [self._tables.real] * len(needs)
+            )
         return found
 
     def crowded(self, edges: Edges, flags: Sequence[bool]) -> list[int]:
@@ -296,7 +296,7 @@ class _Cut:
     def _work_s(self, again: bool) -> np.ndarray:
         tables = self._tables
         repeat = tables.forward_s if self._whole else tables.repeat_s
-        return tables.forward_s + tables.backward_s + (repeat if again else 0.0)
+        return np.asarray(tables.forward_s + tables.backward_s + (repeat if again else 0.0))
 
     def _need(self, stage: int, again: bool) -> np.ndarray:
         """[n + 1, n + 1] bytes of one stage with all that it has in flight."""
@@ -324,9 +324,7 @@ class _Cut:
         peaks = self._peaks[worker]
         for stage in peaks.stages:
             unit[stage] = self._saved(stage, edges, again=flags[stage]) / self._shape.schedule.parts
-        working = max(
-            (float(self._recomputed()[1][edges[s], edges[s + 1]]) for s in own if flags[s]), default=0.0
-        )
+        working = max((float(self._recomputed()[1][edges[s], edges[s + 1]]) for s in own if flags[s]), default=0.0)
         resident = sum(float(self._resident[edges[s], edges[s + 1]]) for s in own)
         workspace = max(float(tables.workspace_bytes[edges[s], edges[s + 1]]) for s in own)
         return resident + workspace + working + peaks.most(unit)

@@ -53,7 +53,7 @@ class ShapeLimits:
         zero: ZeRO stages.
         copies: whether whole pipelines may stand beside each other.
         transfers: what a transfer between stages occupies.
-        whole: only pipelines over all devices (no copies), as deep as there are devices and blocks.
+        deepest: only pipelines as deep as there are devices and blocks.
     """
 
     schedules: tuple[str, ...]
@@ -81,7 +81,7 @@ class Shape:
         adjacent: the copies of a worker are neighbours.
         transfers: what a transfer between stages occupies.
         bound_s: no configuration of the shape is faster.
-        estimate_s: with the schedule's own idle time and the exchange of gradients; the order in which shapes are tried.
+        estimate_s: with the schedule's own idle time and the exchange of gradients: shapes are tried in this order.
     """
 
     schedule: Schedule
@@ -195,10 +195,10 @@ class _Bounds:
         work_s = self.work_s + self.repeat_s.get(recompute, 0.0)
         bound_s = max(count * work_s / workers, count * self.largest_s)
         idle_s = schedule.idle_s(pipeline, self.share * work_s / stages, (1 - self.share) * work_s / stages)
-        if schedule.drains and not schedule.spans:
-            first = [min(own) for own in schedule.placement(pipeline) if own]
-            ramp_s = self.filled_s[first] + self.drained_s[first] * (0.5 if schedule.splits_backward else 1.0)
-            bound_s = max(bound_s, count * work_s / workers + float(ramp_s.sum()) / workers)
+        forwards, backwards = schedule.ramp(pipeline)
+        first = [own[0] for own in schedule.placement(pipeline) if own]
+        ramp_s = forwards * self.filled_s[first] + backwards * self.drained_s[first]
+        bound_s = max(bound_s, count * work_s / workers + float(ramp_s.sum()) / workers)
         for zero in limits.zero if copies > 1 else (min(limits.zero),):
             for adjacent in (True, False) if copies > 1 else (False,):
                 exchange_s = self._exchange_s(workers, copies, adjacent, zero)

@@ -6,7 +6,7 @@ BlockCosts, Cluster, Job --formulate--> StageProblem --a solver--> Decision --ev
 from __future__ import annotations
 
 from planner.space.configuration import Configuration
-from planner.space.evaluate import evaluate
+from planner.space.evaluate import Timed, evaluate
 from planner.space.formulate import Formulator, formulate
 from planner.space.problem import StageProblem
 from planner.space.timing import Timing, play_terms, simulate_decision
@@ -38,6 +38,7 @@ __all__ = [
     "StageChoice",
     "StageProblem",
     "StageTerms",
+    "Timed",
     "Timing",
     "Violation",
     "WorkerMemory",

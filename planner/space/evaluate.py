@@ -26,24 +26,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from enum import StrEnum
 
 from planner.hardware.types import Cluster
 from planner.schedules import Schedule, get
+from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
 from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers
 from planner.space.terms import Setting, stage_terms
-from planner.space.timing import play_terms
+from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers, lay_workers, pipeline_of
+
+
+class Timed(StrEnum):
+    """What the iteration time of an evaluation is."""
+
+    CLOSED_FORM = "closed form"
+    """That of the module where the schedule is a paced line of stages, else what playing its orders takes."""
+
+    PLAYED = "played"
+    """What playing the orders takes."""
+
+    BOUND = "bound"
+    """The schedule's longest chain of waits in closed form: no order of the stages' work is faster."""
+
 
 Shelf = BlockCosts | Mapping[int, BlockCosts]
 """Costs at one micro-batch size, of one sharding or by the number of several."""
 
 
 def evaluate(
-    costs: Shelf, cluster: Cluster, job: Job, configuration: Configuration, *, schedule: Schedule | None = None
+    costs: Shelf,
+    cluster: Cluster,
+    job: Job,
+    configuration: Configuration,
+    *,
+    schedule: Schedule | None = None,
+    timed: Timed = Timed.CLOSED_FORM,
 ) -> Evaluation:
     """Price a configuration and list every limit that it breaks.
 
@@ -53,6 +73,7 @@ def evaluate(
         job: what is to be trained, and which choices are allowed.
         configuration: the point of the space.
         schedule: its schedule, where that has no name in the registry (orders of one's own).
+        timed: what the iteration time is to be.
 
     Returns:
         The iteration time, the terms of each stage, the memory of each worker and the violations. A configuration whose
@@ -80,11 +101,16 @@ def evaluate(
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
     violations = (*forbidden_choices(job, configuration, names), *overfull_workers(memory))
-    if chosen.closed_form:
-        iteration_s = sum(t.total_s for t in stages) + _steady_s(configuration, stages) + _tail_s(stages)
-    else:
-        iteration_s = play_terms(configuration, chosen, stages).iteration_s
+    iteration_s = _iteration_s(configuration, chosen, stages, timed)
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory)
+
+
+def _iteration_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms], timed: Timed) -> float:
+    if timed is Timed.BOUND:
+        return least_s(configuration, schedule, stages)
+    if timed is Timed.CLOSED_FORM and schedule.closed_form:
+        return sum(t.total_s for t in stages) + _steady_s(configuration, stages) + _tail_s(stages)
+    return play_terms(configuration, schedule, stages).iteration_s
 
 
 def _refused(violations: tuple[Violation, ...]) -> Evaluation:
@@ -128,18 +154,17 @@ def _worker_memory(setting: Setting, stages: Sequence[StageTerms]) -> tuple[Work
     return tuple(found.values())
 
 
-def _together(own: tuple[int, ...], stages: Sequence[StageTerms], peaks: np.ndarray) -> WorkerMemory:
+def _together(own: tuple[int, ...], stages: Sequence[StageTerms], peaks: HeldUnits) -> WorkerMemory:
     """What a worker holds of several stages: weights of all, the most activations at a time, one workspace."""
     terms = [stages[stage] for stage in own]
     if len(own) == 1:
         return WorkerMemory(own, terms[0].memory, terms[0].capacity_bytes)
-    unit = np.array([t.unit_bytes for t in terms])
     working = max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
     memory = MemoryBytes(
         weights=sum(t.memory.weights for t in terms),
         gradients=sum(t.memory.gradients for t in terms),
         optimizer=sum(t.memory.optimizer for t in terms),
-        activations=float((peaks @ unit).max()) + working,
+        activations=peaks.most([t.unit_bytes for t in stages]) + working,
         workspace=max(t.memory.workspace for t in terms),
         reserve=max(t.memory.reserve for t in terms),
     )

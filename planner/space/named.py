@@ -1,4 +1,4 @@
-"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, one split of layers."""
+"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, split of layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.graph import Chain
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Cluster
 from planner.schedules import get
-from planner.schedules.types import Pipeline
+from planner.schedules.types import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, run_sums
 from planner.space.types import BlockCosts, Job
@@ -48,9 +48,7 @@ class Degrees:
     adjacent: bool = True
 
 
-def configuration_of(
-    degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job
-) -> Configuration:
+def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
     """The configuration that has these degrees.
 
     Args:
@@ -80,12 +78,11 @@ def configuration_of(
             f"{job.global_batch}",
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
-    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
-    stages = _stage_count(degrees, name)
+    schedule, stages = _scheduled(degrees, count)
     edges = (0, *degrees.starts, len(chain.blocks)) if degrees.starts else layer_edges(chain, costs, stages)
     if len(edges) != stages + 1:
         raise JobError(
-            f"{len(edges) - 1} stages are given, {name} over {degrees.pipeline} workers has {stages}",
+            f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
             hint=f"give {stages - 1} first blocks",
         )
     return Configuration(
@@ -95,28 +92,33 @@ def configuration_of(
         copies=copies,
         micro_batch=degrees.micro_batch,
         micro_batches=count,
-        schedule=get(name).name,
+        schedule=schedule.name,
         zero=degrees.zero if copies > 1 else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
 
 
-def _stage_count(degrees: Degrees, name: str) -> int:
-    """Stages of a pipeline: those that the schedule can have over the workers, as many a worker as asked for.
+def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
+    """The schedule, and the stages of a pipeline: as many on each worker as asked for.
 
     Raises:
         JobError: the schedule places another number of stages on a worker.
     """
-    counts = get(name).stage_counts(degrees.pipeline)
-    wanted = degrees.pipeline * degrees.chunks
-    if wanted in counts:
-        return wanted
-    if degrees.chunks == 1 and counts:
-        return counts[0]
-    had = ", ".join(str(c // degrees.pipeline) for c in counts[:8]) or "no number of"
+    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
+    own, wanted = get(name), degrees.pipeline * degrees.chunks
+    tried = (own, *own.variants(degrees.pipeline, micro_batches, recompute=degrees.recompute))
+    for schedule in tried:
+        counts = schedule.stage_counts(degrees.pipeline)
+        if wanted in counts:
+            return schedule, wanted
+    if degrees.chunks == 1 and own.stage_counts(degrees.pipeline):
+        return own, own.stage_counts(degrees.pipeline)[0]
+    placed = sorted({count // degrees.pipeline for s in tried for count in s.stage_counts(degrees.pipeline)})
+    had = ", ".join(map(str, placed)) or "no"
     raise JobError(
-        f"{name} over {degrees.pipeline} workers holds {had} chunks a worker, not {degrees.chunks}",
-        hint="use another schedule, such as interleaved, or another number of chunks",
+        f"{name} over {degrees.pipeline} workers with {micro_batches} micro-batches holds {had} chunks a worker, not "
+        f"{degrees.chunks}",
+        hint="use another schedule, number of chunks, or number of micro-batches",
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner import schedules
 from planner.play import StageTimes, Trace, Transfers, play, run
-from planner.play.steady import find_steady, rhythm_of
+from planner.play.steady import find_steady
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration
@@ -32,7 +32,7 @@ class Timing:
     trace: Trace
 
 
-def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Sequence[int] = ()) -> StageTimes:
+def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
     """Durations of actions by stage; where orders repeat forwards by actions of their own, backwards are without them.
 
     A weight gradient takes half of its backward without recomputation.
@@ -63,7 +63,7 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
         trace = run(compile_orders(schedule.work(pipeline)), times, transfers=configuration.transfers)
         iteration_s, played = (trace.span_s() if schedule.spans else trace.makespan_s), 1.0
     else:
-        rhythm = rhythm_of(schedule, pipeline)
+        rhythm = schedule.rhythm(pipeline)
         few = type(pipeline)(pipeline.replicas, rhythm)
         steady = find_steady(schedule, few, lambda p: run(p, times, transfers=configuration.transfers))
         beats = pipeline.micro_batches / rhythm
@@ -72,6 +72,30 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
         iteration_s, played, trace = max(steady.iteration_s * beats, beside_s), steady.played / beats, steady.trace
     busy_s = float(trace.compute_s().mean()) / played
     return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, trace)
+
+
+def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> float:
+    """The schedule's longest chain of waits in closed form: no play of the configuration is faster.
+
+    Of a pipeline that never drains the time between iterations. O(stages * holders).
+    """
+    pipeline = pipeline_of(configuration)
+    blocking = configuration.transfers is Transfers.BLOCKING
+    crosses = np.array(schedule.crossings(pipeline), float) * blocking
+    receive_s = crosses * np.array([t.receive_s for t in stages])
+    return_s = crosses * np.array([t.return_s for t in stages])
+    chain_s = schedule.critical_s(
+        pipeline,
+        (np.array([t.forward_s for t in stages]) + receive_s).tolist(),
+        (np.array([t.backward_s for t in stages]) + return_s).tolist(),
+        [t.exposed_sync_s + t.update_s for t in stages],
+        [(t.backward_s - t.recompute_s) / 2 for t in stages],
+        (receive_s + return_s).tolist(),
+    )
+    if schedule.drains or len(stages) < 2:
+        return chain_s
+    exchanges = schedule.exchanges(pipeline)
+    return max(chain_s, *(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)))
 
 
 def simulate_decision(decision: Configuration, evaluation: Evaluation, *, transfers: Transfers | None = None) -> Trace:

@@ -54,11 +54,9 @@ def lay_workers(configuration: Configuration, schedule: Schedule) -> Workers:
     with `adjacent` copies of each worker stand together instead. Workers of in-line schedules are the replicas of
     stage 0, then those of stage 1, and so on.
     """
-    hosted = schedule.placement(pipeline_of(configuration))
+    pipeline = pipeline_of(configuration)
+    hosted, holders = schedule.placement(pipeline), schedule.holders(pipeline)
     sizes = [configuration.stages[own[0]].ranks if own else 1 for own in hosted]
-    holders = tuple(
-        tuple(worker for worker, own in enumerate(hosted) if stage in own) for stage in range(len(configuration.stages))
-    )
     ranks, world = _ranks(configuration, sizes)
     return Workers(hosted, holders, ranks, world)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,14 +11,13 @@ import numpy as np
 
 from planner.play import StageBytes, StageTimes, Trace, Transfers, run
 from planner.play.memory import memory_curve
-from planner.play.steady import find_pace, reach_of, rhythm_of
+from planner.play.steady import find_pace, reach_of
 from planner.schedules.compiling import compile_orders
 from planner.schedules.lending import lent_bytes, own_bytes
-from planner.schedules.own_orders import OwnOrders
 from planner.schedules.program import Program
-from planner.schedules.types import ActionKind, Work
+from planner.schedules.types import ActionKind
+from planner.space.cuts import balanced, least_need
 from planner.systems._bench import Bench, StageRule
-from planner.systems._cuts import balanced, least_need
 from planner.systems._price import Figures, price, rank_table
 from planner.systems._shapes import Marks, Shape
 from planner.systems.types import Point
@@ -50,25 +48,13 @@ class Cut:
         return self.shape.point(self.marks)
 
 
-def _exchanges(work: Work, stages: int) -> np.ndarray:
-    """[stages] how often a worker exchanges a stage's gradients in the orders given."""
-    found = np.zeros(stages)
-    for lane in work.lanes:
-        for stage in {action.stage for action in lane}:
-            kinds = Counter(action.kind for action in lane if action.stage == stage)
-            counts = (kinds[k] for k in (ActionKind.LAUNCH_SYNC, ActionKind.SYNC, ActionKind.UPDATE) if kinds[k])
-            found[stage] = max(found[stage], next(counts, 0))
-    return found
-
-
 class Search:
     """Moves the boundaries of one shape."""
 
     def __init__(self, bench: Bench, shape: Shape, transfers: Transfers) -> None:
         self._bench, self._shape, self._transfers = bench, shape, transfers
-        drains = shape.schedule.weight_policy.synchronous or isinstance(shape.schedule, OwnOrders)
-        work = shape.schedule.work(shape.pipeline)
-        self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
+        drains, work = shape.schedule.drains, shape.schedule.work(shape.pipeline)
+        self._parts, self._exchanges = work.parts, np.asarray(shape.schedule.exchanges(shape.pipeline), float)
         evicts = any(action.kind is ActionKind.EVICT for lane in work.lanes for action in lane)
         self._lending = work if evicts else None
         self._evicted = {
@@ -79,14 +65,14 @@ class Search:
         }
         self._program: Program | None = compile_orders(work) if drains else None
         self._tried: dict[Marks, Cut] = {}
-        self._rhythm = rhythm_of(shape.schedule, shape.pipeline)
+        self._rhythm = shape.schedule.rhythm(shape.pipeline)
         few = replace(shape.pipeline, micro_batches=self._rhythm)
         self._depth = 0 if drains else reach_of(shape.schedule, few)
         self._orders = functools.cache(lambda iterations: compile_orders(shape.schedule.work(few, iterations)))
         actions = sum(len(lane) for lane in work.lanes) * (1 if drains else 8)
         self._most = max(4, MOST_ACTIONS // max(actions, 1))
         self._versions = shape.schedule.weight_versions(shape.pipeline)
-        self._buffers = getattr(shape.schedule, "weight_buffers", 0)
+        self._buffers = shape.schedule.weight_buffers
 
     def begin(self) -> Cut:
         """The best of the balanced cuts."""

@@ -16,7 +16,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.play import Transfers
-from planner.schedules.own_orders import OwnOrders, own_schedule
+from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import OrderError, Schedule
 from planner.simulate import simulate
 from planner.solvers.conflict import in_words
@@ -78,7 +78,7 @@ def plan_schedule(
         raise InfeasibleError(f"{chosen.name}: {best.reason}", hint="use more stages, devices or recomputation")
     plan = plan_point(
         bench, best.point, chosen, best.seconds, Transfers(transfers), holders=best.shape.holders,
-        states=getattr(chosen, "weight_buffers", 0), provenance=provenance,
+        states=chosen.weight_buffers, provenance=provenance,
     )  # fmt: skip
     plan = with_simulation(plan, simulate(plan).step_s)
     wrong = validate(plan)
@@ -103,10 +103,9 @@ def _schedule(schedule: str | Path | Schedule) -> Schedule:
 def _nothing(bench: Bench, schedule: Schedule) -> str:
     words = in_words(bench.job)
     limits = f" with {words}" if words else ""
-    if isinstance(schedule, OwnOrders):
-        workers = max(schedule.orders.lane_workers) + 1
+    if own := schedule.fixed:
         return (
-            f"{schedule.name} has {schedule.stages} stages on {workers} workers and {schedule.micro_batches} "
+            f"{schedule.name} has {own.stages} stages on {schedule.workers(own)} workers and {own.micro_batches} "
             f"micro-batches, which do not come out for {bench.blocks} blocks, {bench.devices} devices and a global "
             f"batch of {bench.job.global_batch}{limits}"
         )
@@ -129,7 +128,7 @@ def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:
             continue
         need, room = shape.least_bytes(bench), min(d.usable_bytes for d in bench.cluster.devices)
         least = min(least, (need, shape), key=lambda entry: entry[0])
-        if need > room and not isinstance(shape.schedule, OwnOrders):
+        if need > room and not shape.schedule.fixed:
             continue
         tried = [(search, search.begin()) for search in (Search(bench, s, transfers) for s in shape.placements)]
         begun.append(min(tried, key=lambda entry: entry[1].key))

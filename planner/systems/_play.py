@@ -87,11 +87,9 @@ def _result(
     times = point.micro_batches / pipeline.micro_batches
     synchronous = chosen.weight_policy.synchronous
     iteration_s = found.iteration_s * (1.0 if synchronous else times)
-    exchanges = np.ones(pipeline.stages)
-    if chosen.name.partition(":")[0] == "pipedream":
-        exchanges = point.micro_batches / np.asarray(pipeline.replicas, float)
-    if chosen.name.partition(":")[0] == "hetpipe":
-        exchanges *= point.micro_batches / chosen.weight_versions(pipeline)[0]
+    exchanges = np.asarray(chosen.exchanges(pipeline), float)
+    if not synchronous:
+        exchanges = exchanges * point.micro_batches / pipeline.micro_batches
     if not synchronous and beside(point):
         iteration_s = max(iteration_s, float((figures.sync_s * exchanges).max()))
     worker, memory = _fullest(figures, sizes, found)

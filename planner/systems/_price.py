@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -58,19 +57,7 @@ class Figures:
 def holders_of(point: Point) -> tuple[tuple[int, ...], ...]:
     """Workers of one copy that have each stage: its replicas, or several where pipelines run in two directions."""
     replicas = tuple(stage.replicas for stage in point.stages)
-    chosen = schedules.get(point.schedule)
-    if chosen.name.partition(":")[0] not in ("chimera", "gems", "dualpipe"):
-        ends = np.concatenate([[0], np.cumsum(replicas)]).tolist()
-        return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
-    found: list[set[int]] = [set() for _ in replicas]
-    least = len(replicas) * 2 if "double" in point.schedule else len(replicas)
-    work = chosen.work(Pipeline(replicas, max(1, math.gcd(point.micro_batches, least))))
-    if any(not lane for lane in work.lanes):
-        work = chosen.work(Pipeline(replicas, least))
-    for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
-        for action in lane:
-            found[action.stage].add(worker)
-    return tuple(tuple(sorted(workers)) for workers in found)
+    return schedules.get(point.schedule).holders(Pipeline(replicas, point.played or point.micro_batches))
 
 
 def rank_table(point: Point) -> np.ndarray:

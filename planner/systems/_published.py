@@ -13,6 +13,7 @@ from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.space.cuts import balanced, least_need
 from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_layers import Layers, chain_layers
@@ -20,7 +21,6 @@ from planner.space.partition.pipedream_terms import Memory, StageCost
 from planner.space.types import StageChoice
 from planner.systems import SYSTEMS
 from planner.systems._bench import Bench, StageRule
-from planner.systems._cuts import balanced, least_need
 from planner.systems._exchanged import by_exchange
 from planner.systems._found import Found, Played
 from planner.systems._play import delays, play

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.schedules.own_orders import OwnOrders
-from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule
+from planner.schedules.types import ActivationUnit, Pipeline, Schedule
+from planner.space.cuts import least_need
 from planner.space.types import StageChoice
 from planner.systems._bench import Bench, StageRule
-from planner.systems._cuts import least_need
 from planner.systems.types import Point
 
 LONGEST = 400_000
@@ -87,8 +86,7 @@ class Shape:
         kept, versions = self.schedule.in_flight(self.pipeline), self.schedule.weight_versions(self.pipeline)
         if self.schedule.activation_unit is not ActivationUnit.MICRO_BATCH:
             kept = (1,) * self.stages
-        buffers = getattr(self.schedule, "weight_buffers", 0)
-        rules = [StageRule(k, v + buffers) for k, v in zip(kept, versions, strict=True)]
+        rules = [StageRule(k, v + self.schedule.weight_buffers) for k, v in zip(kept, versions, strict=True)]
         needs = [tables.needed(rule, recompute=self.recompute, whole=self.whole) for rule in rules]
         return least_need(needs, tables.real)
 
@@ -137,12 +135,13 @@ def _stage_counts(bench: Bench, schedule: Schedule) -> Sequence[int]:
     """Pieces of the model worth trying: those of the orders or the job, else few, multiples of eight, and the most."""
     job = bench.job
     most = min(bench.blocks, job.max_stages or bench.blocks)
-    if isinstance(schedule, OwnOrders):
-        known: Sequence[int] = (schedule.stages,) if schedule.stages <= (job.max_stages or schedule.stages) else ()
+    if schedule.fixed:
+        own = schedule.fixed.stages
+        known: Sequence[int] = (own,) if own <= (job.max_stages or own) else ()
     else:
         known = job.pipeline_stages or (*range(2, 17), *range(24, most + 1, 8), most)
     allowed = set(job.pipeline_stages or known)
-    return sorted({s for s in known if s in allowed and (2 <= s <= most or isinstance(schedule, OwnOrders))})
+    return sorted({s for s in known if s in allowed and (2 <= s <= most or schedule.fixed)})
 
 
 def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator[tuple[int, int]]:
@@ -150,10 +149,10 @@ def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator
     parts, rest = divmod(bench.job.global_batch, size)
     if rest:
         return
-    if isinstance(schedule, OwnOrders):
-        copies, rest = divmod(parts, schedule.micro_batches)
+    if schedule.fixed:
+        copies, rest = divmod(parts, schedule.fixed.micro_batches)
         if copies and not rest:
-            yield copies, schedule.micro_batches
+            yield copies, schedule.fixed.micro_batches
         return
     for copies in range(bench.devices, 0, -1):
         if parts % copies == 0 and 2 * parts // copies * stages <= LONGEST:
@@ -161,20 +160,13 @@ def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator
 
 
 def _holders(bench: Bench, schedule: Schedule, stages: int) -> tuple[Holders, frozenset[int]]:
-    """Workers that have each stage, and stages that are recomputed by actions of their own, read off orders of few
-    micro-batches; () where there are none."""
-    counts = (schedule.micro_batches,) if isinstance(schedule, OwnOrders) else (stages, 2 * stages, 4 * stages)
+    """Workers that have each stage, and stages that are recomputed by actions of their own; () where the schedule
+    cannot serve so many stages."""
+    counts = (schedule.fixed.micro_batches,) if schedule.fixed else (stages, 2 * stages, 4 * stages)
     if stages > bench.blocks:
         return (), frozenset()
     for count in counts:
         pipeline = Pipeline((1,) * stages, count)
-        if schedule.supports(pipeline):
-            continue
-        found: list[set[int]] = [set() for _ in range(stages)]
-        work = schedule.work(pipeline)
-        for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
-            for action in lane:
-                found[action.stage].add(worker)
-        again = (a.stage for lane in work.lanes for a in lane if a.kind is ActionKind.RECOMPUTE)
-        return tuple(tuple(sorted(own)) for own in found), frozenset(again)
+        if not schedule.supports(pipeline):
+            return schedule.holders(pipeline), schedule.recomputed_stages(pipeline)
     return (), frozenset()

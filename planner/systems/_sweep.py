@@ -6,7 +6,9 @@ PipeMare and pipelined backpropagation are the same with one pipeline, as deep a
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +16,9 @@ import numpy as np
 from planner import schedules
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
+from planner.schedules.types import Pipeline
+from planner.space.cuts import balanced, least_need
 from planner.systems._bench import Bench, StageRule
-from planner.systems._cuts import balanced, least_need
 from planner.systems._found import Found, Played
 from planner.systems._least import least_s
 from planner.systems._play import play
@@ -65,25 +68,15 @@ class Candidate:
     adjacent: bool = False
 
 
-def stage_rule(schedule: str, stage: int, depth: int, micro_batches: int) -> StageRule:
-    """What a stage keeps under a schedule, as its page has it."""
-    key, _, options = schedule.partition(":")
-    behind = depth - stage
-    if key == "gpipe":
-        return StageRule(micro_batches)
-    if key == "pipedream":
-        return StageRule(behind, behind)
-    if key == "pipedream-2bw":
-        return StageRule(behind, 2)
-    if key == "pipemare":
-        return StageRule(2 * behind)
-    if key == "pipelined-backprop":
-        return StageRule(2 * behind - 1)
-    if key == "chimera":
-        pairs = int(next((o.split("=")[1] for o in options.split(",") if o.startswith("pairs=")), "1"))
-        kept = (depth // 2 + 1) * (2 if "over=double" in options else 1)
-        return StageRule(min(micro_batches, kept), 1, 2 * pairs)
-    return StageRule(min(micro_batches, behind))
+@functools.lru_cache(maxsize=1024)
+def stage_rules(schedule: str, depth: int, micro_batches: int) -> tuple[StageRule, ...]:
+    """What each stage keeps under a schedule: as if all stages of its fullest worker were like it. O(actions) once."""
+    chosen, pipeline = schedules.get(schedule), Pipeline((1,) * depth, micro_batches)
+    held, placement, versions = chosen.held(pipeline), chosen.placement(pipeline), chosen.weight_versions(pipeline)
+    return tuple(
+        StageRule(max(held[w] for w in workers), versions[stage], max(len(placement[w]) for w in workers))
+        for stage, workers in enumerate(chosen.holders(pipeline))
+    )
 
 
 def depths(bench: Bench, least: int = 2) -> list[int]:
@@ -94,59 +87,56 @@ def depths(bench: Bench, least: int = 2) -> list[int]:
     return sorted({d for d in tried if least <= d <= most})
 
 
-def schedules_for(system: System, depth: int, micro_batches: int, recompute: bool) -> list[str]:
-    """The system's schedule with each of its options that suits the shape."""
-    if system.schedule != "chimera":
-        return [system.schedule]
-    if depth % 2:
-        return []
-    pairs = [f for f in (1, 2, 4) if (depth // 2) % f == 0]
-    found = [f"chimera:pairs={f}" if f > 1 else "chimera" for f in pairs]
-    if micro_batches > depth and micro_batches % 2 == 0 and recompute:
-        found.append("chimera:over=double")
-    return found
+@functools.lru_cache(maxsize=1024)
+def _variants(schedule: str, depth: int, micro_batches: int, *, recompute: bool) -> tuple[str, ...]:
+    """The schedule with each of its options that suits the shape."""
+    found = schedules.get(schedule).variants(depth, micro_batches, recompute=recompute)
+    return tuple(variant.name for variant in found)
+
+
+def _shapes(bench: Bench, system: System) -> Iterator[tuple[int, int, int, int]]:
+    """(depth, micro-batch, copies, micro-batches of a copy) that the devices, the blocks and the global batch allow."""
+    fixed = system.options.get("depth") == "devices"
+    sizes = bench.sizes[:1] if system.options.get("micro_batch") == "1" else bench.sizes
+    for depth in [min(bench.devices, bench.blocks)] if fixed else depths(bench):
+        for size in sizes:
+            copies = _copies(bench, depth, size) if system.copies else 1
+            count, rest = divmod(bench.job.global_batch, size * copies)
+            if count and not rest:
+                yield depth, size, copies, count
 
 
 def _candidates(bench: Bench, system: System, *, whole: bool = False) -> list[Candidate]:
     """All shapes, the most promising first; with `whole` those whose stages are recomputed from what enters them."""
     found = []
-    fixed = system.options.get("depth") == "devices"
-    tried = [min(bench.devices, bench.blocks)] if fixed else depths(bench)
-    sizes = bench.sizes[:1] if system.options.get("micro_batch") == "1" else bench.sizes
-    for depth in tried:
-        for size in sizes:
-            copies = _copies(bench, depth, size) if system.copies else 1
-            count, rest = divmod(bench.job.global_batch, size * copies)
-            if rest or not count or (system.schedule == "pipedream-2bw" and count < depth):
-                continue
-            for recompute in (True,) if whole else system.recompute:
-                work = bench.tables(size).stage_s(recompute=recompute, whole=whole)[0, -1]
-                for schedule in schedules_for(system, depth, count, recompute):
-                    slot = float(work / depth)
-                    busy_s = slot * (count + bubble_slots(schedule, depth, count))
-                    for adjacent in (False, True)[: min(copies, 2)]:
-                        estimate_s = busy_s + _exchange_s(bench, schedule, depth, copies, adjacent=adjacent)
-                        shape = (depth, copies, size, count, recompute, schedule, whole, adjacent)
-                        found.append(Candidate(estimate_s, slot * count, *shape))
+    for depth, size, copies, count in _shapes(bench, system):
+        for recompute in (True,) if whole else system.recompute:
+            slot = float(bench.tables(size).stage_s(recompute=recompute, whole=whole)[0, -1] / depth)
+            for schedule in _variants(system.schedule, depth, count, recompute=recompute):
+                busy_s = slot * (count + idle_slots(schedule, depth, count))
+                for adjacent in (False, True)[: min(copies, 2)]:
+                    estimate_s = busy_s + _exchange_s(bench, schedule, depth, count, copies, adjacent=adjacent)
+                    shape = (depth, copies, size, count, recompute, schedule, whole, adjacent)
+                    found.append(Candidate(estimate_s, slot * count, *shape))
     return sorted(found, key=lambda c: (c.estimate_s, c.depth, c.recompute, c.adjacent))
 
 
-def bubble_slots(schedule: str, depth: int, micro_batches: int) -> float:
+def _unserved(bench: Bench, system: System) -> str:
+    """Why the schedule serves none of the shapes, said of the first."""
+    chosen = schedules.get(system.schedule)
+    for depth, _, _, count in _shapes(bench, system):
+        return chosen.supports(Pipeline((1,) * depth, count))
+    return "no depth, width and micro-batch divide the devices and the global batch"
+
+
+def idle_slots(schedule: str, depth: int, micro_batches: int) -> float:
     """Idle time of equal stages with B = 2F, in times of a stage for one micro-batch."""
-    key, _, options = schedule.partition(":")
-    if key in ("gpipe", "1f1b"):
-        return depth - 1
-    if key != "chimera":
-        return 0.0
-    if "over=double" in options:
-        return 2 * (depth - 2) / 3
-    pairs = int(options.partition("pairs=")[2] or 1)
-    return (-(-micro_batches // depth) + 1) * max(0.0, depth / pairs - 2) / 3
+    return schedules.get(schedule).idle_s(Pipeline((1,) * depth, micro_batches), 1.0, 2.0) / 3
 
 
-def _exchange_s(bench: Bench, schedule: str, depth: int, copies: int, *, adjacent: bool) -> float:
+def _exchange_s(bench: Bench, schedule: str, depth: int, count: int, copies: int, *, adjacent: bool) -> float:
     """The all-reduce of an even share of the parameters among the copies of a stage."""
-    states = stage_rule(schedule, 0, depth, 1).states
+    states = stage_rules(schedule, depth, count)[0].states
     if copies * states < 2:
         return 0.0
     payload = float(bench.tables(bench.sizes[0]).elements[0, -1]) / depth * bench.precision.gradient_bytes
@@ -177,8 +167,7 @@ def cut(bench: Bench, candidate: Candidate, states: int = 0) -> tuple[int, ...] 
 def _needs(bench: Bench, candidate: Candidate, states: int) -> list[np.ndarray]:
     tables, extra = bench.tables(candidate.micro_batch), states * bench.precision.weight_bytes
     found, known = [], {}
-    for stage in range(candidate.depth):
-        rule = stage_rule(candidate.schedule, stage, candidate.depth, candidate.micro_batches)
+    for rule in stage_rules(candidate.schedule, candidate.depth, candidate.micro_batches):
         if rule not in known:
             need = tables.needed(rule, recompute=candidate.recompute, whole=candidate.whole)
             known[rule] = need + extra * tables.elements
@@ -240,10 +229,11 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
 
 def _even_share(bench: Bench, candidate: Candidate) -> float:
     """Bytes of an even share of the model's state: no cut has a fullest device that needs less."""
-    rules = {0, candidate.depth - 1}
-    kept = [stage_rule(candidate.schedule, s, candidate.depth, candidate.micro_batches) for s in rules]
+    rules = stage_rules(candidate.schedule, candidate.depth, candidate.micro_batches)
     chosen = bench.precision
-    least = min(r.states * (chosen.weight_bytes * r.versions + chosen.gradient_bytes + bench.state_bytes) for r in kept)
+    least = min(
+        r.states * (chosen.weight_bytes * r.versions + chosen.gradient_bytes + bench.state_bytes) for r in rules
+    )
     return least * float(bench.tables(candidate.micro_batch).elements[0, -1]) / candidate.depth
 
 
@@ -273,8 +263,8 @@ def by_sweep(bench: Bench, system: System) -> Found:
     if bench.devices < 2 or bench.blocks < 2:
         return Found(reason="a pipeline needs two devices and a model of two blocks")
     candidates = _candidates(bench, system)
-    if not candidates and system.schedule == "pipedream-2bw":
-        return Found(reason="a mini-batch has fewer micro-batches than stages: the global batch is too small")
+    if not candidates:
+        return Found(reason=_unserved(bench, system))
     best, reason = sweep(bench, system, candidates, states)
     if best is None and system.options.get("recompute") == "stage":
         best, reason = sweep(bench, system, _candidates(bench, system, whole=True), states)

@@ -1,0 +1,143 @@
+"""Chains of waits in closed form: lower bounds of an iteration that need no order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Seconds by stage, for one micro-batch; transfers that stop the worker included.
+
+    Attributes:
+        forward: of the forward.
+        gradient: of what the stage before waits for: the whole backward, or the input gradient where it is split.
+        weight: of the weight gradient where it is an action of its own, else 0.
+        tail: of synchronisation and update, once.
+    """
+
+    forward: Sequence[float]
+    gradient: Sequence[float]
+    weight: Sequence[float]
+    tail: Sequence[float]
+
+    @staticmethod
+    def of(
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        tail_s: Sequence[float],
+        weight_grad_s: Sequence[float] = (),
+        *,
+        split: bool = False,
+    ) -> PassSeconds:
+        """From whole backwards; `split` where weight gradients are actions (by default half of the backward)."""
+        if not split:
+            return PassSeconds(forward_s, backward_s, [0.0] * len(backward_s), tail_s)
+        weight = list(weight_grad_s) or [b / 2 for b in backward_s]
+        return PassSeconds(forward_s, [b - w for b, w in zip(backward_s, weight, strict=True)], weight, tail_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How micro-batches flow through the workers.
+
+    Attributes:
+        placement, workload: by worker its stages, and its micro-batches of each.
+        forward_step, backward_step: part of a micro-batch after whose forward (backward) the next stage goes on.
+        deferred: by worker, the most weight gradients that are left when its last input gradient is done.
+        launches: exchanges may run beside the work, so that only those of one stage count.
+        spans: an iteration of a worker begins with its own first action.
+        early: repeated forwards run before the gradient comes, so that nothing is known of the drain.
+    """
+
+    placement: Sequence[Sequence[int]]
+    workload: Sequence[Sequence[int]]
+    forward_step: float = 1.0
+    backward_step: float = 1.0
+    deferred: Sequence[int] = ()
+    launches: bool = False
+    spans: bool = False
+    early: bool = False
+
+
+def busiest_chain_s(flow: Flow, times: PassSeconds) -> float:
+    """Longest chain through one worker: the way to it, its work, and the way of its last gradient to the first stage.
+
+    A worker begins with the forward of a stage that it has, after the forwards of all stages before. Its last gradient
+    passes the stages before. With a split backward its weight gradients may come after that, all that memory has room
+    for; the chain then ends with the weight gradient of the stage where it ends. The workers where a chain ends
+    exchange and update all their stages, one after the other. O(stages * holders).
+    """
+    fill = [0.0, *accumulate(f * flow.forward_step for f in times.forward)]
+    after = _after(flow, times)
+    longest = 0.0
+    for worker, (stages, counts) in enumerate(zip(flow.placement, flow.workload, strict=True)):
+        if not stages:
+            continue
+        begin, most = fill[stages[0]], max(times.weight[s] for s in stages)
+        pairs = list(zip(stages, counts, strict=True))
+        passes = sum(n * (times.forward[s] + times.gradient[s]) for s, n in pairs)
+        weights = sum(n * times.weight[s] for s, n in pairs)
+        own = passes + weights + _tail(flow, times, stages)
+        longest = max(longest, own if flow.spans else begin + own)
+        if stages[0] and not flow.early:
+            left = flow.deferred[worker] * most if flow.deferred else 0.0
+            longest = max(longest, begin + passes + max(weights - left, 0.0) + after[stages[0]])
+    return longest
+
+
+def _tail(flow: Flow, times: PassSeconds, stages: Sequence[int]) -> float:
+    tails = [times.tail[s] for s in stages]
+    return min(tails) if flow.launches else sum(tails)
+
+
+def _after(flow: Flow, times: PassSeconds) -> list[float]:
+    """By stage, what follows when its last gradient leaves for the stage before; where workers count their own
+    iteration, up to the end of the first stage's, where it began."""
+    count = len(times.forward)
+    tails = [float("inf")] * count
+    for stages in flow.placement:
+        for stage in stages:
+            tails[stage] = min(tails[stage], times.tail[stage] if flow.launches else _tail(flow, times, stages))
+    after = [0.0] * count
+    for stage in range(1, count):
+        ends = times.weight[stage - 1] + tails[stage - 1]
+        beyond = after[stage - 1] if flow.spans and stage > 1 else max(after[stage - 1], ends)
+        after[stage] = times.gradient[stage - 1] * flow.backward_step + beyond
+    return after
+
+
+def one_forward_one_backward_s(counts: Sequence[int], warm_up: Sequence[int], times: PassSeconds) -> float:
+    """Longest of the chains that stay at one stage but for its first and last micro-batch; O(stages^2).
+
+    For stage i with m micro-batches a replica, warm-up w, t = f + b, and later = sum of t over the later stages:
+
+        sum_{j<i} t_j  +  m t_i  +  (later - (w-1) f_i)_+  +  (later - (w-1) b_i)_+
+
+    The two last terms are the wait for the first gradient, of which (w-1) forwards fill a part, and the wait for the
+    last one, of which (w-1) backwards fill a part; when m <= w only the longer of the two can be had. The chain ends
+    with the tail of stage i or of an earlier one, or leaves after the last forward for the tail of a later one. Equal
+    to the simulated time for stages of similar length and equal replicas (see docs/simulate.md).
+
+    Args:
+        counts: by stage, micro-batches of a replica.
+        warm_up: by stage, forwards before the first backward.
+        times: of the stages.
+    """
+    both_s = [f + b for f, b in zip(times.forward, times.gradient, strict=True)]
+    lead_s = [0.0, *accumulate(times.gradient)]
+    before, later, longest = 0.0, sum(both_s), 0.0
+    for i, (mine, ahead) in enumerate(zip(counts, warm_up, strict=True)):
+        f, b, forwards = times.forward[i], times.gradient[i], min(mine, ahead)
+        later -= both_s[i]
+        first, last = max(later - (forwards - 1) * f, 0.0), max(later - (forwards - 1) * b, 0.0)
+        if mine <= forwards:
+            first, last = 0.0, max(first, last)
+        stay = before + mine * both_s[i] + first + last
+        leave = before + mine * both_s[i] - forwards * b + first + later + b
+        for k, tail in enumerate(times.tail):
+            longest = max(longest, (stay if k <= i else leave) - lead_s[k] + tail)
+        before += both_s[i]
+    return longest
