@@ -33,8 +33,11 @@ FAR = 0.3
 MOST_PLAYED = 40
 """Configurations that are played at the most."""
 
-MOST_MOVES = 400
+MOST_MOVES = 120
 """Moves of boundaries that are tried for one shape."""
+
+GOOD = 0.005
+"""Cuts whose longest chain of waits is this close to the shape's bound are not improved."""
 
 REPEATS = 3
 """Times that stages are cut anew after some of them have been made to repeat their forward."""
@@ -263,9 +266,8 @@ class _Cut:
     def improved(self, edges: Edges, flags: Sequence[bool]) -> Edges:
         """Boundaries moved, one block at a time, as long as the longest chain of waits gets shorter within memory."""
         best, best_key = edges, self._key(edges, flags)
-        tried = 0
-        moved = True
-        while moved and tried < MOST_MOVES:
+        tried, moved = 0, True
+        while moved and tried < MOST_MOVES and best_key > (0.0, self._shape.bound_s * (1 + GOOD)):
             moved = False
             for at in range(1, len(best) - 1):
                 for by in (-1, 1):

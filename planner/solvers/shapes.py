@@ -9,19 +9,23 @@ slowest, and their mean work does not depend on the cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from planner.costs.precision import precision
+from planner.costs.precision import optimizer_state_bytes, precision
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
 from planner.schedules import get
 from planner.schedules.types import Pipeline, Schedule
 from planner.space.types import BlockCosts, Job
+
+REACH = 0.5
+"""How far above all of the forward the part that even stages must repeat may lie: uneven ones may still fit."""
 
 LONGEST = 1_000_000
 """Actions of one copy and iteration that a shape may have: all of them are played."""
@@ -173,6 +177,14 @@ class _Bounds:
         self.drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self.share = float(forward_s.sum()) / self.work_s if self.work_s else 0.0
         self.elements = float(costs.parameter_elements.sum())
+        chosen = precision(job.precision)
+        self._bytes = chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(job.optimizer, chosen)
+        self._room = max(device.usable_bytes for device in cluster.devices) - float(costs.workspace_bytes.max())
+        self._saved_bytes, again_bytes = (
+            float(costs.saved_bytes[0, -1]),
+            float(np.diagonal(costs.checkpoint_bytes).sum()),
+        )
+        self._freed_bytes = self._saved_bytes - again_bytes
         self._synced: dict[tuple[int, int, bool, int], float] = {}
 
     @property
@@ -199,15 +211,40 @@ class _Bounds:
         first = [own[0] for own in schedule.placement(pipeline) if own]
         ramp_s = forwards * self.filled_s[first] + backwards * self.drained_s[first]
         bound_s = max(bound_s, count * work_s / workers + float(ramp_s.sum()) / workers)
+        held = np.array(schedule.held(pipeline), float) / schedule.parts / stages
         for zero in limits.zero if copies > 1 else (min(limits.zero),):
+            repeated = self._repeated(schedule, pipeline, held, copies if zero else 1, recompute)
+            again_s = count * repeated * self.repeat_s[Recompute.ALWAYS] / workers
             for adjacent in (True, False) if copies > 1 else (False,):
                 exchange_s = self._exchange_s(workers, copies, adjacent, zero)
-                busy_s = count * work_s / workers + idle_s
+                busy_s = count * work_s / workers + idle_s + again_s
                 estimate_s = busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
                 yield Shape(
                     schedule, self.costs, stages, workers, copies, count, zero, recompute, adjacent, limits.transfers,
                     bound_s, max(bound_s, estimate_s),
                 )  # fmt: skip
+
+    def _repeated(
+        self, schedule: Schedule, pipeline: Pipeline, held: np.ndarray, shards: int, recompute: Recompute
+    ) -> float:
+        """Part of the forward that even stages must repeat to fit; infinite where that is not enough.
+
+        Args:
+            schedule: how many versions of the weights are kept.
+            pipeline: its stages.
+            held: by worker, the part of all activations of a micro-batch that it keeps, in micro-batches.
+            shards: of the optimizer's state.
+            recompute: which stages repeat their forward anyway.
+        """
+        weight, gradient, state = self._bytes
+        versions = max(schedule.weight_versions(pipeline)) + schedule.weight_buffers
+        hosted = sum(len(own) for own in schedule.placement(pipeline)) / pipeline.stages
+        resident = (versions * weight + gradient + state / shards) * self.elements * hosted / len(held)
+        over = resident + held * self._saved_bytes - self._room
+        if recompute is not Recompute.AUTO:
+            return 0.0
+        part = np.maximum(over, 0.0) / np.maximum(held * self._freed_bytes, 1.0)
+        return float(part.mean()) if (part <= 1.0 + REACH).all() else math.inf
 
     def _exchange_s(self, workers: int, copies: int, adjacent: bool, zero: int) -> float:
         """An even share of the gradients summed over the copies of a worker."""
