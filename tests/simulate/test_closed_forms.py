@@ -12,7 +12,7 @@ from planner.simulate import StageTimes, closed_form_s, play
 from planner.simulate.memory import peak_in_flight
 
 SECONDS = st.floats(0.01, 10.0)
-SCHEDULES = st.sampled_from(["1f1b", "gpipe"])
+SCHEDULES = st.sampled_from(["1f1b", "gpipe", "dapple"])
 
 
 @st.composite
