@@ -195,6 +195,9 @@ def test_chain_and_idle_time_are_exact_for_equal_stages(
     [
         ("chimera", 8, 8),
         ("chimera", 8, 32),
+        ("chimera", 8, 3),
+        ("chimera:pairs=2", 8, 1),
+        ("chimera:pairs=2", 8, 6),
         ("chimera:pairs=2", 8, 8),
         ("chimera:over=double", 8, 32),
         ("chimera:over=halve", 8, 32),
