@@ -113,14 +113,14 @@ class Chimera(BothWays):
 
         With m < p micro-batches (p - m)(F + B) + 2B (ceil(m / 2f) - 1).
         """
-        waits, count = max(pipeline.stages / self.pairs - 2, 0.0), pipeline.micro_batches
+        waits, count = max(pipeline.stages // self.pairs - 2, 0), pipeline.micro_batches
         if self.over is not Over.CONCAT:
-            return waits * backward_s / self.parts
+            return (pipeline.stages - 2) * backward_s / self.parts
         if count < pipeline.stages:
             rounds = -(-count // (2 * self.pairs)) - 1
             return (pipeline.stages - count) * (forward_s + backward_s) + 2 * rounds * backward_s
         units = -(-count // pipeline.stages)
-        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0.0))
+        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0))
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""
