@@ -29,16 +29,13 @@ def chimera_makespan_s(stages: int, micro_batches: int, forward_s: float, backwa
     divides("stages", stages, "workers of a pair of pipelines", 2 * pairs)
     if backward_s < forward_s:
         raise UsageError(f"a backward of {backward_s} s is shorter than a forward of {forward_s} s", hint="simulate it")
-    both, shift = forward_s + backward_s, stages // pairs - 2
-    if micro_batches <= stages:
-        return stages * both + 2 * backward_s * (-(-micro_batches // (2 * pairs)) - 1)
-    if micro_batches % stages:
+    if micro_batches > stages and micro_batches % stages:
         raise UsageError(
             f"{micro_batches} micro-batches do not make units of {stages}",
             hint="use a multiple, or planner.measure_schedule('chimera', ...)",
         )
-    units = micro_batches // stages
-    return micro_batches * both + shift * (backward_s + (units - 1) * (backward_s - forward_s))
+    idle_s = get(f"chimera:pairs={pairs}").idle_s(Pipeline((1,) * stages, micro_batches), forward_s, backward_s)
+    return micro_batches * (forward_s + backward_s) + idle_s
 
 
 def chimera_bubble(stages: int, micro_batches: int, backward_over_forward: float = 1.0, pairs: int = 1) -> float:

@@ -16,12 +16,14 @@ class PassSeconds:
         gradient: of what the stage before waits for: the whole backward, or the input gradient where it is split.
         weight: of the weight gradient where it is an action of its own, else 0.
         tail: of synchronisation and update, once.
+        transfer: the part of forward and gradient that is transfers.
     """
 
     forward: Sequence[float]
     gradient: Sequence[float]
     weight: Sequence[float]
     tail: Sequence[float]
+    transfer: Sequence[float]
 
     @staticmethod
     def of(
@@ -29,14 +31,15 @@ class PassSeconds:
         backward_s: Sequence[float],
         tail_s: Sequence[float],
         weight_grad_s: Sequence[float] = (),
+        transfer_s: Sequence[float] = (),
         *,
         split: bool = False,
     ) -> PassSeconds:
         """From whole backwards; `split` where weight gradients are actions (by default half of the backward)."""
-        if not split:
-            return PassSeconds(forward_s, backward_s, [0.0] * len(backward_s), tail_s)
-        weight = list(weight_grad_s) or [b / 2 for b in backward_s]
-        return PassSeconds(forward_s, [b - w for b, w in zip(backward_s, weight, strict=True)], weight, tail_s)
+        nothing = [0.0] * len(backward_s)
+        weight = (weight_grad_s or [b / 2 for b in backward_s]) if split else nothing
+        gradient = [b - w for b, w in zip(backward_s, weight, strict=True)]
+        return PassSeconds(forward_s, gradient, weight, tail_s, transfer_s or nothing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,13 @@ class Defaults(Protocol):
     def idle_s(
         self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
     ) -> float:
+        """See `wait_s`, of one replica."""
+        weight_s = backward_s / 2 if weight_grad_s is None else weight_grad_s
+        return self.wait_s(single(pipeline), forward_s, backward_s, weight_s)
+
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """Filling and draining, a forward and a backward for each worker but one: (p - 1)(F + B)."""
-        return (self.workers(single(pipeline)) - 1) * (forward_s + backward_s)
+        return (self.workers(pipeline) - 1) * (forward_s + backward_s)
 
     def exact(self, pipeline: Pipeline) -> bool:
         """A single worker never waits; of others nothing is proven."""
@@ -284,9 +289,15 @@ class Defaults(Protocol):
         weight_grad_s: Sequence[float] = (),
         transfer_s: Sequence[float] = (),
     ) -> float:
-        """Filling, the work of one worker, draining: the worker for which this is longest. O(stages * holders)."""
+        """See `chain_s`."""
         require(self, pipeline)
-        times = PassSeconds.of(forward_s, backward_s, tail_s, weight_grad_s, split=self.split_backward)
+        split = self.split_backward
+        return self.chain_s(
+            pipeline, PassSeconds.of(forward_s, backward_s, tail_s, weight_grad_s, transfer_s, split=split)
+        )
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """Filling, the work of one worker, draining: the worker for which this is longest. O(stages * holders)."""
         return busiest_chain_s(self.flow(pipeline), times)
 
 

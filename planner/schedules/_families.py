@@ -66,19 +66,9 @@ class OneForwardOneBackward(Line, Protocol):
             for stage, replica in pipeline.workers()
         )
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """See `one_forward_one_backward_s`; O(stages^2)."""
-        require(self, pipeline)
         counts = [pipeline.micro_batches // count for count in pipeline.replicas]
-        times = PassSeconds.of(forward_s, backward_s, tail_s)
         return one_forward_one_backward_s(counts, self.warm_up(pipeline.replicas), times)
 
 
@@ -256,9 +246,7 @@ class Flowing(Line, Protocol):
         """The warm-up of each stage; a run has micro-batches enough."""
         return self.warm_up(pipeline)
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """None once the pipeline is full."""
         return 0.0
 
@@ -276,16 +264,7 @@ class Flowing(Line, Protocol):
         lanes = (tuple(self.lane(pipeline, stage, replica, iterations)) for stage, replica in pipeline.workers())
         return Work(tuple(lanes), versions=self.weight_versions(pipeline))
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """The work of the busiest worker in an iteration, its tail once, however often it updates."""
-        require(self, pipeline)
         flow = Flow(self.placement(pipeline), self.workload(pipeline), spans=True, early=True)
-        return busiest_chain_s(flow, PassSeconds.of(forward_s, backward_s, tail_s))
+        return busiest_chain_s(flow, times)

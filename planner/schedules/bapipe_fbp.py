@@ -11,12 +11,12 @@ claims has room for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts, dealt, finish, require
+from planner.schedules._chains import PassSeconds
+from planner.schedules._defaults import Facts, dealt, finish
 from planner.schedules._families import Line
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
@@ -77,9 +77,7 @@ class BaPipeFbp(Line):
             limits=self.in_flight(pipeline),
         )
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(2p - 1)(F + B), with `fill_overlap` (p - 1)(F + B)."""
         steps = pipeline.stages - 1 if self.fill_overlap else 2 * pipeline.stages - 1
         return steps * (forward_s + backward_s)
@@ -88,28 +86,18 @@ class BaPipeFbp(Line):
         """Nothing is proven of unequal stages."""
         return False
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """The longest way through one lane of a stage, t = F + B being what an action takes; O(stages).
 
         All stages before forward, m times t there, all stages after and all stages backward. With `fill_overlap` a
         stage before or after costs only its own F and B, and the loss follows at once.
         """
-        require(self, pipeline)
-        moved = transfer_s or [0.0] * pipeline.stages
-        both = [f + b - t for f, b, t in zip(forward_s, backward_s, moved, strict=True)]
+        both = [f + b - t for f, b, t in zip(times.forward, times.gradient, times.transfer, strict=True)]
         mine = pipeline.micro_batches // pipeline.replicas[0]
         if self.fill_overlap:
-            passing = sum(forward_s[:-1]) + sum(backward_s[1:])
-            return passing + (mine - 1) * max(both) + both[0] + tail_s[0]
-        return 2 * sum(both) + (mine - 1) * max(both) + tail_s[0]
+            passing = sum(times.forward[:-1]) + sum(times.gradient[1:])
+            return passing + (mine - 1) * max(both) + both[0] + times.tail[0]
+        return 2 * sum(both) + (mine - 1) * max(both) + times.tail[0]
 
 
 SCHEDULES.register("bapipe-fbp", BaPipeFbp())

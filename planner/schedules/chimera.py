@@ -24,7 +24,7 @@ from typing import Any
 from planner.schedules import SCHEDULES
 from planner.schedules._bidirectional import Lines, dealt, doubled, slotted
 from planner.schedules._chains import Flow
-from planner.schedules._defaults import Facts, finish, single
+from planner.schedules._defaults import Facts, finish
 from planner.schedules._families import BothWays
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
@@ -108,15 +108,19 @@ class Chimera(BothWays):
             return pipeline
         return Pipeline(pipeline.replicas, most)
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
-        """(p/f - 2)(B + (K - 1)(B - F)) for K units; doubled (p - 2) B, halved (p - 2) B / 2, both for B = 2F."""
-        waits = max(pipeline.stages / self.pairs - 2, 0.0)
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
+        """(p/f - 2)(B + (K - 1)(B - F)) for K units; doubled (p - 2) B, halved (p - 2) B / 2, both for B = 2F.
+
+        With m < p micro-batches (p - m)(F + B) + 2B (ceil(m / 2f) - 1).
+        """
+        waits, count = max(pipeline.stages // self.pairs - 2, 0), pipeline.micro_batches
         if self.over is not Over.CONCAT:
-            return waits * backward_s / self.parts
-        units = -(-single(pipeline).micro_batches // pipeline.stages)
-        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0.0))
+            return (pipeline.stages - 2) * backward_s / self.parts
+        if count < pipeline.stages:
+            rounds = -(-count // (2 * self.pairs)) - 1
+            return (pipeline.stages - count) * (forward_s + backward_s) + 2 * rounds * backward_s
+        units = -(-count // pipeline.stages)
+        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0))
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""

@@ -49,12 +49,9 @@ class DualPipe(BothWays):
         """All that a worker keeps."""
         return pipeline.stages + 1
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(p/2 - 1)(F&B + B - 3W), with F&B = F + B: nothing of a pair overlaps."""
-        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
-        return bubble_s(pipeline.stages, forward_s + backward_s, backward_s, weight)
+        return bubble_s(pipeline.stages, forward_s + backward_s, backward_s, weight_s)
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both stages; even micro-batches go down, odd ones up."""

@@ -48,12 +48,9 @@ class DualPipeV(Chunked):
         """All that a worker keeps."""
         return pipeline.stages + 1
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(p - 1)(F&B + B - 3W), with F&B = F + B: nothing of a pair overlaps."""
-        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
-        return (pipeline.stages / 2 - 1) * (forward_s + 2 * backward_s - 3 * weight)
+        return (pipeline.stages / 2 - 1) * (forward_s + 2 * backward_s - 3 * weight_s)
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Eight phases, SYNC and UPDATE of both chunks."""

@@ -7,12 +7,12 @@ et al., SC 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts, finish, require, single
+from planner.schedules._chains import PassSeconds
+from planner.schedules._defaults import Facts, finish, single
 from planner.schedules._families import BothWays
 from planner.schedules.types import Action, ActionKind, Pipeline
 
@@ -34,11 +34,9 @@ class Gems(BothWays):
         """One in each direction."""
         return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2))
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """p (F + B) + (m - 1) max(pF + B, F + pB) less the work of m micro-batches."""
-        depth, count = pipeline.stages, single(pipeline).micro_batches
+        depth, count = pipeline.stages, pipeline.micro_batches
         step = max(depth * forward_s + backward_s, forward_s + depth * backward_s)
         return (depth - count) * (forward_s + backward_s) + (count - 1) * step
 
@@ -46,28 +44,19 @@ class Gems(BothWays):
         """Always."""
         return True
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """All forwards, a step for each further micro-batch, all backwards; equal to the simulated time. O(stages).
 
         The forward of the next micro-batch at stage j waits on its worker for the backward of this one at stage
         p-1-j, so that the step between two last forwards is the longest of b[p-1-j] + ... + b[p-1] + f[j] + ... +
         f[p-1].
         """
-        require(self, pipeline)
         depth, count = pipeline.stages, single(pipeline).micro_batches
-        ending = [0.0, *accumulate(reversed(backward_s))]
-        going = [0.0, *accumulate(reversed(forward_s))]
+        ending = [0.0, *accumulate(reversed(times.gradient))]
+        going = [0.0, *accumulate(reversed(times.forward))]
         step = max(ending[j + 1] + going[depth - j] for j in range(depth))
         mirrored = [{k, depth - 1 - k} if count > 1 else {k} for k in range(depth)]
-        ends = max(ending[depth - k] + sum(tail_s[s] for s in own) for k, own in enumerate(mirrored))
+        ends = max(ending[depth - k] + sum(times.tail[s] for s in own) for k, own in enumerate(mirrored))
         return going[depth] + (count - 1) * step + ends
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:

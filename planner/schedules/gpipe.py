@@ -10,13 +10,13 @@ Re-materialisation keeps only a stage's input for each micro-batch and repeats t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.schedules import SCHEDULES
-from planner.schedules._chains import Flow
+from planner.schedules._chains import Flow, PassSeconds
 from planner.schedules._defaults import Facts, finish
 from planner.schedules._families import Line
 from planner.schedules.types import Action, ActionKind, Pipeline
@@ -93,15 +93,7 @@ class GPipe(Line):
         """With `early`, the last gradient may find all forwards repeated."""
         return replace(Line.flow(self, pipeline), early=self.early)
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
 
         With `recompute` the backward is given with its recomputation; when that is early, only the busiest worker
@@ -109,14 +101,14 @@ class GPipe(Line):
         counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two.
         """
         if self.early:
-            return Line.critical_s(self, pipeline, forward_s, backward_s, tail_s)
+            return Line.chain_s(self, pipeline, times)
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
         before = pipeline.micro_batches - pipeline.replicas[-1]
-        forwards = sum(forward_s) + max(
-            before // count * f for count, f in zip(pipeline.replicas, forward_s, strict=True)
+        forwards = sum(times.forward) + max(
+            before // count * f for count, f in zip(pipeline.replicas, times.forward, strict=True)
         )
         total = drained = slowest = 0.0
-        for mine, b, tail in zip(reversed(share), reversed(backward_s), reversed(tail_s), strict=True):
+        for mine, b, tail in zip(reversed(share), reversed(times.gradient), reversed(times.tail), strict=True):
             drained += b
             slowest = max(slowest, (mine - 1) * b)
             total = max(total, forwards + drained + slowest + tail)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts, finish, single
+from planner.schedules._defaults import Facts, finish
 from planner.schedules._families import Chunked
 from planner.schedules._greedy import Task, list_schedule
 from planner.schedules.types import Action, ActionKind, Pipeline
@@ -46,11 +46,9 @@ class Hanayo(Chunked):
         """1, 2 and 4 waves."""
         return ({}, {"waves": 2}, {"waves": 4})
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(2p - 2) B, published for B = 2F and m = p."""
-        return 2 * (self.workers(single(pipeline)) - 1) * backward_s
+        return 2 * (self.workers(pipeline) - 1) * backward_s
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Backwards before forwards, later chunks before earlier ones."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.lending import lent_bytes
 from planner.schedules.types import Action, ActionKind
 
 _TAKES = (ActionKind.FORWARD, ActionKind.LOAD)
@@ -52,10 +53,10 @@ def count_held(orders: Sequence[Sequence[Action]], hosted: Sequence[Sequence[int
         hosted: the stages of each worker.
     """
     guests: dict[int, dict[int, int]] = {}
-    for order in orders:
-        for (peer, stage), count in _lent(order).items():
-            guests.setdefault(peer, {}).setdefault(stage, 0)
-            guests[peer][stage] += count
+    for stage in sorted({a.stage for order in orders for a in order if a.kind is ActionKind.EVICT}):
+        of_stage = [[a for a in order if a.stage == stage] for order in orders]
+        for peer, count in lent_bytes(of_stage, {stage: 1}).items():
+            guests.setdefault(peer, {})[stage] = int(count)
     found = []
     for worker, (order, stages) in enumerate(zip(orders, hosted, strict=True)):
         lent = guests.get(worker, {})
@@ -90,20 +91,3 @@ def _pareto(rows: np.ndarray) -> np.ndarray:
         if not (rows[kept] >= row).all(axis=1).any():
             kept.append(at)
     return np.asarray(rows[kept])
-
-
-def _lent(order: Sequence[Action]) -> dict[tuple[int, int], int]:
-    """By peer and stage, the most units of a worker that are evicted there at the same time."""
-    away: dict[tuple[int, int, int], int] = {}
-    now: dict[tuple[int, int], int] = {}
-    most: dict[tuple[int, int], int] = {}
-    for action in order:
-        unit = action.stage, action.micro_batch, action.part
-        if action.kind is ActionKind.EVICT and action.peer >= 0:
-            away[unit] = action.peer
-            key = action.peer, action.stage
-            now[key] = now.get(key, 0) + 1
-            most[key] = max(most.get(key, 0), now[key])
-        elif action.kind is ActionKind.LOAD and unit in away:
-            now[away.pop(unit), action.stage] -= 1
-    return most

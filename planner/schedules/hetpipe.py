@@ -9,10 +9,11 @@ being the clock distance, so that it misses at most s_global = (D+1)(s_local+1) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from planner.schedules import SCHEDULES
+from planner.schedules._chains import PassSeconds
 from planner.schedules._defaults import Facts
 from planner.schedules._families import Flowing
 from planner.schedules._flows import flowing, own_micro_batches
@@ -80,17 +81,9 @@ class HetPipe(Flowing):
         """Once a wave of each virtual worker."""
         return (pipeline.micro_batches // pipeline.replicas[0] // self.wave(pipeline),) * pipeline.stages
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """The work of the busiest worker in an iteration; waves are exchanged beside it."""
-        return Flowing.critical_s(self, pipeline, forward_s, backward_s, [0.0] * pipeline.stages)
+        return Flowing.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
 
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
         """1F1B with an update after each backward, an exchange after each wave."""

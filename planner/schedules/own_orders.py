@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.errors import PlanError
+from planner.schedules._chains import PassSeconds
 from planner.schedules._defaults import Defaults, Facts
 from planner.schedules.compiling import compile_orders
 from planner.schedules.held import HeldUnits, count_held
@@ -154,9 +155,7 @@ class OwnOrders(Defaults):
         """The limits that the orders state, else counted."""
         return self.orders.limits or Defaults.in_flight(self, pipeline)
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """Nothing is known of it."""
         return 0.0
 
@@ -168,15 +167,7 @@ class OwnOrders(Defaults):
         """Nothing is known."""
         return 0.0, 0.0
 
-    def critical_s(
-        self,
-        pipeline: Pipeline,
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-    ) -> float:
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """No chain of waits is known in closed form."""
         return 0.0
 

@@ -56,9 +56,7 @@ class Seq1F1B(Line):
         """k."""
         return self.splits
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(p - 1)(F + B) / k."""
         return (pipeline.stages - 1) * (forward_s + backward_s) / self.splits
 

@@ -41,9 +41,7 @@ class VHalf(FoldedBlock):
             for i in range(workers)
         )
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """3p - 7 forwards of a chunk (p odd: 3p - 4), for F = B = W and p > 2."""
         workers = pipeline.stages // 2
         return max(3 * workers - (4 if workers % 2 else 7), 0) * forward_s

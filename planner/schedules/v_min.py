@@ -37,9 +37,7 @@ class VMin(FoldedBlock):
         gap = 2 if workers % 3 == 0 else 0
         return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """4p - 5 forwards of a chunk (p a multiple of 3: 4p - 7), for F = B = W and p > 2."""
         workers = pipeline.stages // 2
         return max(4 * workers - (5 if workers % 3 else 7), 0) * forward_s

@@ -41,12 +41,9 @@ class ZeroBubbleH1(SplitBackward):
         """The limit, p without one."""
         return self.limit or stages
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(p - 1)(F + B - W), B the input gradient."""
-        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
-        return (pipeline.stages - 1) * (forward_s + backward_s - 2 * weight)
+        return (pipeline.stages - 1) * (forward_s + backward_s - 2 * weight_s)
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """1F1B with weight gradients put off; for other limits than p chosen action by action."""

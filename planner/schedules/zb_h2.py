@@ -37,12 +37,9 @@ class ZeroBubbleH2(SplitBackward):
         """The limit, 2p - 1 without one."""
         return self.limit or 2 * stages - 1
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """(p - 1)(F + B - 2W), B the input gradient."""
-        weight = backward_s / 2 if weight_grad_s is None else weight_grad_s
-        return (pipeline.stages - 1) * max(forward_s + backward_s - 3 * weight, 0.0)
+        return (pipeline.stages - 1) * max(forward_s + backward_s - 3 * weight_s, 0.0)
 
 
 SCHEDULES.register("zb-h2", ZeroBubbleH2())

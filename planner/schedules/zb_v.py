@@ -37,9 +37,7 @@ class ZeroBubbleV(FoldedBlock):
         """Lifespans of both chunks together 12p slots: 2p chunks."""
         return even_block(workers, (4, 2, 4, 2))
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
+    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """None, for F = B = W."""
         return 0.0
 

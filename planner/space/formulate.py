@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from planner import schedules
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
@@ -281,16 +282,11 @@ def warm_up_tables(
     Raises:
         UsageError: the schedule's count does not follow from the later stages in this way.
     """
-    own = (micro_batches // replicas)[:, None]
     coming = np.arange(min(micro_batches, 2 * slice_devices) + 1)[None, :]
-    if schedule == "gpipe":
-        return np.broadcast_to(own, (len(replicas), coming.shape[1])).copy(), np.zeros(
-            (len(replicas), coming.shape[1]), int
-        )
-    if schedule == "1f1b":
-        forwards = 1 + -(-coming // replicas[:, None])
-        return np.minimum(own, forwards), np.minimum(forwards * replicas[:, None], coming[0, -1])
-    raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
+    found = schedules.get(schedule).warm_up_after(replicas[:, None], coming, micro_batches)
+    if found is None:
+        raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
+    return found[0], np.minimum(found[1], coming[0, -1])
 
 
 def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:

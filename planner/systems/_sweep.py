@@ -70,11 +70,14 @@ class Candidate:
 
 @functools.lru_cache(maxsize=1024)
 def stage_rules(schedule: str, depth: int, micro_batches: int) -> tuple[StageRule, ...]:
-    """What each stage keeps under a schedule: as if all stages of its fullest worker were like it. O(actions) once."""
+    """What each stage keeps under a schedule: its own units, and as much state for each further stage of its worker.
+
+    A worker of several stages keeps more, as much as it finds when it is played.
+    """
     chosen, pipeline = schedules.get(schedule), Pipeline((1,) * depth, micro_batches)
-    held, placement, versions = chosen.held(pipeline), chosen.placement(pipeline), chosen.weight_versions(pipeline)
+    kept, versions, placement = chosen.in_flight(pipeline), chosen.weight_versions(pipeline), chosen.placement(pipeline)
     return tuple(
-        StageRule(max(held[w] for w in workers), versions[stage], max(len(placement[w]) for w in workers))
+        StageRule(kept[stage], versions[stage], max(len(placement[worker]) for worker in workers))
         for stage, workers in enumerate(chosen.holders(pipeline))
     )
 

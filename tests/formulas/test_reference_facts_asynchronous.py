@@ -64,7 +64,7 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("PipeMare", "T3 a quarter at 4/7: 1/(1/4 7/4 + 3/4)", lambda: f.pipemare_throughput(4, 4, 0.25), 1 / 1.1875),
     ("PipeMare", "SGD without momentum 3/2", lambda: f.pipemare_memory_factor(2), 1.5),
     ("PipeMare", "T1, T2, T3 by stage", lambda: [
-        c.tau_forward + c.synchronous_epochs for c in schedules.get("pipemare:synchronous_epochs=10").corrections(
+        c.forward_delay + c.synchronous_epochs for c in schedules.get("pipemare:synchronous_epochs=10").corrections(
             schedules.Pipeline((1, 1), 4))], [10.75, 10.25]),
     # Pipelined backpropagation and its mitigations
     ("PB", "S 5: 8, 6, 4, 2, 0", lambda: played("pipelined-backprop", 5, 4, 1).staleness, (8, 6, 4, 2, 0)),

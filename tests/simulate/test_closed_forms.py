@@ -13,7 +13,7 @@ from planner.schedules.compiling import compile_orders
 from planner.simulate import closed_form_s
 
 SECONDS = st.floats(0.01, 10.0)
-SCHEDULES = st.sampled_from(["1f1b", "gpipe"])
+SCHEDULES = st.sampled_from(["1f1b", "gpipe", "dapple"])
 
 
 @st.composite
