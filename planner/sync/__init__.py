@@ -15,6 +15,19 @@ from planner.registry import Registry
 from planner.sync.choosing import choose
 from planner.sync.fabric import Fabric, Port, Servers, fabric_of
 from planner.sync.graph_step import step_of
+from planner.sync.readings import (
+    Kept,
+    groups_of,
+    kept_bytes,
+    parts_of,
+    phase_s,
+    recipe_of,
+    sent_bytes,
+    step_s,
+    step_terms,
+    zero_stages,
+)
+from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Phase, Recipe, Sizes
 from planner.sync.traffic import LevelTraffic, Traffic
 from planner.sync.types import (
     Choice,
@@ -50,15 +63,23 @@ def names() -> tuple[str, ...]:
 __all__ = [
     "SCHEMES",
     "Choice",
+    "Content",
+    "ElementBytes",
     "Exchange",
+    "ExchangeStep",
     "Fabric",
     "Facts",
+    "Group",
+    "Kept",
     "LevelTraffic",
     "MemoryFactors",
+    "Phase",
     "Placement",
     "Port",
+    "Recipe",
     "Scheme",
     "Servers",
+    "Sizes",
     "Staleness",
     "Step",
     "Traffic",
@@ -67,6 +88,15 @@ __all__ = [
     "choose",
     "fabric_of",
     "get",
+    "groups_of",
+    "kept_bytes",
     "names",
+    "parts_of",
+    "phase_s",
+    "recipe_of",
+    "sent_bytes",
     "step_of",
+    "step_s",
+    "step_terms",
+    "zero_stages",
 ]

@@ -8,11 +8,13 @@ from enum import StrEnum
 
 import numpy as np
 
+from planner.hardware import Collective
 from planner.sync._inside import Inside, Local, local
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.sync.messages import Message, Phase
+from planner.sync.messages import Leg, Message
+from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.sync.traffic import Traffic, nothing, push_traffic
-from planner.sync.types import Draft, Placement, Step, Variable
+from planner.sync.types import Draft, Placement, Step
 
 
 class ServerPlacement(StrEnum):
@@ -21,6 +23,25 @@ class ServerPlacement(StrEnum):
     EVEN = "even"
     GREEDY = "greedy"
     ROUND_ROBIN = "round-robin"
+
+
+def through_servers(pulled: Content, optimizer: Group | None = None) -> Recipe:
+    """Gradients pushed to the servers' shards, and what these make of them pulled by every rank.
+
+    Args:
+        pulled: gradients from servers that only sum, weights from servers that update.
+        optimizer: who has the optimizer state in shards.
+    """
+    push = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, group=Group.SERVERS)
+    pull = ExchangeStep(Collective.ALL_GATHER, pulled, group=Group.SERVERS)
+    return Recipe((push, pull), optimizer=optimizer)
+
+
+SUMMED_ON_SERVERS = through_servers(Content.GRADIENTS)
+"""Servers that only sum; every rank updates."""
+
+UPDATED_ON_SERVERS = through_servers(Content.WEIGHTS, Group.SERVERS)
+"""Servers that hold the optimizer state and update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +82,7 @@ def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transp
     O(messages + kinds * ports), a kind being a size with its shares.
     """
     inside = local(fabric, transport.inside, transport.card_ranks)
-    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Phase, ...]] = {}
+    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
     totals: dict[tuple[float, ...], tuple[float, float]] = {}
     units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
     messages = []
@@ -81,14 +102,14 @@ def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transp
     return Draft(tuple(messages), total, methods, placements(sendings))
 
 
-def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Phase, ...]:
+def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Leg, ...]:
     """The legs that keep some port busy."""
     before, after = inside.legs(s.push_bytes, s.pull_bytes)
     busy = (
         (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
         (unit.turned() * s.pull_bytes).busy_s(transport.efficiency),
     )
-    across = (Phase(b, fabric.network_latency_s) for b in busy)
+    across = (Leg(b, fabric.network_latency_s) for b in busy)
     return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
@@ -139,22 +160,24 @@ def in_turn(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
     return tuple(i % servers for i in range(len(sizes)))
 
 
-def sent(variable: Variable) -> tuple[float, float]:
-    """Bytes of a variable that a machine pushes and pulls: of a sparse one the rows it touches."""
-    part = variable.touched if variable.sparse else 1.0
-    return part * variable.gradient_bytes, part * variable.pulled_bytes
+def sent(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
+    """Bytes that a machine pushes and pulls."""
+    push, pull = (step.payload(sizes) for step in recipe.steps)
+    return push, pull
 
 
-def whole_or_cut(fabric: Fabric, step: Step, first: int, count: int, placement: str) -> tuple[Sending, ...]:
+def whole_or_cut(
+    fabric: Fabric, step: Step, recipe: Recipe, first: int, count: int, placement: str
+) -> tuple[Sending, ...]:
     """Every variable to `count` servers from endpoint `first` on."""
     arrivals = step.arrivals()
-    sizes = [sent(v) for v in arrivals]
+    sizes = [sent(recipe, v.sent) for v in arrivals]
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
         place = least_loaded if placement is ServerPlacement.GREEDY else in_turn
         order = {v.name: i for i, v in enumerate(step.variables)}
-        chosen = place([sum(sent(v)) for v in step.variables], count)
+        chosen = place([sum(sent(recipe, v.sent)) for v in step.variables], count)
         shares = [one(fabric, first + chosen[order[v.name]]) for v in arrivals]
     return tuple(
         Sending((v.name,), push, pull, step.ready_s(v), share)

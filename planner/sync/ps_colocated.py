@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from planner.sync import SCHEMES
 from planner.sync._defaults import Defaults, positive
-from planner.sync._servers import Sending, ServerPlacement, Transport, draft_servers, fullest, whole_or_cut
+from planner.sync._servers import (
+    UPDATED_ON_SERVERS,
+    Sending,
+    ServerPlacement,
+    Transport,
+    draft_servers,
+    fullest,
+    whole_or_cut,
+)
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.sync.types import Draft, Facts, MemoryFactors, Step
 
@@ -33,6 +41,7 @@ class ColocatedServers(Defaults):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "ps-colocated"
+    recipe = UPDATED_ON_SERVERS
     facts = Facts(
         decides="a server for each variable, or equal shards",
         time="2(n-1)/n M/B with equal shards; (n-1) times the fullest server's bytes with whole variables",
@@ -57,7 +66,7 @@ class ColocatedServers(Defaults):
         return draft_servers(fabric, self._sendings(fabric, step), transport)
 
     def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
-        return whole_or_cut(fabric, step, 0, len(fabric.machines), self.placement)
+        return whole_or_cut(fabric, step, self.recipe, 0, len(fabric.machines), self.placement)
 
 
 SCHEMES.register("ps-colocated", ColocatedServers())

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from planner.sync import SCHEMES
 from planner.sync._defaults import Defaults, positive
-from planner.sync._servers import Sending, ServerPlacement, Transport, draft_servers, fullest, whole_or_cut
+from planner.sync._servers import (
+    UPDATED_ON_SERVERS,
+    Sending,
+    ServerPlacement,
+    Transport,
+    draft_servers,
+    fullest,
+    whole_or_cut,
+)
 from planner.sync.fabric import Fabric
 from planner.sync.types import Draft, Facts, MemoryFactors, Step
 
@@ -30,6 +38,7 @@ class SeparateServers(Defaults):
     efficiency: float = 1.0
 
     key = "ps-separate"
+    recipe = UPDATED_ON_SERVERS
     facts = Facts(
         decides="a server for each variable, or equal shards",
         time="max(M/B, n/k M/B) for k servers",
@@ -53,7 +62,7 @@ class SeparateServers(Defaults):
         return draft_servers(fabric, self._sendings(fabric, step), transport)
 
     def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
-        return whole_or_cut(fabric, step, len(fabric.machines), fabric.servers.count, self.placement)
+        return whole_or_cut(fabric, step, self.recipe, len(fabric.machines), fabric.servers.count, self.placement)
 
 
 SCHEMES.register("ps-separate", SeparateServers())
