@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from planner.registry import Registry
+from planner.sync._collectives import step_traffic
 from planner.sync.choosing import choose
 from planner.sync.fabric import Fabric, Port, Servers, fabric_of
 from planner.sync.graph_step import step_of
@@ -22,10 +23,10 @@ from planner.sync.readings import (
     parts_of,
     phase_s,
     recipe_of,
+    recipes,
     sent_bytes,
     step_s,
     step_terms,
-    zero_stages,
 )
 from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Phase, Recipe, Sizes
 from planner.sync.traffic import LevelTraffic, Traffic
@@ -94,9 +95,10 @@ __all__ = [
     "parts_of",
     "phase_s",
     "recipe_of",
+    "recipes",
     "sent_bytes",
     "step_of",
     "step_s",
     "step_terms",
-    "zero_stages",
+    "step_traffic",
 ]

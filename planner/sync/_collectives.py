@@ -13,7 +13,7 @@ from planner.sync.buckets import pack
 from planner.sync.fabric import Fabric
 from planner.sync.messages import Leg, Message
 from planner.sync.readings import groups_of, step_terms
-from planner.sync.recipe import ExchangeStep, Group, Phase, Recipe
+from planner.sync.recipe import ExchangeStep, Phase, Recipe
 from planner.sync.traffic import Traffic, nothing, rank_traffic
 from planner.sync.types import Draft, Step
 
@@ -129,16 +129,24 @@ FLOWS: dict[str, Callable[[Fabric, np.ndarray], Traffic]] = {
 }
 
 
-def step_traffic(fabric: Fabric, step: ExchangeStep, algorithm: str) -> Traffic:
-    """Bytes through every port when a step moves one byte of payload; a scatter or a gather is half an all-reduce."""
-    positions = np.arange(len(fabric.ranks))
-    groups = groups_of(np.asarray(fabric.ranks) // fabric.node_size, positions, step.group)
+def step_traffic(
+    fabric: Fabric, step: ExchangeStep, algorithm: str = "ring", members: np.ndarray | None = None
+) -> Traffic:
+    """Bytes through every port when a step moves one byte of payload; a scatter or a gather is half an all-reduce.
+
+    Args:
+        fabric: where.
+        step: what.
+        algorithm: how.
+        members: positions of the ranks that exchange, ascending; all of the fabric's when None.
+    """
+    positions = np.arange(len(fabric.ranks)) if members is None else members
+    groups = groups_of(np.asarray(fabric.ranks)[positions] // fabric.node_size, positions, step.group)
     traffic = nothing(fabric)
     if groups.shape[1] > 1:
         for group in groups:
             traffic = traffic + FLOWS[algorithm](fabric, group)
-    shares = len(groups) if step.group is Group.ACROSS else 1
-    return traffic * ((1.0 if step.collective is Collective.ALL_REDUCE else 0.5) / shares)
+    return traffic * ((1.0 if step.collective is Collective.ALL_REDUCE else 0.5) / step.shares(groups))
 
 
 def draft_recipe(

@@ -191,8 +191,7 @@ class Sharded(Defaults):
             whole += sum(sizes[: recipe.gathered_units or None])
         if recipe.gradients is not None:
             whole += max((u.gradient_bytes for u in units), default=0.0)
-        held = (recipe.weights, recipe.gradients, recipe.optimizer)
-        weights, gradients, optimizer = (1 / parts_of(fabric.cluster, fabric.ranks, group) for group in held)
+        weights, gradients, optimizer = (1 / parts_of(fabric.cluster, fabric.ranks, group) for group in recipe.held)
         return MemoryFactors(weights, gradients, optimizer, transient_bytes=whole)
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:

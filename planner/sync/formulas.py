@@ -272,10 +272,7 @@ def zero_parts(ranks: int, stage: int) -> tuple[float, float, float]:
     (1.0, 0.125, 0.125)
     """
     _whole("ranks", ranks)
-    recipe = recipe_of(stage)
-    weights, gradients, optimizer = (
-        1.0 if group is None else 1 / ranks for group in (recipe.weights, recipe.gradients, recipe.optimizer)
-    )
+    weights, gradients, optimizer = (1.0 if group is None else 1 / ranks for group in recipe_of(stage).held)
     return weights, gradients, optimizer
 
 
@@ -291,7 +288,7 @@ def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> fl
 
     Source: Rajbhandari et al., ZeRO, SC 2020, section 7.
     """
-    sent = sent_bytes(recipe_of(stage), Sizes(parameters, parameters), lambda _: 2 if ranks is None else ranks)
+    sent = sent_bytes(recipe_of(stage), Sizes(1.0, 1.0), lambda _: 2 if ranks is None else ranks, parameters)
     return 2 * sent if ranks is None else sent  # two ranks send half of what the limit is
 
 

@@ -17,28 +17,25 @@ from planner.hardware import Cluster, Terms, collective_s, collective_terms, mov
 from planner.sync.recipe import ElementBytes, ExchangeStep, Group, Phase, Recipe
 
 Count = TypeVar("Count", int, np.ndarray)
-_ANYWHERE = (Phase.FORWARD, Phase.BACKWARD, Phase.END)
+
+
+def recipes() -> dict[int, Recipe]:
+    """The recipes that jobs, decisions and plans can choose, by the number that they are chosen by: the ZeRO stage."""
+    from planner.sync import SCHEMES
+
+    return {scheme.zero: scheme.recipe for _, scheme in SCHEMES.items() if scheme.zero is not None}
 
 
 def recipe_of(zero: int) -> Recipe:
-    """The recipe of the scheme that jobs, decisions and plans choose by a number, their ZeRO stage.
+    """The recipe of a ZeRO stage.
 
     Raises:
         UsageError: no scheme has that number.
     """
-    from planner.sync import SCHEMES
-
-    for _, scheme in SCHEMES.items():
-        if scheme.zero == zero:
-            return scheme.recipe
-    raise UsageError(f"there is no ZeRO stage {zero}", hint=f"use one of {', '.join(map(str, zero_stages()))}")
-
-
-def zero_stages() -> tuple[int, ...]:
-    """All numbers by which a scheme can be chosen (`recipe_of`), ascending."""
-    from planner.sync import SCHEMES
-
-    return tuple(sorted(scheme.zero for _, scheme in SCHEMES.items() if scheme.zero is not None))
+    known = recipes()
+    if zero not in known:
+        raise UsageError(f"there is no ZeRO stage {zero}", hint=f"use one of {', '.join(map(str, sorted(known)))}")
+    return known[zero]
 
 
 def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarray:
@@ -63,7 +60,9 @@ def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarra
 
 def parts_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group | None) -> int:
     """Parts into which a group of these ranks cuts what it shards; 1 where nothing is sharded."""
-    return 1 if group is None else _groups(cluster, ranks, group).shape[1]
+    if group is None or group is Group.REPLICAS:
+        return 1 if group is None else len(ranks)
+    return int(_groups(cluster, ranks, group).shape[1])
 
 
 def _groups(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group) -> np.ndarray:
@@ -76,7 +75,7 @@ def _laid(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarra
     if step.group is Group.REPLICAS:
         return np.asarray(ranks), 1
     groups = _groups(cluster, ranks, step.group)
-    return groups[0], len(groups) if step.group is Group.ACROSS else 1
+    return groups[0], step.shares(groups)
 
 
 def step_terms(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarray, concurrent: int = 1) -> Terms:
@@ -106,33 +105,34 @@ def phase_s(
     phase: Phase,
     ranks: Sequence[int] | np.ndarray,
     sizes: ElementBytes,
+    elements: float = 1.0,
     concurrent: int = 1,
 ) -> float:
-    """Seconds of all steps of one phase, one after the other, `sizes` being the bytes of the whole payload."""
-    return sum(step_s(cluster, s, ranks, s.payload(sizes), concurrent) for s in recipe.during(phase))
+    """Seconds of all steps of one phase, one after the other, for some elements of `sizes` bytes each."""
+    return sum(step_s(cluster, s, ranks, elements * s.payload(sizes), concurrent) for s in recipe.during(phase))
 
 
 def sent_bytes(
     recipe: Recipe,
     sizes: ElementBytes,
     parts: Callable[[Group], int],
-    micro_batches: int = 1,
-    phases: Sequence[Phase] = _ANYWHERE,
+    elements: float = 1.0,
+    passes: float = 1.0,
 ) -> float:
     """Bytes that a rank sends in an iteration.
 
     Args:
         recipe: what is exchanged.
-        sizes: bytes of all gradients, and of all weights.
+        sizes: bytes of an element's gradient, and of its weight.
         parts: ranks of each group.
-        micro_batches: passes of an iteration in which the steps of forward and backward run.
-        phases: whose steps count.
+        elements: of the model part.
+        passes: forward and backward passes of an iteration.
     """
     total = 0.0
-    for step in recipe.during(*phases):
+    for step in recipe.steps:
         shares = parts(Group.INSIDE) if step.group is Group.ACROSS else 1
-        moved = moved_bytes(step.collective, step.payload(sizes), parts(step.group)) / shares
-        total += moved * (1 if step.phase is Phase.END else micro_batches)
+        moved = moved_bytes(step.collective, elements * step.payload(sizes), parts(step.group)) / shares
+        total += moved * (1.0 if step.phase is Phase.END else passes)
     return total
 
 
@@ -161,7 +161,7 @@ def kept_bytes(
     elements: float = 1.0,
     largest: float = 1.0,
 ) -> Kept:
-    """What a rank keeps of some elements.
+    """Bytes of a model's state that a rank keeps.
 
     Args:
         recipe: who holds what in shards.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from planner.hardware import Collective
 
 
@@ -73,9 +75,18 @@ class ExchangeStep:
     phase: Phase = Phase.END
     group: Group = Group.REPLICAS
 
+    @property
+    def way(self) -> tuple[Collective, Group]:
+        """What its cost depends on beside the payload."""
+        return self.collective, self.group
+
     def payload(self, sizes: ElementBytes) -> float:
         """Bytes of the content."""
         return sizes.gradient_bytes if self.content is Content.GRADIENTS else sizes.weight_bytes
+
+    def shares(self, groups: np.ndarray) -> int:
+        """How many of a step's groups (`groups_of`) share out the payload: across machines one for each shard."""
+        return len(groups) if self.group is Group.ACROSS else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,11 @@ class Recipe:
     gradients: Group | None = None
     optimizer: Group | None = None
     gathered_units: int = 2
+
+    @property
+    def held(self) -> tuple[Group | None, Group | None, Group | None]:
+        """Over whom weights, gradients and optimizer state are sharded."""
+        return self.weights, self.gradients, self.optimizer
 
     def during(self, *phases: Phase) -> tuple[ExchangeStep, ...]:
         """The steps of some phases, in order."""
