@@ -231,8 +231,8 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
     _whole("variables", variables, 0)
     w, others = variable_bytes, machines - 1
     if variables == 0:
-        return ParallaxTransfer(2 * w * others, 4 * w * others / machines, *(2 * touched * w * others,) * 2)
-    even = 4 * w * variables * others / machines
+        return ParallaxTransfer(2 * w * others, 2 * all_reduce_bytes(w, machines), *(2 * touched * w * others,) * 2)
+    even = 2 * all_reduce_bytes(w * variables, machines)
     return ParallaxTransfer(even, even, touched * even, 2 * touched * w * variables * others)
 
 
