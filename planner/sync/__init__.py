@@ -17,7 +17,6 @@ from planner.sync.choosing import choose
 from planner.sync.fabric import Fabric, Port, Servers, fabric_of
 from planner.sync.graph_step import step_of
 from planner.sync.readings import (
-    Kept,
     groups_of,
     kept_bytes,
     parts_of,
@@ -28,7 +27,7 @@ from planner.sync.readings import (
     step_s,
     step_terms,
 )
-from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Phase, Recipe, Sizes
+from planner.sync.recipe import Content, ExchangeStep, Group, Phase, Recipe, Sizes
 from planner.sync.traffic import LevelTraffic, Traffic
 from planner.sync.types import (
     Choice,
@@ -65,13 +64,11 @@ __all__ = [
     "SCHEMES",
     "Choice",
     "Content",
-    "ElementBytes",
     "Exchange",
     "ExchangeStep",
     "Fabric",
     "Facts",
     "Group",
-    "Kept",
     "LevelTraffic",
     "MemoryFactors",
     "Phase",

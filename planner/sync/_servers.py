@@ -9,12 +9,13 @@ from enum import StrEnum
 import numpy as np
 
 from planner.hardware import Collective
+from planner.sync._defaults import Defaults, positive
 from planner.sync._inside import Inside, Local, local
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.sync.messages import Leg, Message
 from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.sync.traffic import Traffic, nothing, push_traffic
-from planner.sync.types import Draft, Placement, Step
+from planner.sync.types import Draft, MemoryFactors, Placement, Step
 
 
 class ServerPlacement(StrEnum):
@@ -193,3 +194,40 @@ def fullest(sendings: Sequence[Sending], step: Step) -> float:
     sizes = {v.name: v.pulled_bytes for v in step.variables}
     loads = np.sum([np.asarray(p.shares) * sizes[p.variable] for p in placements(sendings)], axis=0)
     return float(loads.max() / total)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOnServers(Defaults):
+    """Weights that parameter servers hold and update.
+
+    Attributes:
+        placement: how variables are laid on the servers.
+        partition_bytes: pushed and pulled at the same time in pieces of this size.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+    """
+
+    placement: ServerPlacement = ServerPlacement.EVEN
+    partition_bytes: float = 4e6
+    efficiency: float = 1.0
+
+    recipe = UPDATED_ON_SERVERS
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Weights and gradients on every rank, the optimizer state on the servers."""
+        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """One message a variable, sparse ones with the touched rows alone."""
+        positive(self, "efficiency", "partition_bytes")
+        return draft_servers(fabric, self._sendings(fabric, step), self.transport())
+
+    def transport(self) -> Transport:
+        """How messages travel."""
+        return Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+
+    def servers(self, fabric: Fabric) -> tuple[int, int]:
+        """First endpoint of the servers, and how many there are: all machines of the group."""
+        return 0, len(fabric.machines)
+
+    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
+        return whole_or_cut(fabric, step, self.recipe, *self.servers(fabric), self.placement)
