@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.schedules import pipelined_backprop, pipemare
 from planner.space.partition.twobw import TwoBWSchedule, stage_bytes
+from planner.sync.formulas import all_reduce_bytes
 
 
 def pipedream_weight_versions(stages: int) -> tuple[int, ...]:
@@ -76,7 +77,7 @@ def pipedream_stage_s(
     positive(byte_per_s=byte_per_s)
     table = {
         "published": max(compute_s, 2 * (replicas - 1) * weight_bytes / byte_per_s),
-        "released": compute_s + 4 * (replicas - 1) * weight_bytes / (replicas * byte_per_s),
+        "released": compute_s + 2 * all_reduce_bytes(weight_bytes, replicas) / byte_per_s,
     }
     return chosen("cost", cost, table) / replicas
 

@@ -133,7 +133,7 @@ def gshard_all_to_all_bytes(
     """
     whole(tokens=tokens, width=width, devices=devices, top=top)
     if tokens * top % devices:
-        one = top * tokens * width * item_bytes * (devices - 1) / devices
+        one = reduce_scatter_bytes(top * tokens * width * item_bytes, devices)
         return 4 * one if train_step else one
     found = exchanges(Mixture(devices, width, 1, top), ideal_mesh((devices,)), devices, tokens, item_bytes)
     return sum(map(sent_bytes, found.values())) if train_step else sent_bytes(found["dispatch"])

@@ -10,6 +10,7 @@ from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals
 from planner.schedules import dapple
 from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
+from planner.sync.formulas import all_reduce_bytes
 
 _BAPIPE = {
     "as": BaPipeSchedule.AS,
@@ -231,7 +232,7 @@ def piper_stage_s(
     """
     whole(replicas=replicas, batch=batch)
     positive(byte_per_s=byte_per_s)
-    moved = 2 * (boundary_bytes + tensor_bytes) / replicas + 4 * (replicas - 1) * weight_bytes / (replicas * batch)
+    moved = 2 * (boundary_bytes + tensor_bytes) / replicas + 2 * all_reduce_bytes(weight_bytes, replicas) / batch
     return time_s / replicas + moved / byte_per_s
 
 

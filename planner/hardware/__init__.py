@@ -7,6 +7,7 @@ from planner.hardware.collectives import (
     collective_s,
     collective_terms,
     contiguous_terms,
+    moved_bytes,
     send_terms,
     strided_terms,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "lint",
     "load_cluster",
     "load_device",
+    "moved_bytes",
     "profile_json_schema",
     "profile_template",
     "profile_text",

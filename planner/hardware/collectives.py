@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from planner.hardware.types import Cluster, Collective, CollectiveFit, Level
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical", "pairwise", "measured")
 """Columns of `Terms`; an algorithm that a group cannot use has infinite latency."""
+
+Payload = TypeVar("Payload", float, np.ndarray)
 
 _Affine = tuple[float, float]
 _FREE: _Affine = (0.0, 0.0)
@@ -76,6 +79,19 @@ def collective_s(
 ) -> float:
     """Seconds of one collective: the least of `collective_terms` at that payload."""
     return float(collective_terms(cluster, kind, ranks, concurrent).seconds(payload_bytes))
+
+
+def moved_bytes(kind: Collective, payload_bytes: Payload, ranks: int) -> Payload:
+    """Bytes that each rank sends in a collective around a ring, or to its peers; payloads as in `collective_terms`.
+
+    2 (n-1)/n of the payload for an all-reduce, (n-1)/n for a reduce-scatter, all-gather or all-to-all, the least
+    possible (Patarasuk and Yuan, JPDC 2009); all of it for a send or broadcast, nothing for a single rank.
+    """
+    if ranks == 1:
+        return payload_bytes * 0.0
+    if kind in (Collective.SEND, Collective.BROADCAST):
+        return payload_bytes
+    return (2.0 if kind is Collective.ALL_REDUCE else 1.0) * (ranks - 1) / ranks * payload_bytes
 
 
 def contiguous_terms(
@@ -234,11 +250,10 @@ def _fit(level: Level, kind: Collective, ranks: int) -> _Affine | None:
     """A measured collective of that many ranks, or half a measured all-reduce, which is a scatter and a gather."""
     found = _find(level, kind, ranks)
     if found is not None:
-        steps = 2 if kind is Collective.ALL_REDUCE else 1
-        return found.latency_s, steps * (ranks - 1) / ranks / found.byte_per_s
+        return found.latency_s, moved_bytes(kind, 1.0, ranks) / found.byte_per_s
     whole = _find(level, Collective.ALL_REDUCE, ranks)
     if whole is not None and kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
-        return whole.latency_s / 2, (ranks - 1) / ranks / whole.byte_per_s
+        return whole.latency_s / 2, moved_bytes(kind, 1.0, ranks) / whole.byte_per_s
     return None
 
 

@@ -109,7 +109,8 @@ def assemble(
     shared = staging.shared_parameters(summed=laid.section.weight_policy == WeightPolicy.SYNC)
     groups = tied_groups(range(len(decision.stages)), shared)
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
-    predictions = predictions_section(stages, decision, evaluation, certificate, chosen, rank_shared)
+    judged = stages, decision, evaluation, certificate, chosen
+    predictions = predictions_section(*judged, rank_shared, cluster.node_size)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,

@@ -6,6 +6,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
 
 from planner.costs.precision import Precision
 from planner.graph import Graph
@@ -34,6 +37,13 @@ from planner.plan.records import (
 from planner.plan.words import significant, summary
 from planner.space.heads import loss_outputs
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, StageTerms
+from planner.sync import Phase, groups_of, recipe_of
+
+_EACH: dict[Phase, Literal["", "forward", "backward"]] = {
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.END: "",
+}
 
 
 def model_section(graph: Graph, chosen: Precision) -> ModelSection:
@@ -78,8 +88,12 @@ def predictions_section(
     certificate: Certificate,
     chosen: Precision,
     shared: Sequence[SharedParameter] = (),
+    node_size: int | None = None,
 ) -> Predictions:
-    """What the judge and the solver say of the answer; `shared` are the parameters that several stages hold."""
+    """What the judge and the solver say of the answer.
+
+    `shared` are the parameters that several stages hold, `node_size` the number of devices of a machine.
+    """
     iteration_s = significant(evaluation.iteration_s)
     batch = decision.micro_batch * decision.micro_batches * decision.copies
     return Predictions(
@@ -94,7 +108,9 @@ def predictions_section(
         space=certificate.space,
         proven_optimal=certificate.proven_optimal,
         stages=tuple(
-            _stage_prediction(terms, (*stage_collectives(stage, chosen), *tied_collectives(stage, decision, shared)))
+            _stage_prediction(
+                terms, (*stage_collectives(stage, chosen, node_size), *tied_collectives(stage, decision, shared))
+            )
             for stage, terms in zip(stages, evaluation.stages, strict=True)
         ),
     )
@@ -138,27 +154,25 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
     )
 
 
-def stage_collectives(stage: Stage, chosen: Precision) -> tuple[StageCollective, ...]:
-    """What a stage's replicas exchange: gradients summed, with ZeRO in two halves, from stage 2 on in every pass."""
-    ranks = len(stage.replicas)
-    if ranks < 2 or not stage.parameters:
+def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = None) -> tuple[StageCollective, ...]:
+    """What a stage's replicas exchange, by the recipe of its ZeRO stage; groups of one rank exchange nothing.
+
+    `node_size` is the number of devices of a machine, for recipes with steps inside machines and across them.
+    """
+    if len(stage.replicas) < 2 or not stage.parameters:
         return ()
-    gradients, weights = stage.held_parameters * chosen.gradient_bytes, stage.held_parameters * chosen.weight_bytes
-    groups = stage.group_ranks
-    reduced, scattered = Collective.ALL_REDUCE.value, Collective.REDUCE_SCATTER.value
-    gathered = Collective.ALL_GATHER.value
-    if stage.zero == 0:
-        return (StageCollective(reduced, "gradients", gradients, ranks, groups),)
-    if stage.zero == 3:
-        return (
-            StageCollective(gathered, "weights", weights, ranks, groups, "forward"),
-            StageCollective(gathered, "weights", weights, ranks, groups, "backward"),
-            StageCollective(scattered, "gradients", gradients, ranks, groups, "backward"),
-        )
-    return (
-        StageCollective(scattered, "gradients", gradients, ranks, groups, "backward" if stage.zero == 2 else ""),
-        StageCollective(gathered, "weights", weights, ranks, groups),
-    )
+    firsts = np.sort(np.asarray([group[0] for group in stage.replicas], dtype=np.int64))
+    found = []
+    for step in recipe_of(stage.zero).steps:
+        groups = groups_of(firsts // (node_size or 1), firsts, step.group)
+        count, ranks = groups.shape
+        payload = stage.held_parameters * step.payload(chosen) / step.shares(groups)
+        if ranks > 1:
+            beside, each = count * stage.group_ranks, _EACH[step.phase]
+            found.append(
+                StageCollective(step.collective.value, step.content.value, math.ceil(payload), ranks, beside, each)
+            )
+    return tuple(found)
 
 
 def tied_collectives(

@@ -36,7 +36,7 @@ from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_o
 from planner.sharding.mixtures import ExpertPlan, Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.refusals import refusals_on, split_refusals
-from planner.sharding.reshard import Move, ReshardTable, Step, reshard, reshard_table
+from planner.sharding.reshard import ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
 from planner.sharding.stage_sharding import StageSharding
@@ -61,7 +61,6 @@ __all__ = [
     "Means",
     "Mesh",
     "Mixture",
-    "Move",
     "NodePrices",
     "OperatorLayout",
     "Options",

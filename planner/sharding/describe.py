@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import Node
-from planner.hardware import Collective
+from planner.hardware import Collective, moved_bytes
 from planner.sharding.judge import Communication
 from planner.sharding.layout import layout_text
-from planner.sharding.mesh import Mesh, sent_fraction
+from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Choice, Setting, carrying_of
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Reason, Strategy
@@ -128,7 +128,7 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
             e.collective,
             (mesh.names[e.axis],),
             e.payload_bytes,
-            sides * times * e.payload_bytes * sent_fraction(e.collective, mesh.axes[e.axis].size),
+            moved_bytes(e.collective, sides * times * e.payload_bytes, mesh.axes[e.axis].size),
             times,
             times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes)),
         )
@@ -136,12 +136,12 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
 
 def _moves(mesh: Mesh, change: Communication) -> Iterator[CollectiveUse]:
     for step in change.steps:
-        if step.move.collective is not None:
+        if step.collective is not None:
             yield CollectiveUse(
                 change.tensor,
                 "layout",
                 change.phase,
-                step.move.collective,
+                step.collective,
                 tuple(mesh.names[a] for a in step.axes),
                 step.payload_bytes,
                 change.times * step.sent_bytes,

@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
-from planner.hardware import Collective
+from planner.hardware import Collective, moved_bytes
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes
 from planner.units import format_bytes
@@ -131,7 +131,6 @@ class _Placer:
                 summed += self.payload(table)
             else:
                 load[rank] += self.payload(table)
-        fraction = (self.ranks - 1) / self.ranks
         biggest = max(
             (self.payload(t) for t, c in zip(self.tables, cuts, strict=True) if c is TableCut.TABLE), default=0.0
         )
@@ -148,7 +147,7 @@ class _Placer:
             tuple(cuts),
             tuple(ranks),
             memory,
-            fraction * (load + summed),
+            moved_bytes(Collective.ALL_TO_ALL, load + summed, self.ranks),
             forward,
             backward,
             bound,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import UsageError
-from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, send_terms
+from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +87,12 @@ class Mesh:
         if ranks == 1:
             return _constant(0.0)
         if self.cluster is None:
-            return _constant(self.s_per_byte * sent_fraction(kind, ranks))
+            return _constant(moved_bytes(kind, self.s_per_byte, ranks))
         groups = self.groups(axes)
         if kind is Collective.SEND:
             return _slowest(send_terms(self.cluster, groups.ravel(), np.roll(groups, -1, axis=1).ravel(), groups.size))
         shapes = [collective_terms(self.cluster, kind, group, len(groups)) for group in _distinct(groups, self.cluster)]
         return _slowest(Terms(np.stack([t.latency_s for t in shapes]), np.stack([t.s_per_byte for t in shapes])))
-
-
-def sent_fraction(kind: Collective, ranks: int) -> float:
-    """Bytes that a rank sends for a byte of payload: 2 (n-1)/n for all-reduce, (n-1)/n else, 1 for a send."""
-    if ranks == 1:
-        return 0.0
-    if kind in (Collective.SEND, Collective.BROADCAST):
-        return 1.0
-    return (2.0 if kind is Collective.ALL_REDUCE else 1.0) * (ranks - 1) / ranks
 
 
 def _constant(s_per_byte: float) -> Terms:

@@ -14,12 +14,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from planner.errors import UsageError
-from planner.hardware import Collective
+from planner.hardware import Collective, moved_bytes
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -29,35 +28,7 @@ from planner.sharding.layout import (
     layout_text,
     layouts,
 )
-from planner.sharding.mesh import Mesh, sent_fraction
-
-
-class Move(StrEnum):
-    """Kinds of steps."""
-
-    ALL_GATHER = "all-gather"
-    REDUCE_SCATTER = "reduce-scatter"
-    ALL_REDUCE = "all-reduce"
-    ALL_TO_ALL = "all-to-all"
-    PERMUTE = "permute"
-    SLICE = "slice"
-    """Keep a piece of what is whole: free."""
-    MASK = "mask"
-    """Keep the whole on the first rank and zeros elsewhere: free."""
-
-    @property
-    def collective(self) -> Collective | None:
-        """The collective that the step is, None when it moves nothing."""
-        return _COLLECTIVES.get(self)
-
-
-_COLLECTIVES = {
-    Move.ALL_GATHER: Collective.ALL_GATHER,
-    Move.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
-    Move.ALL_REDUCE: Collective.ALL_REDUCE,
-    Move.ALL_TO_ALL: Collective.ALL_TO_ALL,
-    Move.PERMUTE: Collective.SEND,
-}
+from planner.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +36,7 @@ class Step:
     """One step of a change of layout.
 
     Attributes:
-        move: what is done.
+        collective: what is done; None where each rank keeps a piece of what is whole, or one rank the whole (free).
         axes: mesh axes, by index, along which it is done.
         before: layout before it.
         after: layout after it.
@@ -75,7 +46,7 @@ class Step:
         seconds: what it takes.
     """
 
-    move: Move
+    collective: Collective | None
     axes: tuple[int, ...]
     before: TensorLayout
     after: TensorLayout
@@ -84,15 +55,24 @@ class Step:
     volume_bytes: float
     seconds: float
 
+    @property
+    def what(self) -> str:
+        """What is done, in a word: a collective, "permute" for a send, "slice" or "mask" for what is free."""
+        if self.collective is None:
+            return "slice" if self.after[self.axes[0]].cuts else "mask"
+        return "permute" if self.collective is Collective.SEND else self.collective.replace("_", "-")
+
     def __str__(self) -> str:
-        return f"{self.move} {layout_text(self.before)}>{layout_text(self.after)}"
+        return f"{self.what} {layout_text(self.before)}>{layout_text(self.after)}"
 
 
 def _replace(layout: TensorLayout, axis: int, part: Part) -> TensorLayout:
     return (*layout[:axis], part, *layout[axis + 1 :])
 
 
-def _axis_moves(layout: TensorLayout, axis: int, choices: Sequence[Part]) -> Iterator[tuple[Move, TensorLayout]]:
+def _axis_moves(
+    layout: TensorLayout, axis: int, choices: Sequence[Part]
+) -> Iterator[tuple[Collective | None, TensorLayout]]:
     """Steps along one axis, whatever the shape."""
     now = layout[axis]
     if now.cuts and not is_innermost(layout, axis, now.dim):
@@ -102,27 +82,29 @@ def _axis_moves(layout: TensorLayout, axis: int, choices: Sequence[Part]) -> Ite
             continue
         move = None
         if now.cuts:
-            move = Move.ALL_GATHER if part == REPLICATED else Move.ALL_TO_ALL if part.cuts else None
+            move = Collective.ALL_GATHER if part == REPLICATED else Collective.ALL_TO_ALL if part.cuts else None
         elif now == PARTIAL:
-            move = Move.ALL_REDUCE if part == REPLICATED else Move.REDUCE_SCATTER
+            move = Collective.ALL_REDUCE if part == REPLICATED else Collective.REDUCE_SCATTER
         else:
-            move = Move.SLICE if part.cuts else Move.MASK
+            yield None, _replace(layout, axis, part)
         if move is not None:
             yield move, _replace(layout, axis, part)
 
 
-def _joint_moves(layout: TensorLayout, sizes: Sequence[int]) -> Iterator[tuple[Move, tuple[int, ...], TensorLayout]]:
+def _joint_moves(
+    layout: TensorLayout, sizes: Sequence[int]
+) -> Iterator[tuple[Collective, tuple[int, ...], TensorLayout]]:
     """Steps along several axes at once."""
     partial = [a for a, part in enumerate(layout) if part == PARTIAL]
     for count in range(2, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
-            yield Move.ALL_REDUCE, axes, tuple(REPLICATED if a in axes else p for a, p in enumerate(layout))
+            yield Collective.ALL_REDUCE, axes, tuple(REPLICATED if a in axes else p for a, p in enumerate(layout))
     for a, b in itertools.permutations(range(len(layout)), 2):
         movable = layout[a].cuts and layout[b] == REPLICATED and sizes[a] == sizes[b]
         if movable and is_innermost(layout, a, layout[a].dim):
             after = _replace(_replace(layout, a, REPLICATED), b, layout[a])
             if is_innermost(after, b, layout[a].dim):
-                yield Move.PERMUTE, (min(a, b), max(a, b)), after
+                yield Collective.SEND, (min(a, b), max(a, b)), after
 
 
 @dataclass(frozen=True)
@@ -137,14 +119,14 @@ class _Skeleton:
 
     index: dict[TensorLayout, int]
     cuts: tuple[tuple[np.ndarray, np.ndarray], ...]
-    moves: tuple[tuple[Move, tuple[int, ...], np.ndarray, np.ndarray], ...]
+    moves: tuple[tuple[Collective | None, tuple[int, ...], np.ndarray, np.ndarray], ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def _skeleton(found: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skeleton:
     index = {layout: i for i, layout in enumerate(found)}
     choices = sorted({part for layout in found for part in layout})
-    batches: dict[tuple[Move, tuple[int, ...]], list[tuple[int, int]]] = {}
+    batches: dict[tuple[Collective | None, tuple[int, ...]], list[tuple[int, int]]] = {}
     for i, layout in enumerate(found):
         one_axis = [(m, (a,), after) for a in range(len(layout)) for m, after in _axis_moves(layout, a, choices)]
         for move, axes, after in [*one_axis, *_joint_moves(layout, sizes)]:
@@ -217,8 +199,8 @@ class ReshardTable:
         result = []
         while i != j:
             k = int(self._next[i, j])
-            move, axes = self._skeleton.moves[self._direct[i, k]][:2]
-            result.append(self._step(move, axes, i, k))
+            kind, axes = self._skeleton.moves[self._direct[i, k]][:2]
+            result.append(self._step(kind, axes, i, k))
             i = k
         return tuple(result)
 
@@ -229,37 +211,36 @@ class ReshardTable:
             left[rows, dims] = -(-left[rows, dims] // ranks)
         return np.asarray(left.prod(axis=1, dtype=np.int64))
 
-    def _payload(self, move: Move, axes: tuple[int, ...], i: np.ndarray, k: np.ndarray) -> np.ndarray:
+    def _payload(self, kind: Collective | None, axes: tuple[int, ...], i: np.ndarray, k: np.ndarray) -> np.ndarray:
         """Bytes that a rank contributes to steps; of an uneven cut the largest piece, padding included."""
         before, after = self.elements[i], self.elements[k]
-        if move is Move.ALL_GATHER:
+        if kind is Collective.ALL_GATHER:
             return np.asarray(self.item_bytes * after)
-        if move is Move.REDUCE_SCATTER:
+        if kind is Collective.REDUCE_SCATTER:
             return np.asarray(self.item_bytes * after * self.mesh.ranks_along(axes))
-        return np.asarray(self.item_bytes * (np.maximum(before, after) if move is Move.ALL_TO_ALL else before))
+        return np.asarray(self.item_bytes * (np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before))
 
-    def _step(self, move: Move, axes: tuple[int, ...], i: int, k: int) -> Step:
-        kind, before, after = move.collective, self.layouts[i], self.layouts[k]
+    def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> Step:
+        before, after = self.layouts[i], self.layouts[k]
         if kind is None:
-            return Step(move, axes, before, after, 0.0, 0.0, 0.0, 0.0)
-        payload = float(self._payload(move, axes, np.asarray(i), np.asarray(k)))
-        sent = payload * sent_fraction(kind, self.mesh.ranks_along(axes))
+            return Step(kind, axes, before, after, 0.0, 0.0, 0.0, 0.0)
+        payload = float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
+        sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
         volume = payload * (2.0 if kind is Collective.ALL_REDUCE else 1.0)
         seconds = float(self.mesh.seconds(kind, axes, payload))
-        return Step(move, axes, before, after, payload, sent, volume, seconds)
+        return Step(kind, axes, before, after, payload, sent, volume, seconds)
 
     def _fill(self) -> None:
         """Direct steps. Payloads of equal kind and axes are priced together."""
-        for number, (move, axes, rows, columns) in enumerate(self._skeleton.moves):
-            kind, fraction = move.collective, 0.0
-            seconds = payload = np.zeros(len(rows))
+        for number, (kind, axes, rows, columns) in enumerate(self._skeleton.moves):
+            seconds = sent = np.zeros(len(rows))
             if kind is not None:
-                payload = self._payload(move, axes, rows, columns)
+                payload = self._payload(kind, axes, rows, columns)
                 seconds = self.mesh.seconds(kind, axes, payload)
-                fraction = sent_fraction(kind, self.mesh.ranks_along(axes))
+                sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
             better = seconds < self.seconds[rows, columns]
             at = rows[better], columns[better]
-            self.seconds[at], self.sent_bytes[at] = seconds[better], (payload * fraction)[better]
+            self.seconds[at], self.sent_bytes[at] = seconds[better], sent[better]
             self._direct[at] = number
 
     def _close(self) -> None:

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.hardware import Collective
+from planner.hardware import Collective, moved_bytes
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.choices import Choice, Local, Means, Options, choices, has
 from planner.sharding.coupled import STATISTIC_BYTES, STATISTICS
 from planner.sharding.equal_parts import named_nests
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, layout_text, refusal, shard_shape
-from planner.sharding.mesh import Mesh, sent_fraction
+from planner.sharding.mesh import Mesh
 
 
 class Reason(StrEnum):
@@ -270,5 +270,5 @@ def exchange_bytes(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:
     for e in strategy.exchanges:
         if e.backward is backward:
             sides = 2 if e.reason is Reason.HALO else 1
-            total += sides * e.times * e.payload_bytes * sent_fraction(e.collective, mesh.axes[e.axis].size)
+            total += moved_bytes(e.collective, sides * e.times * e.payload_bytes, mesh.axes[e.axis].size)
     return total

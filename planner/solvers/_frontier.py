@@ -16,6 +16,7 @@ from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.joined import alike, least_of
 from planner.space.types import BlockCosts, Job
+from planner.sync import recipe_of
 
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
@@ -193,7 +194,7 @@ class Frontier:
             replicas=counts,
             sync_s=sync[:, 0],
             sync_s_per_element=sync[:, 1],
-            update_share=1 / (task.copies * counts) if task.zero else np.ones(len(counts)),
+            update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._job.overlap,
         )
         return Reach(self._formulator.needs(costs, task.zero), share)

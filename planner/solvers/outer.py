@@ -27,6 +27,7 @@ from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
+from planner.sync import Phase, recipe_of, recipes
 
 CostsFor = Callable[[int], BlockCosts]
 """Block costs by micro-batch size; the caller remembers what it has priced."""
@@ -299,7 +300,7 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     """
     if job.global_batch < 1:
         raise JobError(f"a global batch of {job.global_batch} samples", hint="use at least one sample")
-    if not job.schedules or not job.zero or not set(job.zero) <= {0, 1, 2, 3}:
+    if not job.schedules or not job.zero or not set(job.zero) <= recipes().keys():
         raise JobError(
             "no schedule or no ZeRO stage to choose from", hint="allow a schedule, and ZeRO stage 0, 1, 2 or 3"
         )
@@ -351,7 +352,9 @@ def _same_in_less_memory(other: StageProblem, task: Task) -> bool:
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:
     """Whether sharding the optimizer state costs no time at any place, whatever is hidden (it never costs memory)."""
-    if sharded.schedule != plain.schedule or (sharded.zero, plain.zero) != (1, 0):
+    more, less = recipe_of(sharded.zero), recipe_of(plain.zero)
+    once = more.optimizer is not None and not more.during(Phase.FORWARD, Phase.BACKWARD)
+    if sharded.schedule != plain.schedule or not once or any(less.held):
         return False
     end_s, other_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
     return bool((end_s <= other_s * (1 + SAME)).all())

@@ -19,6 +19,7 @@ from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.tied import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
+from planner.sync import recipe_of
 
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
@@ -189,7 +190,8 @@ class Formulator:
         def slowest(values: np.ndarray) -> np.ndarray:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
-        shards = np.maximum(1, (copies if zero else 0) * placement.place_replicas)
+        parts = placement.parts.__getitem__
+        shards = parts(recipe_of(zero).optimizer)
         forward_s, backward_s = self._exchanges.in_passes(placement, costs.parameter_elements, zero)
         return {
             "sync_s": self._exchanges.at_end(placement, ranges.elements, zero),
@@ -206,7 +208,7 @@ class Formulator:
             "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
             "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
             "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
-            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, shards, zero),
+            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero),
         }
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
@@ -235,7 +237,8 @@ class Formulator:
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""
         nothing = np.zeros(ranges.elements.shape[-1])
-        return self._exchanges.resident(ranges, nothing, np.asarray(self.devices(ranks)), zero)
+        most = self.devices(ranks)
+        return self._exchanges.resident(ranges, nothing, lambda group: np.asarray(most if group else 1), zero)
 
     def _range_tables(self, costs: BlockCosts) -> Ranges:
         known = self._ranges.get(id(costs))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.errors import JobError
 from planner.space.types import Job
+from planner.sync import recipes
 
 _RECOMPUTE = ("auto", "never", "always")
 
@@ -17,7 +18,7 @@ _LISTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "tensor_parallel": ("whole numbers of at least 1, such as (1, 2)", lambda v: _whole(v, 1)),
     "pipeline_stages": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
     "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
-    "zero": ("ZeRO stages from 0 to 3, such as (0, 1)", lambda v: _whole(v, 0) and v in (0, 1, 2, 3)),
+    "zero": ("ZeRO stages from 0 to 3, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
     "schedules": ("names of schedules, such as ('1f1b',)", lambda v: isinstance(v, str)),
     "forbid": ("texts such as ('MatMul:k',)", lambda v: isinstance(v, str)),
     "meshes": ("ranks by axis, such as ((8,), (2, 4))", lambda v: _mesh(v)),

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.hardware.collectives import Terms, collective_terms, send_terms
+from planner.hardware.collectives import Terms, send_terms
 from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
+from planner.sync import ExchangeStep, Group, parts_of, recipes, step_terms
+
+_Way = tuple[Collective, Group]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,8 @@ class Placement:
         place_replicas: int64 [P] replicas of a place in one copy.
         place_kind: int64 [P].
         kinds: device types of each kind, ascending.
-        all_reduce, reduce_scatter, all_gather: prices by place.
+        parts: int64 [P] by group, into how many parts it cuts what it shards at each place; ones for None.
+        exchanges: prices of an exchange's steps at each place, by `ExchangeStep.way`.
         link: int64 [R, R, W + 1] boundary classes; -1 where the stages do not fit.
         sends: for each boundary class, the prices of its transfers; the slowest counts.
     """
@@ -42,14 +46,10 @@ class Placement:
     place_replicas: np.ndarray
     place_kind: np.ndarray
     kinds: tuple[tuple[int, ...], ...]
-    all_reduce: tuple[Terms, ...]
-    reduce_scatter: tuple[Terms, ...]
-    all_gather: tuple[Terms, ...]
+    parts: Mapping[Group | None, np.ndarray]
+    exchanges: Mapping[_Way, tuple[Terms, ...]]
     link: np.ndarray
     sends: tuple[Terms, ...]
-
-
-_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +60,17 @@ class _Row:
         at: index of the place by device of the slice; -1: no room.
         replicas: of one copy.
         types: device types of each place.
-        terms: prices of collectives at each place.
+        parts: of each group at each place.
+        terms: prices of steps at each place.
         least: least start-up time and least seconds a byte over all places.
     """
 
     at: np.ndarray
     replicas: int
     types: tuple[tuple[int, ...], ...]
-    terms: Mapping[Collective, tuple[Terms, ...]]
-    least: Mapping[Collective, tuple[float, float]]
+    parts: Mapping[Group | None, list[int]]
+    terms: Mapping[_Way, tuple[Terms, ...]]
+    least: Mapping[_Way, tuple[float, float]]
 
 
 class Placements:
@@ -85,7 +87,8 @@ class Placements:
         self._whole: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
         self._rows: dict[tuple[int, int, int], _Row] = {}
         self._joints: dict[tuple[int, int, int, int], np.ndarray] = {}
-        self._terms: dict[tuple[Collective, Span, int], Terms] = {}
+        self._terms: dict[tuple[_Way, Span, int], Terms] = {}
+        self._recipes = tuple(recipes().values())
         self._sends: dict[tuple[int, int], Terms] = {}
 
     def lay_out(self, copies: int, slice_devices: int, replicas: Sequence[int]) -> Placement:
@@ -95,16 +98,15 @@ class Placements:
             self._whole[key] = self._lay_out(copies, slice_devices, np.asarray(replicas, dtype=np.int64))
         return self._whole[key]
 
-    def least(self, copies: int, slice_devices: int, replicas: Sequence[int], kind: Collective) -> np.ndarray:
-        """[R, 2] least start-up time, and least seconds a byte, of a collective among a stage's replicas anywhere."""
-        return np.array([self._row(copies, slice_devices, int(count)).least[kind] for count in replicas])
+    def least(self, copies: int, slice_devices: int, replicas: Sequence[int], step: ExchangeStep) -> np.ndarray:
+        """[R, 2] least start-up time, and least seconds a byte, of a step among a stage's replicas anywhere."""
+        return np.array([self._row(copies, slice_devices, int(count)).least[step.way] for count in replicas])
 
     def _lay_out(self, copies: int, width: int, options: np.ndarray) -> Placement:
         rows = [self._row(copies, width, count) for count in options.tolist()]
         offsets = np.cumsum([0, *(len(row.types) for row in rows)])
         kinds = sorted({types for row in rows for types in row.types})
         link, sends = self._links(copies, width, options)
-        priced = {kind: tuple(t for row in rows for t in row.terms[kind]) for kind in _REDUCTIONS}
         return Placement(
             copies=copies,
             slice_devices=width,
@@ -113,9 +115,8 @@ class Placements:
             place_replicas=np.array([row.replicas for row in rows for _ in row.types], dtype=np.int64),
             place_kind=np.array([kinds.index(types) for row in rows for types in row.types], dtype=np.int64),
             kinds=tuple(kinds),
-            all_reduce=priced[Collective.ALL_REDUCE],
-            reduce_scatter=priced[Collective.REDUCE_SCATTER],
-            all_gather=priced[Collective.ALL_GATHER],
+            parts={g: np.array([n for row in rows for n in row.parts[g]], dtype=np.int64) for g in rows[0].parts},
+            exchanges={way: tuple(t for row in rows for t in row.terms[way]) for way in rows[0].terms},
             link=link,
             sends=sends,
         )
@@ -147,18 +148,21 @@ class Placements:
             at[a] = found[place]
         shared = max(1, width // count) * self._ranks
         terms = {
-            kind: tuple(
-                self._priced(kind, span, shared, ranks) for (_, span), ranks in zip(found, ranks_of, strict=True)
+            step.way: tuple(
+                self._priced(step, span, shared, ranks) for (_, span), ranks in zip(found, ranks_of, strict=True)
             )
-            for kind in _REDUCTIONS
+            for recipe in self._recipes
+            for step in recipe.steps
         }
-        least = {kind: _least_of(each) for kind, each in terms.items()}
-        return _Row(at, count, tuple(types for types, _ in found), terms, least)
+        least = {way: _least_of(each) for way, each in terms.items()}
+        holders = {group for recipe in self._recipes for group in (None, *recipe.held)}
+        parts = {group: [parts_of(self._cluster, ranks, group) for ranks in ranks_of] for group in holders}
+        return _Row(at, count, tuple(types for types, _ in found), parts, terms, least)
 
-    def _priced(self, kind: Collective, span: Span, shared: int, ranks: np.ndarray) -> Terms:
-        key = (kind, span, shared)
+    def _priced(self, step: ExchangeStep, span: Span, shared: int, ranks: np.ndarray) -> Terms:
+        key = (step.way, span, shared)
         if key not in self._terms:
-            self._terms[key] = collective_terms(self._cluster, kind, ranks, shared)
+            self._terms[key] = step_terms(self._cluster, step, ranks, shared)
         return self._terms[key]
 
     def _period(self, copies: int, width: int) -> int:

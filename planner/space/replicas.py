@@ -1,24 +1,21 @@
 """The judge's part about replicas: what the ranks of a stage exchange with their likes, and what each of them holds.
 
-ZeRO (Rajbhandari et al., SC 2020) shards over all replicas of a stage: with stage 1 the optimizer state, with 2 the
-gradients too, with 3 the weights as well. Stage 2 scatters the gradients of a block after each of its backward passes,
-stage 3 also gathers its weights before each pass. Behind the fraction `overlap` of a pass these exchanges are hidden.
+Both are read off the recipe of the ZeRO stage (`planner.sync.recipe_of`): what it runs in a pass is run for each block,
+and hidden behind the fraction `overlap` of that pass; what it shards is sharded over replicas of the stage.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes
-from planner.hardware.collectives import collective_s
-from planner.hardware.types import Cluster, Collective
+from planner.hardware.types import Cluster
 from planner.space.types import MemoryBytes
-
-GATHERED = 2
-"""Blocks whose weights are whole at a time under ZeRO-3: the one at work and the next."""
+from planner.sync import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 
 
 @dataclass(frozen=True)
@@ -39,29 +36,23 @@ class Replicas:
     precision: Precision
     zero: int
 
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """What is exchanged and held in shards."""
+        return recipe_of(self.zero)
+
     @property
     def shards(self) -> int:
-        """Parts into which ZeRO cuts what it shards."""
-        return int(self.groups[..., 0].size) if self.zero else 1
+        """Parts into which the optimizer state and its update are cut."""
+        return self._parts(self.recipe.optimizer)
 
     def end_s(self, elements: float) -> float:
         """Seconds to synchronise a stage's gradients, or weights, at the end of an iteration."""
-        gradients, weights = elements * self.precision.gradient_bytes, elements * self.precision.weight_bytes
-        if self.zero == 0:
-            return self._seconds(Collective.ALL_REDUCE, gradients)
-        if self.zero == 1:
-            return self._seconds(Collective.REDUCE_SCATTER, gradients) + self._seconds(Collective.ALL_GATHER, weights)
-        return self._seconds(Collective.ALL_GATHER, weights) if self.zero == 2 else 0.0
+        return self._phase_s(Phase.END, [elements])
 
     def pass_s(self, elements: Sequence[float]) -> tuple[float, float]:
         """Seconds of exchanges in one forward and in one backward pass through blocks of so many elements."""
-        if self.zero < 2:
-            return 0.0, 0.0
-        scatter_s = sum(self._seconds(Collective.REDUCE_SCATTER, n * self.precision.gradient_bytes) for n in elements)
-        if self.zero == 2:
-            return 0.0, scatter_s
-        gather_s = sum(self._seconds(Collective.ALL_GATHER, n * self.precision.weight_bytes) for n in elements)
-        return gather_s, gather_s + scatter_s
+        return self._phase_s(Phase.FORWARD, elements), self._phase_s(Phase.BACKWARD, elements)
 
     def memory(
         self,
@@ -85,26 +76,27 @@ class Replicas:
             versions: of the weights.
             buffers: as large as the weights, beside the optimizer's state.
         """
-        parts, chosen = self.shards, self.precision
-        whole = 0.0
-        if parts > 1 and self.zero >= 2:
-            whole += largest * chosen.gradient_bytes
-        if parts > 1 and self.zero >= 3:
-            whole += GATHERED * largest * chosen.weight_bytes
+        state_bytes = optimizer_state_bytes(optimizer, self.precision)
+        kept = kept_bytes(self.recipe, self.precision, state_bytes, self._parts, elements, largest)
         return MemoryBytes(
-            weights=versions * elements * chosen.weight_bytes / (parts if self.zero >= 3 else 1),
-            gradients=elements * chosen.gradient_bytes / (parts if self.zero >= 2 else 1),
-            optimizer=elements * (optimizer_state_bytes(optimizer, chosen) / parts + buffers * chosen.weight_bytes),
+            weights=versions * float(kept.weights),
+            gradients=float(kept.gradients),
+            optimizer=float(kept.optimizer) + buffers * elements * self.precision.weight_bytes,
             activations=activations,
-            workspace=others[0] + whole,
+            workspace=others[0] + float(kept.gathered + kept.transient),
             reserve=others[1],
         )
 
-    def _seconds(self, kind: Collective, payload_bytes: float) -> float:
+    def _parts(self, group: Group | None) -> int:
+        return parts_of(self.cluster, self.groups[..., 0].ravel(), group)
+
+    def _phase_s(self, phase: Phase, elements: Sequence[float]) -> float:
+        return sum((sum(self._step_s(step, n) for n in elements) for step in self.recipe.during(phase)), 0.0)
+
+    def _step_s(self, step: ExchangeStep, elements: float) -> float:
         """Ranks of a replica are neighbours, so the first and the last of them say how far apart equal ranks lie."""
-        if self.groups[..., 0].size < 2 or not payload_bytes:
-            return 0.0
+        payload_bytes = elements * step.payload(self.precision)
         ends = {0, self.groups.shape[-1] - 1}
         return max(
-            collective_s(self.cluster, kind, self.groups[..., e].ravel(), payload_bytes, self.concurrent) for e in ends
+            step_s(self.cluster, step, self.groups[..., e].ravel(), payload_bytes, self.concurrent) for e in ends
         )

@@ -12,9 +12,22 @@
 from __future__ import annotations
 
 from planner.registry import Registry
+from planner.sync._collectives import step_traffic
 from planner.sync.choosing import choose
 from planner.sync.fabric import Fabric, Port, Servers, fabric_of
 from planner.sync.graph_step import step_of
+from planner.sync.readings import (
+    groups_of,
+    kept_bytes,
+    parts_of,
+    phase_s,
+    recipe_of,
+    recipes,
+    sent_bytes,
+    step_s,
+    step_terms,
+)
+from planner.sync.recipe import Content, ExchangeStep, Group, Phase, Recipe, Sizes
 from planner.sync.traffic import LevelTraffic, Traffic
 from planner.sync.types import (
     Choice,
@@ -50,15 +63,21 @@ def names() -> tuple[str, ...]:
 __all__ = [
     "SCHEMES",
     "Choice",
+    "Content",
     "Exchange",
+    "ExchangeStep",
     "Fabric",
     "Facts",
+    "Group",
     "LevelTraffic",
     "MemoryFactors",
+    "Phase",
     "Placement",
     "Port",
+    "Recipe",
     "Scheme",
     "Servers",
+    "Sizes",
     "Staleness",
     "Step",
     "Traffic",
@@ -67,6 +86,16 @@ __all__ = [
     "choose",
     "fabric_of",
     "get",
+    "groups_of",
+    "kept_bytes",
     "names",
+    "parts_of",
+    "phase_s",
+    "recipe_of",
+    "recipes",
+    "sent_bytes",
     "step_of",
+    "step_s",
+    "step_terms",
+    "step_traffic",
 ]

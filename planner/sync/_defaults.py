@@ -9,6 +9,7 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.registry import name_with_options
 from planner.sync.fabric import Fabric
+from planner.sync.recipe import SUMMED, Recipe
 from planner.sync.timeline import play
 from planner.sync.traffic import nothing
 from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Placement, Scheme, Staleness, Step
@@ -26,8 +27,14 @@ class Defaults(Scheme):
 
     key: ClassVar[str]
     facts: ClassVar[Facts]
+    zero: ClassVar[int | None] = None
     per_tensor: ClassVar[bool] = True
     assumes: ClassVar[str] = ""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Gradients summed on every rank, once an iteration."""
+        return SUMMED
 
     @property
     def name(self) -> str:

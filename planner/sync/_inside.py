@@ -8,9 +8,9 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
-from planner.hardware import Collective, Terms, collective_terms
+from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 from planner.sync.fabric import Fabric
-from planner.sync.messages import Phase
+from planner.sync.messages import Leg
 from planner.sync.traffic import Traffic, nothing, rank_traffic
 
 
@@ -46,17 +46,17 @@ class Local:
     latency_s: float
     traffic: Traffic
 
-    def legs(self, push_bytes: float, pull_bytes: float) -> tuple[Phase, Phase]:
+    def legs(self, push_bytes: float, pull_bytes: float) -> tuple[Leg, Leg]:
         """Before the network and after it; a gather costs what the scatter does."""
         ports = len(self.fabric.ports)
         back = np.concatenate([self.copy_s_per_byte[ports:], self.copy_s_per_byte[:ports]])
         return self._leg(push_bytes, self.copy_s_per_byte), self._leg(pull_bytes, back)
 
-    def _leg(self, payload_bytes: float, copy_s_per_byte: np.ndarray) -> Phase:
+    def _leg(self, payload_bytes: float, copy_s_per_byte: np.ndarray) -> Leg:
         busy = copy_s_per_byte * payload_bytes
         for ports, terms in self.groups:
             busy[ports] += float(terms.seconds(payload_bytes))
-        return Phase(busy, self.latency_s)
+        return Leg(busy, self.latency_s)
 
 
 def local(fabric: Fabric, inside: Inside, card_ranks: int = 2) -> Local:
@@ -109,7 +109,7 @@ def _ring(fabric: Fabric, groups: list[np.ndarray]) -> Traffic:
         return nothing(fabric)
     source = np.concatenate(several)
     target = np.concatenate([np.roll(g, -1) for g in several])
-    counts = np.concatenate([np.full(len(g), (len(g) - 1) / len(g)) for g in several])
+    counts = np.concatenate([np.full(len(g), moved_bytes(Collective.REDUCE_SCATTER, 1.0, len(g))) for g in several])
     return rank_traffic(fabric, source, target, counts)
 
 

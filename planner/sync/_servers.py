@@ -8,11 +8,14 @@ from enum import StrEnum
 
 import numpy as np
 
+from planner.hardware import Collective
+from planner.sync._defaults import Defaults, positive
 from planner.sync._inside import Inside, Local, local
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.sync.messages import Message, Phase
+from planner.sync.messages import Leg, Message
+from planner.sync.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.sync.traffic import Traffic, nothing, push_traffic
-from planner.sync.types import Draft, Placement, Step, Variable
+from planner.sync.types import Draft, MemoryFactors, Placement, Step
 
 
 class ServerPlacement(StrEnum):
@@ -21,6 +24,25 @@ class ServerPlacement(StrEnum):
     EVEN = "even"
     GREEDY = "greedy"
     ROUND_ROBIN = "round-robin"
+
+
+def through_servers(pulled: Content, optimizer: Group | None = None) -> Recipe:
+    """Gradients pushed to the servers' shards, and what these make of them pulled by every rank.
+
+    Args:
+        pulled: gradients from servers that only sum, weights from servers that update.
+        optimizer: who has the optimizer state in shards.
+    """
+    push = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, group=Group.SERVERS)
+    pull = ExchangeStep(Collective.ALL_GATHER, pulled, group=Group.SERVERS)
+    return Recipe((push, pull), optimizer=optimizer)
+
+
+SUMMED_ON_SERVERS = through_servers(Content.GRADIENTS)
+"""Servers that only sum; every rank updates."""
+
+UPDATED_ON_SERVERS = through_servers(Content.WEIGHTS, Group.SERVERS)
+"""Servers that hold the optimizer state and update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +83,7 @@ def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transp
     O(messages + kinds * ports), a kind being a size with its shares.
     """
     inside = local(fabric, transport.inside, transport.card_ranks)
-    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Phase, ...]] = {}
+    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
     totals: dict[tuple[float, ...], tuple[float, float]] = {}
     units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
     messages = []
@@ -81,14 +103,14 @@ def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transp
     return Draft(tuple(messages), total, methods, placements(sendings))
 
 
-def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Phase, ...]:
+def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Leg, ...]:
     """The legs that keep some port busy."""
     before, after = inside.legs(s.push_bytes, s.pull_bytes)
     busy = (
         (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
         (unit.turned() * s.pull_bytes).busy_s(transport.efficiency),
     )
-    across = (Phase(b, fabric.network_latency_s) for b in busy)
+    across = (Leg(b, fabric.network_latency_s) for b in busy)
     return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
@@ -139,22 +161,24 @@ def in_turn(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
     return tuple(i % servers for i in range(len(sizes)))
 
 
-def sent(variable: Variable) -> tuple[float, float]:
-    """Bytes of a variable that a machine pushes and pulls: of a sparse one the rows it touches."""
-    part = variable.touched if variable.sparse else 1.0
-    return part * variable.gradient_bytes, part * variable.pulled_bytes
+def sent(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
+    """Bytes that a machine pushes and pulls."""
+    push, pull = (step.payload(sizes) for step in recipe.steps)
+    return push, pull
 
 
-def whole_or_cut(fabric: Fabric, step: Step, first: int, count: int, placement: str) -> tuple[Sending, ...]:
+def whole_or_cut(
+    fabric: Fabric, step: Step, recipe: Recipe, first: int, count: int, placement: str
+) -> tuple[Sending, ...]:
     """Every variable to `count` servers from endpoint `first` on."""
     arrivals = step.arrivals()
-    sizes = [sent(v) for v in arrivals]
+    sizes = [sent(recipe, v.sent) for v in arrivals]
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
         place = least_loaded if placement is ServerPlacement.GREEDY else in_turn
         order = {v.name: i for i, v in enumerate(step.variables)}
-        chosen = place([sum(sent(v)) for v in step.variables], count)
+        chosen = place([sum(sent(recipe, v.sent)) for v in step.variables], count)
         shares = [one(fabric, first + chosen[order[v.name]]) for v in arrivals]
     return tuple(
         Sending((v.name,), push, pull, step.ready_s(v), share)
@@ -170,3 +194,40 @@ def fullest(sendings: Sequence[Sending], step: Step) -> float:
     sizes = {v.name: v.pulled_bytes for v in step.variables}
     loads = np.sum([np.asarray(p.shares) * sizes[p.variable] for p in placements(sendings)], axis=0)
     return float(loads.max() / total)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOnServers(Defaults):
+    """Weights that parameter servers hold and update.
+
+    Attributes:
+        placement: how variables are laid on the servers.
+        partition_bytes: pushed and pulled at the same time in pieces of this size.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+    """
+
+    placement: ServerPlacement = ServerPlacement.EVEN
+    partition_bytes: float = 4e6
+    efficiency: float = 1.0
+
+    recipe = UPDATED_ON_SERVERS
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Weights and gradients on every rank, the optimizer state on the servers."""
+        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """One message a variable, sparse ones with the touched rows alone."""
+        positive(self, "efficiency", "partition_bytes")
+        return draft_servers(fabric, self._sendings(fabric, step), self.transport())
+
+    def transport(self) -> Transport:
+        """How messages travel."""
+        return Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+
+    def servers(self, fabric: Fabric) -> tuple[int, int]:
+        """First endpoint of the servers, and how many there are: all machines of the group."""
+        return 0, len(fabric.machines)
+
+    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
+        return whole_or_cut(fabric, step, self.recipe, *self.servers(fabric), self.placement)

@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from planner.hardware import Collective, collective_s
-from planner.sync._collectives import FLOWS, cheapest
-from planner.sync._defaults import MEGABYTE, Defaults, dense_note, require
+from planner.sync._collectives import draft_recipe, priced
+from planner.sync._defaults import MEGABYTE, Defaults, require
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
-from planner.sync.formulas import zero_parts
-from planner.sync.messages import Message, Phase
-from planner.sync.traffic import nothing
+from planner.sync.readings import parts_of
+from planner.sync.recipe import Content, Phase, Recipe
 from planner.sync.types import Draft, Exchange, MemoryFactors, Scheme, Step
 
 
@@ -81,16 +78,18 @@ def play_sharded(works: Sequence[Work], prefetch: int) -> Played:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket with the computation of its layers and the cost of moving it."""
+    """A bucket with the computation of its layers and the cost of moving it, by what moves and when."""
 
-    bucket: Bucket
     forward_s: float
     backward_s: float
-    gather_s: float
-    scatter_s: float
+    moves_s: dict[tuple[Content, Phase], float]
+
+    def moved_s(self, content: Content, *phases: Phase) -> float:
+        """Seconds of what moves in some phases."""
+        return sum(self.moves_s.get((content, phase), 0.0) for phase in phases)
 
 
-def units_of(fabric: Fabric, step: Step, bucket_bytes: float) -> tuple[tuple[Unit, ...], float, float]:
+def units_of(fabric: Fabric, step: Step, recipe: Recipe, bucket_bytes: float) -> tuple[tuple[Unit, ...], float, float]:
     """Units in backward order, and the forward and backward time that belongs to none (before the first weights).
 
     A unit's backward runs from the arrival of the gradients before it to that of its own; its forward is the same part
@@ -100,45 +99,65 @@ def units_of(fabric: Fabric, step: Step, bucket_bytes: float) -> tuple[tuple[Uni
     scale = step.forward_s / step.backward_s if step.backward_s > 0 else 0.0
     for bucket in pack(step, bucket_bytes):
         backward_s, before = max(0.0, bucket.ready_s - before), max(before, bucket.ready_s)
-        gather_s = collective_s(
-            fabric.cluster, Collective.ALL_GATHER, fabric.ranks, bucket.pulled_bytes, fabric.concurrent
-        )
-        scatter_s = collective_s(
-            fabric.cluster, Collective.REDUCE_SCATTER, fabric.ranks, bucket.payload_bytes, fabric.concurrent
-        )
-        found.append(Unit(bucket, backward_s * scale, backward_s, gather_s, scatter_s))
+        found.append(Unit(backward_s * scale, backward_s, _moves_s(fabric, recipe, bucket)))
     tail_s = max(0.0, step.backward_s - before)
     return tuple(found), step.forward_s - sum(u.forward_s for u in found), tail_s
 
 
-def sharded_memory(fabric: Fabric, stage: int, transient_bytes: float = 0.0) -> MemoryFactors:
-    """Weights, gradients and optimizer state in 1/N parts from stages 3, 2 and 1 on."""
-    return MemoryFactors(*zero_parts(len(fabric.ranks), stage), transient_bytes=transient_bytes)
+def _moves_s(fabric: Fabric, recipe: Recipe, bucket: Bucket) -> dict[tuple[Content, Phase], float]:
+    found: dict[tuple[Content, Phase], float] = {}
+    for part in recipe.steps:
+        _, seconds = priced(fabric, part, part.payload(bucket))
+        found[part.content, part.phase] = found.get((part.content, part.phase), 0.0) + seconds
+    return found
 
 
-def draft_sharded(fabric: Fabric, step: Step, key: str, bucket_bytes: float, gathers: int, scatters: int) -> Draft:
-    """Buckets that are scattered and gathered once, with the bytes of all gathers and scatters of a step."""
-    units, _, _ = units_of(fabric, step, bucket_bytes)
-    moved: dict[str, float] = {}
-    for u in units:
-        for kind, size, times in (
-            (Collective.ALL_GATHER, u.bucket.pulled_bytes, gathers),
-            (Collective.REDUCE_SCATTER, u.bucket.payload_bytes, scatters),
-        ):
-            algorithm, _ = cheapest(fabric, kind, size)
-            moved[algorithm] = moved.get(algorithm, 0.0) + size * times
-    traffic = nothing(fabric)
-    for algorithm, size in moved.items():
-        traffic = traffic + FLOWS[algorithm](fabric) * (size / 2)  # half of what an all-reduce moves
-    messages = tuple(
-        Message(u.bucket.variables, key, u.bucket.payload_bytes, u.bucket.ready_s, _legs(fabric, u)) for u in units
-    )
-    methods = {v: key for u in units for v in u.bucket.variables}
-    return Draft(messages, traffic, methods, notes=dense_note(step))
+def works_of(fabric: Fabric, step: Step, recipe: Recipe, bucket_bytes: float, *, opening: bool) -> Iterator[Work]:
+    """A step's computation in order.
+
+    Args:
+        fabric: where.
+        step: what.
+        recipe: what moves beside it: gathers before a pass, scatters behind a backward, and of what moves once an
+            iteration the weights before the first forward, the gradients behind the last backward.
+        bucket_bytes: size of a unit.
+        opening: weights that are gathered once are gathered unit by unit under the first forward.
+    """
+    units, head_s, tail_s = units_of(fabric, step, recipe, bucket_bytes)
+    weights, gradients = Content.WEIGHTS, Content.GRADIENTS
+    for m in range(step.micro_batches):
+        before = (Phase.FORWARD, Phase.END) if opening and m == 0 else (Phase.FORWARD,)
+        behind = (Phase.BACKWARD, Phase.END) if m == step.micro_batches - 1 else (Phase.BACKWARD,)
+        yield Work(head_s)
+        yield from (Work(u.forward_s, u.moved_s(weights, *before)) for u in reversed(units))
+        for u in units:
+            yield Work(u.backward_s, u.moved_s(weights, Phase.BACKWARD), u.moved_s(gradients, *behind))
+        yield Work(tail_s)
 
 
-def settle_sharded(scheme: Scheme, fabric: Fabric, step: Step, draft: Draft, played: Played) -> Exchange:
-    """What one step costs, all its gathers and scatters played beside its computation."""
+def price_sharded(
+    scheme: Scheme, fabric: Fabric, step: Step, bucket_bytes: float, prefetch: int = 0, *, overlap: bool = False
+) -> Exchange:
+    """What one step costs, all its gathers and scatters played beside its computation.
+
+    Args:
+        scheme: whose recipe is played.
+        fabric: where.
+        step: what.
+        bucket_bytes: size of a unit.
+        prefetch: units that are gathered ahead.
+        overlap: what is gathered once is gathered under the first forward, else before it begins.
+
+    Raises:
+        UsageError: the fabric cannot run the scheme.
+    """
+    require(scheme, fabric)
+    works = list(works_of(fabric, step, scheme.recipe, bucket_bytes, opening=overlap))
+    played = play_sharded(works, len(works) if overlap else prefetch)
+    units, _, _ = units_of(fabric, step, scheme.recipe, bucket_bytes)
+    opening_s = 0.0 if overlap else sum(u.moved_s(Content.WEIGHTS, Phase.END) for u in units)
+    played = Played(played.end_s + opening_s, played.compute_s, played.link_s + opening_s)
+    draft = scheme.draft(fabric, step)
     return Exchange(
         scheme=scheme.name,
         seconds=played.link_s,
@@ -152,71 +171,44 @@ def settle_sharded(scheme: Scheme, fabric: Fabric, step: Step, draft: Draft, pla
     )
 
 
-def _legs(fabric: Fabric, unit: Unit) -> tuple[Phase, ...]:
-    return tuple(Phase(fabric.everything(s)) for s in (unit.scatter_s, unit.gather_s) if s > 0)
+@dataclass(frozen=True, slots=True)
+class Sharded(Defaults):
+    """A scheme that keeps model state in shards.
 
-
-def works_of(
-    fabric: Fabric,
-    step: Step,
-    bucket_bytes: float,
-    *,
-    gathers: tuple[bool, bool, bool],
-    every_scatter: bool,
-) -> Iterator[Work]:
-    """A step's computation in order.
-
-    Args:
-        fabric: where.
-        step: what.
-        bucket_bytes: size of a unit.
-        gathers: whether weights are gathered in the first forward, in the later forwards, and in every backward.
-        every_scatter: gradients are scattered after every micro-batch, else after the last alone.
+    Attributes:
+        bucket_bytes: gradients and weights that travel together.
     """
-    units, head_s, tail_s = units_of(fabric, step, bucket_bytes)
-    first, later, backward = gathers
-    for m in range(step.micro_batches):
-        forward = first if m == 0 else later
-        scatter = every_scatter or m == step.micro_batches - 1
-        yield Work(head_s)
-        yield from (Work(u.forward_s, u.gather_s * forward) for u in reversed(units))
-        yield from (Work(u.backward_s, u.gather_s * backward, u.scatter_s * scatter) for u in units)
-        yield Work(tail_s)
 
+    bucket_bytes: float = 25 * MEGABYTE
 
-def play_gathered_once(
-    fabric: Fabric, step: Step, bucket_bytes: float, overlap_gather: bool, *, every_scatter: bool
-) -> Played:
-    """A step that gathers its weights once, at its start: unit by unit under the forward, or before it begins."""
-    works = list(works_of(fabric, step, bucket_bytes, gathers=(True, False, False), every_scatter=every_scatter))
-    if overlap_gather:
-        return play_sharded(works, prefetch=len(works))
-    bare = works_of(fabric, step, bucket_bytes, gathers=(False, False, False), every_scatter=every_scatter)
-    played = play_sharded(list(bare), prefetch=0)
-    gather_s = sum(w.gather_s for w in works)
-    return Played(played.end_s + gather_s, played.compute_s, played.link_s + gather_s)
+    per_tensor = False
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Shards, and beside them whole: gathered units, and the gradients of one unit before they are scattered."""
+        recipe, units, whole = self.recipe, pack(step, self.bucket_bytes), 0.0
+        if recipe.weights is not None:
+            sizes = sorted((u.weight_bytes for u in units), reverse=True)
+            whole += sum(sizes[: recipe.gathered_units or None])
+        if recipe.gradients is not None:
+            whole += max((u.gradient_bytes for u in units), default=0.0)
+        weights, gradients, optimizer = (1 / parts_of(fabric.cluster, fabric.ranks, group) for group in recipe.held)
+        return MemoryFactors(weights, gradients, optimizer, transient_bytes=whole)
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """Bucket by bucket, with the bytes of all gathers and scatters of a step."""
+        return draft_recipe(fabric, step, self.recipe, self.bucket_bytes, method=self.key)
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredOnce(Defaults):
-    """ZeRO whose weights are gathered once a step, at its start.
+class GatheredOnce(Sharded):
+    """Shards of a scheme whose weights are gathered once a step, at its start.
 
     Attributes:
         bucket_bytes: gradients and weights that travel together.
         overlap_gather: weights are gathered while the next forward runs.
-        every_scatter: gradients are scattered after every micro-batch, else after the last alone.
     """
 
-    bucket_bytes: float = 25 * MEGABYTE
     overlap_gather: bool = False
-
-    per_tensor = False
-    every_scatter: ClassVar[bool]
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One gather, and as many scatters as there are."""
-        scatters = step.micro_batches if self.every_scatter else 1
-        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers=1, scatters=scatters)
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Scatters behind the backward of each unit, gathers before the first forward.
@@ -224,8 +216,4 @@ class GatheredOnce(Defaults):
         Raises:
             UsageError: the fabric cannot run the scheme.
         """
-        require(self, fabric)
-        played = play_gathered_once(
-            fabric, step, self.bucket_bytes, self.overlap_gather, every_scatter=self.every_scatter
-        )
-        return settle_sharded(self, fabric, step, self.draft(fabric, step), played)
+        return price_sharded(self, fabric, step, self.bucket_bytes, overlap=self.overlap_gather)

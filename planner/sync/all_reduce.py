@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._collectives import draft_all_reduce
+from planner.sync._collectives import draft_recipe
 from planner.sync._defaults import MEGABYTE, Defaults
 from planner.sync.fabric import Fabric
 from planner.sync.types import Draft, Facts, Step
@@ -22,6 +22,7 @@ class AllReduce(Defaults):
     bucket_bytes: float = 25 * MEGABYTE
 
     key = "all-reduce"
+    zero = 0
     facts = Facts(
         decides="buckets of 25 MB; ring, tree or hierarchical for each",
         time="the least of the three",
@@ -32,7 +33,7 @@ class AllReduce(Defaults):
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """Buckets one after the other; O(variables + ranks * levels)."""
-        return draft_all_reduce(fabric, step, self.bucket_bytes)
+        return draft_recipe(fabric, step, self.recipe, self.bucket_bytes)
 
 
 SCHEMES.register("all-reduce", AllReduce())

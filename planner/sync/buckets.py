@@ -14,15 +14,15 @@ class Bucket:
 
     Attributes:
         variables: whose gradients it holds, or parts of them.
-        payload_bytes: what it holds.
+        gradient_bytes: what it holds.
         ready_s: when the last of it is complete, from the start of the backward.
-        pulled_bytes: bytes of the same variables' weights.
+        weight_bytes: bytes of the same variables' weights.
     """
 
     variables: tuple[str, ...]
-    payload_bytes: float
+    gradient_bytes: float
     ready_s: float
-    pulled_bytes: float
+    weight_bytes: float
 
 
 def _bucket(step: Step, members: list[Variable]) -> Bucket:

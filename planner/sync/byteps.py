@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from planner.sync import SCHEMES
 from planner.sync._defaults import Defaults, dense_note, positive
 from planner.sync._inside import Inside
-from planner.sync._servers import Sending, Transport, draft_servers
+from planner.sync._servers import SUMMED_ON_SERVERS, Sending, Transport, draft_servers, sent
+from planner.sync.buckets import pack
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.sync.formulas import byteps_shares
 from planner.sync.types import Draft, Facts, Step
@@ -37,6 +38,7 @@ class BytePS(Defaults):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "byteps"
+    recipe = SUMMED_ON_SERVERS
     facts = Facts(
         decides="shares of the CPU and GPU machines; how a machine sums inside",
         time="2n(n-1)/(n^2+kn-2k) M/B",
@@ -59,9 +61,7 @@ class BytePS(Defaults):
         """One message a tensor."""
         positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
         shares = self.shares(fabric)
-        sendings = [
-            Sending((v.name,), v.gradient_bytes, v.gradient_bytes, step.ready_s(v), shares) for v in step.arrivals()
-        ]
+        sendings = [Sending(b.variables, *sent(self.recipe, b), b.ready_s, shares) for b in pack(step, 0.0)]
         beside = self.card_ranks or 2 * fabric.cards
         transport = Transport("byteps", self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s, beside)
         draft = draft_servers(fabric, sendings, transport)

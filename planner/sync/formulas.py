@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
+from planner.hardware import Collective, moved_bytes
+from planner.sync.readings import recipe_of, sent_bytes
+from planner.sync.recipe import Sizes
 
 
 def _whole(name: str, value: int, least: int = 1) -> None:
@@ -33,7 +36,7 @@ def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
     Source: Patarasuk and Yuan, JPDC 2009.
     """
     _whole("ranks", ranks)
-    return (ranks - 1) / ranks * payload_bytes
+    return moved_bytes(Collective.REDUCE_SCATTER, payload_bytes, ranks)
 
 
 def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
@@ -42,7 +45,8 @@ def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
     >>> formulas.all_reduce_bytes(64, 8)
     112.0
     """
-    return 2 * reduce_scatter_bytes(payload_bytes, ranks)
+    _whole("ranks", ranks)
+    return moved_bytes(Collective.ALL_REDUCE, payload_bytes, ranks)
 
 
 def tree_all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
@@ -227,8 +231,8 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
     _whole("variables", variables, 0)
     w, others = variable_bytes, machines - 1
     if variables == 0:
-        return ParallaxTransfer(2 * w * others, 4 * w * others / machines, *(2 * touched * w * others,) * 2)
-    even = 4 * w * variables * others / machines
+        return ParallaxTransfer(2 * w * others, 2 * all_reduce_bytes(w, machines), *(2 * touched * w * others,) * 2)
+    even = 2 * all_reduce_bytes(w * variables, machines)
     return ParallaxTransfer(even, even, touched * even, 2 * touched * w * variables * others)
 
 
@@ -268,9 +272,7 @@ def zero_parts(ranks: int, stage: int) -> tuple[float, float, float]:
     (1.0, 0.125, 0.125)
     """
     _whole("ranks", ranks)
-    if stage not in (0, 1, 2, 3):
-        raise UsageError(f"there is no ZeRO stage {stage}", hint="use 0, 1, 2 or 3")
-    weights, gradients, optimizer = (1 / ranks if stage >= first else 1.0 for first in (3, 2, 1))
+    weights, gradients, optimizer = (1.0 if group is None else 1 / ranks for group in recipe_of(stage).held)
     return weights, gradients, optimizer
 
 
@@ -278,16 +280,16 @@ def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> fl
     """Elements a rank sends in a step of one micro-batch: 2 P for stages 0 to 2, 3 P for stage 3.
 
     With `ranks`, times (n-1)/n, of which the published figures are the limit: stage 0 is a reduce-scatter and an
-    all-gather, stages 1 and 2 the same, stage 3 gathers the weights in the forward and again in the backward.
+    all-gather, stages 1 and 2 the same, stage 3 gathers the weights in the forward and again in the backward
+    (`planner.sync.recipe_of`).
 
     >>> [formulas.zero_elements(7.5e9, stage) / 1e9 for stage in range(4)]
     [15.0, 15.0, 15.0, 22.5]
 
     Source: Rajbhandari et al., ZeRO, SC 2020, section 7.
     """
-    zero_parts(1, stage)
-    rounds = 3 if stage == 3 else 2
-    return rounds * (parameters if ranks is None else reduce_scatter_bytes(parameters, ranks))
+    sent = sent_bytes(recipe_of(stage), Sizes(1.0, 1.0), lambda _: 2 if ranks is None else ranks, parameters)
+    return 2 * sent if ranks is None else sent  # two ranks send half of what the limit is
 
 
 @dataclass(frozen=True, slots=True)

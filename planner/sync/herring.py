@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.sync import SCHEMES
 from planner.sync._defaults import MEGABYTE, Defaults, dense_note, positive
 from planner.sync._inside import Inside
-from planner.sync._servers import Sending, Transport, draft_servers, even
+from planner.sync._servers import SUMMED_ON_SERVERS, Sending, Transport, draft_servers, even, sent
 from planner.sync.buckets import fuse
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.sync.types import Draft, Facts, Step
@@ -35,6 +35,7 @@ class Herring(Defaults):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "herring"
+    recipe = SUMMED_ON_SERVERS
     facts = Facts(
         decides="fusion buffers of 25 MB, an equal shard of each on every machine",
         time="2(n-1)/n M/(eta B), eta the transport's efficiency",
@@ -47,10 +48,8 @@ class Herring(Defaults):
         """One message a buffer."""
         positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
         shares = even(fabric, 0, len(fabric.machines))
-        sendings = [
-            Sending(b.variables, b.payload_bytes, b.payload_bytes, b.ready_s, shares)
-            for b in fuse(step, self.buffer_bytes)
-        ]
+        buffers = fuse(step, self.buffer_bytes)
+        sendings = [Sending(b.variables, *sent(self.recipe, b), b.ready_s, shares) for b in buffers]
         transport = Transport("herring", Inside.SCATTER, self.partition_bytes, self.efficiency, self.sum_byte_per_s)
         draft = draft_servers(fabric, sendings, transport)
         methods = {v.name: "herring" for v in step.variables}

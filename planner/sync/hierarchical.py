@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.hardware import Collective
 from planner.sync import SCHEMES
-from planner.sync._collectives import affine, draft_all_reduce
-from planner.sync._defaults import MEGABYTE, Defaults, positive
+from planner.sync._collectives import OneAlgorithm, affine
 from planner.sync.fabric import Fabric
-from planner.sync.types import Draft, Facts, Step
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
-class Hierarchical(Defaults):
-    """Rings level by level.
-
-    Attributes:
-        bucket_bytes: gradients that travel together; 0 sends each by itself.
-        efficiency: what the transport reaches of the hardware profile's achievable bandwidth.
-    """
-
-    bucket_bytes: float = 25 * MEGABYTE
-    efficiency: float = 1.0
+class Hierarchical(OneAlgorithm):
+    """Rings level by level."""
 
     key = "hierarchical"
     facts = Facts(
@@ -39,14 +29,9 @@ class Hierarchical(Defaults):
 
     def supports(self, fabric: Fabric) -> str:
         """As many ranks in every machine."""
-        if affine(fabric, Collective.ALL_REDUCE, "hierarchical") is None:
+        if affine(fabric, self.recipe.steps[0], self.key) is None:
             return "a hierarchical all-reduce needs the same number of ranks in every part of the topology"
         return ""
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, "efficiency")
-        return draft_all_reduce(fabric, step, self.bucket_bytes, "hierarchical", self.efficiency)
 
 
 SCHEMES.register("hierarchical", Hierarchical())

@@ -15,7 +15,7 @@ from planner.sync._defaults import MEGABYTE, Defaults, dense_note, positive
 from planner.sync._inside import Inside, Local, local
 from planner.sync.buckets import Bucket, pack
 from planner.sync.fabric import Fabric
-from planner.sync.messages import Message, Phase
+from planner.sync.messages import Leg, Message
 from planner.sync.traffic import Traffic, nothing
 from planner.sync.types import Draft, Facts, Step
 
@@ -82,12 +82,12 @@ class InNetwork(Defaults):
         """Scatter, a start-up up and down each level with one copy through its ports, gather."""
         levels = unit.fabric.cluster.levels
         latency_s = sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))
-        across = Phase((unit * bucket.payload_bytes).busy_s() / self.efficiency, latency_s)
-        before, after = inside.legs(bucket.payload_bytes, bucket.payload_bytes)
+        across = Leg((unit * bucket.gradient_bytes).busy_s() / self.efficiency, latency_s)
+        before, after = inside.legs(bucket.gradient_bytes, bucket.gradient_bytes)
         legs = (across,) if self.inside else (before, across, after)
         used = tuple(leg for leg in legs if leg.busy_s.any())
-        chunk = min(1.0, self.partition_bytes / bucket.payload_bytes) if bucket.payload_bytes > 0 else 1.0
-        return Message(bucket.variables, "in-network", bucket.payload_bytes, bucket.ready_s, used, chunk)
+        chunk = min(1.0, self.partition_bytes / bucket.gradient_bytes) if bucket.gradient_bytes > 0 else 1.0
+        return Message(bucket.variables, "in-network", bucket.gradient_bytes, bucket.ready_s, used, chunk)
 
 
 SCHEMES.register("in-network", InNetwork())

@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class Leg:
     """One leg of a message.
 
     Attributes:
@@ -29,7 +29,7 @@ class Message:
         method: how they travel.
         payload_bytes: what each machine contributes.
         ready_s: when the last of them is complete.
-        phases: the legs in order.
+        legs: what it passes, in order.
         chunk: part of the payload that must have passed a leg before the next can begin, 0..1.
     """
 
@@ -37,5 +37,5 @@ class Message:
     method: str
     payload_bytes: float
     ready_s: float
-    phases: tuple[Phase, ...]
+    legs: tuple[Leg, ...]
     chunk: float = 1.0

@@ -11,16 +11,25 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.sync import SCHEMES
-from planner.sync._collectives import draft_all_reduce
+from planner.sync._collectives import draft_recipe
 from planner.sync._defaults import MEGABYTE, Defaults, merge, positive
-from planner.sync._servers import Sending, Transport, draft_servers, fullest, least_loaded, one, sent
+from planner.sync._servers import (
+    UPDATED_ON_SERVERS,
+    Sending,
+    Transport,
+    draft_servers,
+    fullest,
+    least_loaded,
+    one,
+    sent,
+)
 from planner.sync.fabric import Fabric
 from planner.sync.types import Draft, Facts, MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
 class Parallax(Defaults):
-    """A way for each variable, by what its gradient is.
+    """A way for each variable, by what its gradient is: dense ones are summed, sparse ones go through servers.
 
     Attributes:
         partitions: pieces of a sparse variable; 0 for one a machine.
@@ -37,6 +46,7 @@ class Parallax(Defaults):
     efficiency: float = 1.0
 
     key = "parallax"
+    sparse_recipe = UPDATED_ON_SERVERS
     facts = Facts(
         decides="servers for sparse variables, all-reduce for dense ones; partitions of a sparse variable",
         time="all-reduce of the dense bytes, then 2(n-1)/n alpha M/B of the sparse ones",
@@ -57,7 +67,7 @@ class Parallax(Defaults):
             return MemoryFactors()
         own = [v for v in step.variables if v.name in names]
         dense = 1 - sum(v.pulled_bytes for v in own) / total
-        rows = sum(sum(sent(v)) for v in own)
+        rows = sum(sum(sent(self.sparse_recipe, v.sent)) for v in own)
         return MemoryFactors(dense, dense, dense, fullest(self._pieces(fabric, step, names), step), rows)
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
@@ -71,7 +81,7 @@ class Parallax(Defaults):
         return merge(
             fabric,
             [
-                draft_all_reduce(fabric, dense, self.bucket_bytes),
+                draft_recipe(fabric, dense, self.recipe, self.bucket_bytes),
                 draft_servers(fabric, self._pieces(fabric, step, names), transport),
             ],
         )
@@ -81,17 +91,12 @@ class Parallax(Defaults):
         count = len(fabric.machines)
         pieces = self.partitions or count
         sparse = [v for v in step.arrivals() if v.name in names]
-        sizes = [sum(sent(v)) / pieces for v in sparse for _ in range(pieces)]
+        moved = [sent(self.sparse_recipe, v.sent) for v in sparse]
+        sizes = [sum(both) / pieces for both in moved for _ in range(pieces)]
         chosen = least_loaded(sizes, count)
         return [
-            Sending(
-                (v.name,),
-                sent(v)[0] / pieces,
-                sent(v)[1] / pieces,
-                step.ready_s(v),
-                one(fabric, chosen[i * pieces + piece]),
-            )
-            for i, v in enumerate(sparse)
+            Sending((v.name,), push / pieces, pull / pieces, step.ready_s(v), one(fabric, chosen[i * pieces + piece]))
+            for i, (v, (push, pull)) in enumerate(zip(sparse, moved, strict=True))
             for piece in range(pieces)
         ]
 

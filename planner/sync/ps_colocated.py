@@ -7,17 +7,18 @@ server each (`greedy`, `round-robin`) leave the fullest server with (n-1) times 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._defaults import Defaults, positive
-from planner.sync._servers import Sending, ServerPlacement, Transport, draft_servers, fullest, whole_or_cut
-from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.sync.types import Draft, Facts, MemoryFactors, Step
+from planner.sync._defaults import positive
+from planner.sync._servers import HeldOnServers, Transport
+from planner.sync.fabric import HOST_SUM_BYTE_PER_S
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
-class ColocatedServers(Defaults):
+class ColocatedServers(HeldOnServers):
     """A server on every machine.
 
     Attributes:
@@ -27,9 +28,6 @@ class ColocatedServers(Defaults):
         sum_byte_per_s: rate at which a machine sums what it receives.
     """
 
-    placement: ServerPlacement = ServerPlacement.EVEN
-    partition_bytes: float = 4e6
-    efficiency: float = 1.0
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "ps-colocated"
@@ -41,23 +39,10 @@ class ColocatedServers(Defaults):
         source="Li et al., OSDI 2014",
     )
 
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """Weights and gradients on every rank, the optimizer state on the hosts."""
-        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One message a variable, sparse ones with the touched rows alone."""
-        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
-        transport = Transport(
-            "ps",
-            partition_bytes=self.partition_bytes,
-            efficiency=self.efficiency,
-            sum_byte_per_s=self.sum_byte_per_s,
-        )
-        return draft_servers(fabric, self._sendings(fabric, step), transport)
-
-    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
-        return whole_or_cut(fabric, step, 0, len(fabric.machines), self.placement)
+    def transport(self) -> Transport:
+        """How messages travel; the machines of the group are the servers."""
+        positive(self, "sum_byte_per_s")
+        return dataclasses.replace(HeldOnServers.transport(self), sum_byte_per_s=self.sum_byte_per_s)
 
 
 SCHEMES.register("ps-colocated", ColocatedServers())

@@ -9,25 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._defaults import Defaults, positive
-from planner.sync._servers import Sending, ServerPlacement, Transport, draft_servers, fullest, whole_or_cut
+from planner.sync._servers import HeldOnServers
 from planner.sync.fabric import Fabric
-from planner.sync.types import Draft, Facts, MemoryFactors, Step
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
-class SeparateServers(Defaults):
-    """The fabric's servers hold the weights.
-
-    Attributes:
-        placement: how variables are laid on the servers.
-        partition_bytes: pushed and pulled at the same time in pieces of this size.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
-    """
-
-    placement: ServerPlacement = ServerPlacement.EVEN
-    partition_bytes: float = 4e6
-    efficiency: float = 1.0
+class SeparateServers(HeldOnServers):
+    """The fabric's servers hold the weights."""
 
     key = "ps-separate"
     facts = Facts(
@@ -42,18 +31,9 @@ class SeparateServers(Defaults):
         """A fabric with servers."""
         return "" if fabric.servers.count else "separate parameter servers need servers beside the group"
 
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """Weights and gradients on every rank, the optimizer state on the servers."""
-        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One message a variable, sparse ones with the touched rows alone."""
-        positive(self, "efficiency", "partition_bytes")
-        transport = Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
-        return draft_servers(fabric, self._sendings(fabric, step), transport)
-
-    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
-        return whole_or_cut(fabric, step, len(fabric.machines), fabric.servers.count, self.placement)
+    def servers(self, fabric: Fabric) -> tuple[int, int]:
+        """The fabric's servers."""
+        return len(fabric.machines), fabric.servers.count
 
 
 SCHEMES.register("ps-separate", SeparateServers())

@@ -1,6 +1,6 @@
-"""Messages in time: each passes its phases in turn, and every port serves them first come, first served.
+"""Messages in time: each passes its legs in turn, and every port serves them first come, first served.
 
-A phase keeps each port it uses busy for a time of its own. The next phase of a message may begin when a first chunk of
+A leg keeps each port it uses busy for a time of its own. The next leg of a message may begin when a first chunk of
 it has arrived (a tensor cut in partitions is pushed and pulled at the same time), and cannot end before the last
 chunk has passed. Where all messages use the same ports alike, this is a single link that serves one after the other.
 """
@@ -21,31 +21,31 @@ def play(messages: Sequence[Message], ports: int) -> tuple[Transfer, ...]:
 
     Args:
         messages: what is sent, each from its ready time on.
-        ports: number of ports; phases are over twice as many (ways out, then ways in).
+        ports: number of ports; legs are over twice as many (ways out, then ways in).
 
     Returns:
-        One transfer a message. O(phases * (log(phases) + ports)), and deterministic: equal times in message order.
+        One transfer a message. O(legs * (log(legs) + ports)), and deterministic: equal times in message order.
     """
     free = np.zeros(2 * ports)
     ends = [m.ready_s for m in messages]
-    queue = [(m.ready_s, i, 0) for i, m in enumerate(messages) if m.phases]
+    queue = [(m.ready_s, i, 0) for i, m in enumerate(messages) if m.legs]
     heapq.heapify(queue)
     while queue:
         ready, i, leg = heapq.heappop(queue)
-        phase, chunk = messages[i].phases[leg], messages[i].chunk
-        used = phase.busy_s > 0
-        longest = float(phase.busy_s.max(initial=0.0))
+        passed, chunk = messages[i].legs[leg], messages[i].chunk
+        used = passed.busy_s > 0
+        longest = float(passed.busy_s.max(initial=0.0))
         end = first = ready
         if used.any():
-            busy = phase.busy_s[used]
+            busy = passed.busy_s[used]
             begun = np.maximum(free[used], ready)
             free[used] = begun + busy
             end, first = float((begun + busy).max()), float((begun + chunk * busy).max())
         if leg:
             end = max(end, ends[i] + chunk * longest)
-        ends[i] = end + phase.latency_s
-        if leg + 1 < len(messages[i].phases):
-            heapq.heappush(queue, (first + phase.latency_s, i, leg + 1))
+        ends[i] = end + passed.latency_s
+        if leg + 1 < len(messages[i].legs):
+            heapq.heappush(queue, (first + passed.latency_s, i, leg + 1))
     return tuple(
         Transfer(m.variables, m.method, m.payload_bytes, m.ready_s, end) for m, end in zip(messages, ends, strict=True)
     )

@@ -8,23 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.sync import SCHEMES
-from planner.sync._collectives import draft_all_reduce
-from planner.sync._defaults import MEGABYTE, Defaults, positive
-from planner.sync.fabric import Fabric
-from planner.sync.types import Draft, Facts, Step
+from planner.sync._collectives import OneAlgorithm
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
-class Tree(Defaults):
-    """Two binary trees over all ranks, along the levels of the topology.
-
-    Attributes:
-        bucket_bytes: gradients that travel together; 0 sends each by itself.
-        efficiency: what the transport reaches of the hardware profile's achievable bandwidth.
-    """
-
-    bucket_bytes: float = 25 * MEGABYTE
-    efficiency: float = 1.0
+class Tree(OneAlgorithm):
+    """Two binary trees over all ranks, along the levels of the topology."""
 
     key = "tree"
     facts = Facts(
@@ -34,11 +24,6 @@ class Tree(Defaults):
         memory="all of it",
         source="Sanders, Speck and Traeff, Parallel Computing 2009",
     )
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, "efficiency")
-        return draft_all_reduce(fabric, step, self.bucket_bytes, "tree", self.efficiency)
 
 
 SCHEMES.register("tree", Tree())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from planner.errors import JobError
+from planner.sync.recipe import Recipe, Sizes
 
 if TYPE_CHECKING:
     from planner.sync.fabric import Fabric
@@ -49,6 +50,12 @@ class Variable:
     def pulled_bytes(self) -> float:
         """Bytes of the weights."""
         return self.gradient_bytes if self.weight_bytes is None else self.weight_bytes
+
+    @property
+    def sent(self) -> Sizes:
+        """What a machine sends and takes of it through servers: of a sparse variable the rows that it touches."""
+        part = self.touched if self.sparse else 1.0
+        return Sizes(part * self.gradient_bytes, part * self.pulled_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +246,16 @@ class Scheme(Protocol):
     @property
     def facts(self) -> Facts:
         """What the table of schemes says."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is exchanged; all else that is said of the scheme follows from it, and from how messages travel."""
+        ...
+
+    @property
+    def zero(self) -> int | None:
+        """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
         ...
 
     @property

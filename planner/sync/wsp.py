@@ -15,9 +15,10 @@ from enum import StrEnum
 from planner.errors import UsageError
 from planner.sync import SCHEMES
 from planner.sync._defaults import Defaults, positive, require, settle
-from planner.sync._servers import ServerPlacement, Transport, draft_servers, whole_or_cut
+from planner.sync._servers import ServerPlacement, Transport, draft_servers, through_servers, whole_or_cut
 from planner.sync.fabric import Fabric, Servers
 from planner.sync.formulas import wsp_period_s, wsp_staleness
+from planner.sync.recipe import Content
 from planner.sync.types import Draft, Exchange, Facts, Staleness, Step
 
 
@@ -45,6 +46,7 @@ class WaveSynchronous(Defaults):
     efficiency: float = 1.0
 
     key = "wsp"
+    recipe = through_servers(Content.WEIGHTS)
     per_tensor = False
     facts = Facts(
         decides="clock distance D, where the servers are",
@@ -65,7 +67,7 @@ class WaveSynchronous(Defaults):
         wide = self._spread(fabric) if self.placement is ShardPlacement.SPREAD else fabric
         count = wide.endpoints if self.placement is ShardPlacement.SPREAD else len(wide.machines)
         transport = Transport("wsp", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
-        return draft_servers(wide, whole_or_cut(wide, step, 0, count, ServerPlacement.EVEN), transport)
+        return draft_servers(wide, whole_or_cut(wide, step, self.recipe, 0, count, ServerPlacement.EVEN), transport)
 
     def _spread(self, fabric: Fabric) -> Fabric:
         """The fabric with the cluster's other machines as servers, where it has none of its own."""

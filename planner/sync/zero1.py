@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.hardware import Collective
 from planner.sync import SCHEMES
-from planner.sync._sharded import GatheredOnce, sharded_memory
-from planner.sync.fabric import Fabric
-from planner.sync.types import Facts, MemoryFactors, Step
+from planner.sync._sharded import GatheredOnce
+from planner.sync.recipe import Content, ExchangeStep, Group, Recipe
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,14 @@ class ShardedOptimizer(GatheredOnce):
     """ZeRO-1."""
 
     key = "zero1"
-    every_scatter = False
+    zero = 1
+    recipe = Recipe(
+        (
+            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS),
+            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
+        ),
+        optimizer=Group.REPLICAS,
+    )
     facts = Facts(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter, as much to gather",
@@ -27,10 +35,6 @@ class ShardedOptimizer(GatheredOnce):
         memory="optimizer state 1/n",
         source="Rajbhandari et al., ZeRO, SC 2020",
     )
-
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """Optimizer state in 1/N parts."""
-        return sharded_memory(fabric, 1)
 
 
 SCHEMES.register("zero1", ShardedOptimizer())

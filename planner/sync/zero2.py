@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.hardware import Collective
 from planner.sync import SCHEMES
-from planner.sync._sharded import GatheredOnce, sharded_memory
-from planner.sync.buckets import pack
-from planner.sync.fabric import Fabric
-from planner.sync.types import Facts, MemoryFactors, Step
+from planner.sync._sharded import GatheredOnce
+from planner.sync.recipe import Content, ExchangeStep, Group, Phase, Recipe
+from planner.sync.types import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,15 @@ class ShardedGradients(GatheredOnce):
     """ZeRO-2."""
 
     key = "zero2"
-    every_scatter = True
+    zero = 2
+    recipe = Recipe(
+        (
+            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD),
+            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
+        ),
+        gradients=Group.REPLICAS,
+        optimizer=Group.REPLICAS,
+    )
     facts = Facts(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
@@ -28,11 +36,6 @@ class ShardedGradients(GatheredOnce):
         memory="optimizer state and gradients 1/n",
         source="Rajbhandari et al., ZeRO, SC 2020",
     )
-
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """Gradients and optimizer state in 1/N parts; the largest bucket of gradients whole while it is scattered."""
-        whole = max((b.payload_bytes for b in pack(step, self.bucket_bytes)), default=0.0)
-        return sharded_memory(fabric, 2, whole)
 
 
 SCHEMES.register("zero2", ShardedGradients())

@@ -10,16 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import UsageError
+from planner.hardware import Collective
 from planner.sync import SCHEMES
-from planner.sync._defaults import MEGABYTE, Defaults, require
-from planner.sync._sharded import draft_sharded, play_sharded, settle_sharded, sharded_memory, works_of
-from planner.sync.buckets import pack
+from planner.sync._defaults import MEGABYTE
+from planner.sync._sharded import Sharded, price_sharded
 from planner.sync.fabric import Fabric
-from planner.sync.types import Draft, Exchange, Facts, MemoryFactors, Step
+from planner.sync.recipe import Content, ExchangeStep, Group, Phase, Recipe
+from planner.sync.types import Exchange, Facts, Step
+
+_GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
+_GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
+_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedWeights(Defaults):
+class ShardedWeights(Sharded):
     """ZeRO-3.
 
     Attributes:
@@ -33,7 +38,7 @@ class ShardedWeights(Defaults):
     keep_gathered: bool = False
 
     key = "zero3"
-    per_tensor = False
+    zero = 3
     facts = Facts(
         decides="units, prefetch, whether weights stay gathered until the backward",
         time="(n-1)/n M/B for each of two gathers and a scatter",
@@ -42,17 +47,16 @@ class ShardedWeights(Defaults):
         source="Rajbhandari et al., SC 2020; Zhao et al., FSDP, VLDB 2023",
     )
 
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """All in 1/N parts; gathered units and the gradients of one beside them, or all weights when they stay."""
-        units = pack(step, self.bucket_bytes)
-        weights = sorted((u.pulled_bytes for u in units), reverse=True)
-        held = sum(weights) if self.keep_gathered else sum(weights[: 1 + self.prefetch])
-        return sharded_memory(fabric, 3, held + max((u.payload_bytes for u in units), default=0.0))
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One or two gathers and one scatter for each micro-batch."""
-        gathers = step.micro_batches * (1 if self.keep_gathered else 2)
-        return draft_sharded(fabric, step, self.key, self.bucket_bytes, gathers, scatters=step.micro_batches)
+    @property
+    def recipe(self) -> Recipe:
+        """Everything in shards; one or two gathers and one scatter for each micro-batch."""
+        return Recipe(
+            (_GATHER, _SCATTER) if self.keep_gathered else (_GATHER, _GATHER_AGAIN, _SCATTER),
+            weights=Group.REPLICAS,
+            gradients=Group.REPLICAS,
+            optimizer=Group.REPLICAS,
+            gathered_units=0 if self.keep_gathered else 1 + self.prefetch,
+        )
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Gathers ahead of each unit's computation, scatters behind its backward.
@@ -60,13 +64,9 @@ class ShardedWeights(Defaults):
         Raises:
             UsageError: the fabric cannot run the scheme, or a negative prefetch.
         """
-        require(self, fabric)
         if self.prefetch < 0:
             raise UsageError(f"prefetch is {self.prefetch}", where=self.name, hint="use 0 or more")
-        gathers = (True, True, not self.keep_gathered)
-        works = works_of(fabric, step, self.bucket_bytes, gathers=gathers, every_scatter=True)
-        played = play_sharded(list(works), self.prefetch)
-        return settle_sharded(self, fabric, step, self.draft(fabric, step), played)
+        return price_sharded(self, fabric, step, self.bucket_bytes, self.prefetch)
 
 
 SCHEMES.register("zero3", ShardedWeights())

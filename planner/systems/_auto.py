@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from planner.errors import InfeasibleError, JobError
 from planner.play import Transfers, bubble_fraction
+from planner.schedules import get as get_schedule
 from planner.solvers import search as search_stages
-from planner.space import simulate_decision
+from planner.space import lay_workers, simulate_decision
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, StageChoice
+from planner.sync import parts_of, recipe_of, sent_bytes
 from planner.systems._bench import Bench
 from planner.systems._found import Found
 from planner.systems._play import play
@@ -98,11 +101,10 @@ def _sent(bench: Bench, candidate: Candidate, index: int) -> float:
     if stage.sharding and isinstance(bench.prices, Pricer):
         own = bench.prices.entry(decision.micro_batch, stage.sharding).sharded
         held = float(own.parameter_elements[stage.start : stage.stop].sum()) * stage.ranks
-    others = decision.copies * stage.replicas - 1
-    moved = 2 * bench.precision.gradient_bytes
-    if decision.zero:
-        moved = bench.precision.gradient_bytes + bench.precision.weight_bytes
-    return sent + others * held * moved / decision.copies
+    ranks = lay_workers(decision, get_schedule(decision.schedule)).groups(index)[..., 0].ravel()
+    passes, parts = decision.micro_batches / stage.replicas, functools.partial(parts_of, bench.cluster, ranks)
+    exchanged = sent_bytes(recipe_of(decision.zero), bench.precision, parts, held, passes)
+    return sent + len(ranks) * exchanged / decision.copies
 
 
 def _words(candidate: Candidate) -> str:

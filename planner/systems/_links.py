@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from planner.sync import fabric_of
+from planner.sync import Phase, fabric_of, recipe_of, step_traffic
 from planner.sync.fabric import Fabric
 from planner.sync.traffic import Traffic, nothing, rank_traffic
 from planner.systems._bench import Bench
-from planner.systems._price import Figures, holders_of, price, rank_table
+from planner.systems._price import holders_of, rank_table
 from planner.systems.types import LinkBytes, Point
 
 
@@ -41,7 +41,7 @@ def point_traffic(bench: Bench, point: Point, exchanges: np.ndarray) -> Traffic:
         point: what was decided.
         exchanges: by stage, how often its gradients are exchanged in an iteration.
     """
-    table, holders, figures = rank_table(point), holders_of(point), price(bench, point)
+    table, holders = rank_table(point), holders_of(point)
     fabric = fabric_of(bench.cluster, np.unique(table).tolist())
     place = {rank: i for i, rank in enumerate(fabric.ranks)}
     positions = np.vectorize(place.__getitem__, otypes=[np.int64])(table)
@@ -51,7 +51,7 @@ def point_traffic(bench: Bench, point: Point, exchanges: np.ndarray) -> Traffic:
         if stage:
             before = positions[:, list(holders[stage - 1])]
             total = total + _passed(fabric, bench, point, stage, (before, own))
-        total = total + _rings(fabric, figures, stage, np.unique(own), float(exchanges[stage]))
+        total = total + _exchanged(fabric, bench, point, stage, np.unique(own), float(exchanges[stage]))
     return total
 
 
@@ -67,8 +67,11 @@ def _passed(fabric: Fabric, bench: Bench, point: Point, stage: int, ends: tuple[
     return forth + rank_traffic(fabric, target, source, each * float(costs.gradient_boundary_bytes[start]))
 
 
-def _rings(fabric: Fabric, figures: Figures, stage: int, group: np.ndarray, times: float) -> Traffic:
-    if len(group) < 2 or not times:
-        return nothing(fabric)
-    each = times * float(figures.exchanged_bytes[stage]) / len(group)
-    return rank_traffic(fabric, group, np.roll(group, -1), each)
+def _exchanged(fabric: Fabric, bench: Bench, point: Point, stage: int, group: np.ndarray, times: float) -> Traffic:
+    """What replicas exchange around rings of them: once an iteration, or in every pass."""
+    total, choice = nothing(fabric), point.stages[stage]
+    elements = float(bench.tables(point.micro_batch).elements[choice.start, choice.stop])
+    for step in recipe_of(point.zero).steps if len(group) > 1 else ():
+        runs = times if step.phase is Phase.END else point.micro_batches * point.copies / len(group)
+        total = total + step_traffic(fabric, step, members=group) * (runs * elements * step.payload(bench.precision))
+    return total

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,8 @@ from planner.hardware.types import Collective
 from planner.schedules.types import Pipeline
 from planner.space.types import Decision
 from planner.space.workers import lay_workers
+from planner.sync import Group, Phase, kept_bytes, parts_of, phase_s, recipe_of
+from planner.sync import sent_bytes as sent_bytes_of
 from planner.systems._bench import Bench
 from planner.systems.types import Point
 
@@ -28,11 +32,11 @@ class Figures:
         update_s: optimizer step, once.
         unit_bytes: activations of a micro-batch in flight.
         working_bytes: what a backward needs on top.
-        weight_bytes, gradient_bytes, optimizer_bytes: of one copy of the stage on one device.
+        weight_bytes, gradient_bytes, optimizer_bytes: what a device keeps of one copy of the stage.
         reserve_bytes: the runtime's.
         capacity_bytes: the device's memory, the smallest of the stage's.
         moved_bytes: what crosses the boundary before the stage, both ways.
-        exchanged_bytes: what all replicas together send to exchange the stage's gradients once.
+        exchanged_bytes: what all replicas together send to exchange the stage's gradients, and weights in passes, once.
         holders: workers of one copy that have the stage.
     """
 
@@ -86,7 +90,7 @@ class _Pricing:
     def __init__(self, bench: Bench, point: Point, holders: tuple[tuple[int, ...], ...]) -> None:
         self.bench, self.point = bench, point
         self.tables, self.costs = bench.tables(point.micro_batch), bench.costs(point.micro_batch)
-        self.ranks, self.holders = rank_table(point), holders
+        self.ranks, self.holders, self.recipe = rank_table(point), holders, recipe_of(point.zero)
         held = [float(self.tables.elements[s.start, s.stop]) for s in point.stages]
         alone = [len(np.unique(self.ranks[:, list(own)])) < 2 for own in holders]
         self.exchanged = np.where(alone, 0.0, held)
@@ -109,9 +113,14 @@ class _Pricing:
         again = [float((costs.forward_s[t] * repeated)[blocks].sum()) if choice.recompute else 0.0 for t in types]
         forward_s = max(float(costs.forward_s[t, blocks].sum()) for t in types)
         backward_s = max(float(costs.backward_s[t, blocks].sum()) + a for t, a in zip(types, again, strict=True))
+        group = np.unique(ranks)
+        forward_s += self._pass_s(index, group, Phase.FORWARD, forward_s)
+        backward_s += self._pass_s(index, group, Phase.BACKWARD, backward_s)
         held = float(self.tables.elements[choice.start, choice.stop])
+        largest = float(costs.parameter_elements[blocks].max())
+        kept = kept_bytes(self.recipe, bench.precision, bench.state_bytes, self._parts(group), held, largest)
         charged = float(costs.parameter_elements[blocks].sum())
-        shards = ranks.size if self.point.zero else 1
+        shards = self._parts(group)(self.recipe.optimizer)
         update_s = max(float(costs.update_s[t, blocks].sum()) for t in types) * (held / charged if charged else 0.0)
         receive_s = return_s = moved = 0.0
         if index:
@@ -122,42 +131,52 @@ class _Pricing:
         if choice.recompute:
             table, extra = self.tables.again(whole=self.point.whole)
         working = float(extra[choice.start, choice.stop]) + float(self.tables.workspace[choice.start, choice.stop])
-        sync_s, exchanged = self._exchange(index, ranks)
+        working += float(kept.gathered + kept.transient)
+        sync_s, exchanged = self._exchange(index, group)
         return (
             forward_s, backward_s, receive_s, return_s, sync_s, update_s / shards,
             float(table[choice.start, choice.stop]), working,
-            held * bench.precision.weight_bytes, held * bench.precision.gradient_bytes,
-            held * bench.state_bytes / shards, float(device.reserve_bytes), float(device.memory_bytes),
+            float(kept.weights), float(kept.gradients), float(kept.optimizer),
+            float(device.reserve_bytes), float(device.memory_bytes),
             moved, exchanged,
         )  # fmt: skip
 
-    def _exchange(self, index: int, ranks: np.ndarray) -> tuple[float, float]:
+    def _exchange(self, index: int, group: np.ndarray) -> tuple[float, float]:
         """Seconds of a stage's exchange, all stages exchanging at once, and the bytes that its ranks send.
 
         Links that stages share are shared in time: of another stage's elements those count that travel before this
         one's have all arrived, min(p, own p).
         """
-        group, elements = np.unique(ranks), float(self.exchanged[index])
+        elements = float(self.exchanged[index])
         if not elements:
             return 0.0, 0.0
-        payload = elements * self.bench.precision.gradient_bytes
-        weights = elements * self.bench.precision.weight_bytes
-        moved = payload + (weights if self.point.zero else payload)
-        alone_s = self._collectives_s(group, payload, weights, 1)
-        at_once = max(1, self.ranks.shape[1] // ranks.shape[1])
+        passes = self.point.micro_batches * self.point.copies / len(group)
+        sent = len(group) * sent_bytes_of(self.recipe, self.bench.precision, self._parts(group), elements, passes)
+        alone_s, at_once = self._phase_s(Phase.END, group, elements, 1), self._at_once(index)
         if at_once < 2:
-            return alone_s, (len(group) - 1) * moved
+            return alone_s, sent
         others = float(np.minimum(self.exchanged, elements).sum()) / elements - 1
         share = min(1.0, others / (at_once - 1))
-        equal_s = self._collectives_s(group, payload, weights, at_once)
-        return alone_s + share * (equal_s - alone_s), (len(group) - 1) * moved
+        equal_s = self._phase_s(Phase.END, group, elements, at_once)
+        return alone_s + share * (equal_s - alone_s), sent
 
-    def _collectives_s(self, group: np.ndarray, payload: float, weights: float, concurrent: int) -> float:
-        cluster = self.bench.cluster
-        if not self.point.zero:
-            return collective_s(cluster, Collective.ALL_REDUCE, group, payload, concurrent)
-        scattered_s = collective_s(cluster, Collective.REDUCE_SCATTER, group, payload, concurrent)
-        return scattered_s + collective_s(cluster, Collective.ALL_GATHER, group, weights, concurrent)
+    def _at_once(self, index: int) -> int:
+        """Stages that exchange at the same time on the same links."""
+        return int(max(1, self.ranks.shape[1] // len(self.holders[index])))
+
+    def _pass_s(self, index: int, group: np.ndarray, phase: Phase, work_s: float) -> float:
+        """What the exchanges of a pass, block by block, add to its work."""
+        choice, at_once = self.point.stages[index], self._at_once(index)
+        blocks = self.costs.parameter_elements[choice.start : choice.stop].tolist()
+        exchange_s = sum(self._phase_s(phase, group, elements, at_once) for elements in blocks)
+        return max(0.0, exchange_s - self.bench.job.overlap * work_s)
+
+    def _phase_s(self, phase: Phase, group: np.ndarray, elements: float, concurrent: int) -> float:
+        bench = self.bench
+        return phase_s(bench.cluster, self.recipe, phase, group, bench.precision, elements, concurrent)
+
+    def _parts(self, group: np.ndarray) -> Callable[[Group | None], int]:
+        return functools.partial(parts_of, self.bench.cluster, group)
 
     def _send_s(self, index: int, payload: float) -> float:
         """Slowest transfer over the boundary before a stage."""

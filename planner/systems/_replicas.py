@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.space.types import StageChoice
 
 
@@ -45,7 +47,7 @@ def beside_the_work(
     came: dict[tuple[int, int], tuple[int, int]] = {}
     by_replicas = [
         np.maximum(
-            np.maximum(stage_s, 2 * (m - 1) / m * weight_bytes / ring_byte_per_s) / m,
+            np.maximum(stage_s, moved_bytes(Collective.ALL_REDUCE, weight_bytes, m) / ring_byte_per_s) / m,
             (cut_bytes[:, None] + cut_bytes[None, :]) / carried,
         )
         for m, carried in enumerate(carried_byte_per_s, start=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.sharding import PARTIAL, REPLICATED, Move, Part, Step, TensorLayout
+from planner.sharding import PARTIAL, REPLICATED, Part, Step, TensorLayout
 
 Coordinate = tuple[int, ...]
 Pieces = dict[Coordinate, np.ndarray]
@@ -281,7 +281,7 @@ def _uncut(pieces: Sequence[np.ndarray], part: Part) -> np.ndarray:
 def apply_step(pieces: Pieces, step: Step, sizes: Sequence[int]) -> Pieces:
     """What a step of a change of layout does to the ranks' pieces."""
     result = {}
-    if step.move is Move.PERMUTE:
+    if step.what == "permute":
         a, b = step.axes
         for at in pieces:
             source = list(at)
@@ -289,7 +289,7 @@ def apply_step(pieces: Pieces, step: Step, sizes: Sequence[int]) -> Pieces:
             result[at] = pieces[tuple(source)]
         return result
     if len(step.axes) > 1:
-        assert step.move is Move.ALL_REDUCE
+        assert step.what == "all-reduce"
         for at in pieces:
             others = [o for o in pieces if all(o[i] == at[i] for i in range(len(at)) if i not in step.axes)]
             result[at] = sum(pieces[o] for o in others)
@@ -298,7 +298,7 @@ def apply_step(pieces: Pieces, step: Step, sizes: Sequence[int]) -> Pieces:
     before, after = step.before[axis], step.after[axis]
     for at, own in pieces.items():
         group, rank = [pieces[o] for o in _along(at, axis, sizes)], at[axis]
-        if step.move is Move.MASK:
+        if step.what == "mask":
             result[at] = own if rank == 0 else np.zeros_like(own)
             continue
         whole = _uncut(group, before) if before.cuts else sum(group) if before == PARTIAL else own

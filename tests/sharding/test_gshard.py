@@ -161,8 +161,8 @@ def test_dispatch_and_combine_are_all_to_alls() -> None:
     """Groups cut for the tokens, experts cut for the weights, each rank sends 3/4 of 8 x 4 x 8 x 8 / 4 elements."""
     one = setting(mixture(), (4,), 100.0, annotations={"x": "S0", "y": "S0", "w1": "S0", "w2": "S0"})
     answer = get("gshard")(one)
-    moves = [(c.phase, str(s.move), s.sent_bytes) for c in answer.verdict.communication for s in c.steps
-             if c.phase != "step" and "all-to-all" in str(s.move)]  # fmt: skip
+    moves = [(c.phase, s.what, s.sent_bytes) for c in answer.verdict.communication for s in c.steps
+             if c.phase != "step" and "all-to-all" in s.what]  # fmt: skip
     local = 8 * 4 * 8 * 8 / 4 * 2 * 3 / 4
     assert sorted(moves) == [("backward", "all-to-all", local)] * 2 + [("forward", "all-to-all", local)] * 2
     assert answer.verdict.violations == []

@@ -70,7 +70,7 @@ def test_gshard_expert_parameters(name: str, experts: int, layers: int, expected
 def test_gshard_all_to_all_bytes() -> None:
     """2,048 tokens a device, top 2, bf16, 2,048 experts on as many devices, one group a device."""
     found = exchanges(Mixture(2048, 1024, 8192), ideal_mesh((2048,)), 2048, 2048, 2.0)
-    assert all([s.move.value for s in steps] == ["all-to-all"] for steps in found.values())
+    assert all([s.what for s in steps] == ["all-to-all"] for steps in found.values())
     assert sent_bytes(found["dispatch"]) == 8384512.0
     assert sum(map(sent_bytes, found.values())) == 33538048.0
 

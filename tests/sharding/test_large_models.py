@@ -183,5 +183,5 @@ def test_experts_of_mixtral_are_dealt_to_eight_ranks() -> None:
     assert {layout_text(fastest.decision[name].weight) for name in experts} == {"S0"}
     places = [c for c in fastest.communication if c.tensor.endswith(("mlp.gathernd", "experts.reshape_3"))]
     moves = [step for c in places for step in c.steps]
-    assert {step.move.collective for step in moves} == {Collective.ALL_TO_ALL}
+    assert {step.collective for step in moves} == {Collective.ALL_TO_ALL}
     assert [step.sent_bytes for step in moves] == [7 / 8 * 8 * 1024 * 4096 * 2 / 8] * 4

@@ -32,14 +32,14 @@ from tests.sharding.mesh_sim import apply_step, join, scatter
 def test_known_changes_of_a_256_byte_tensor_on_2_by_4(before: str, after: str, moves: list[str], sent: float) -> None:
     mesh = ideal_mesh((2, 4))
     steps = reshard(mesh, (8, 16), 2.0, parse_layout(before, 2), parse_layout(after, 2))
-    assert [s.move.value for s in steps] == moves
+    assert [s.what for s in steps] == moves
     assert sum(s.sent_bytes for s in steps) == pytest.approx(sent)
 
 
 def test_a_cut_moves_between_equal_axes_by_a_permutation() -> None:
     mesh = ideal_mesh((2, 2))
     (step,) = reshard(mesh, (8, 4), 1.0, parse_layout("S0R", 2), parse_layout("RS0", 2))
-    assert step.move == "permute"
+    assert step.what == "permute"
     assert step.sent_bytes == 16
 
 

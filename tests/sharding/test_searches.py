@@ -128,7 +128,7 @@ def test_exact_search_reproduces_or_beats_megatron_on_8_devices() -> None:
         "('n',)", "('n',)", "('n',)", "('g',)", "('k',)", "('n',)", "('k',)",
     ]  # fmt: skip
     # sequence parallelism: gather and scatter twice a block in each direction
-    moves = [str(s.move) for c in pattern.verdict.communication for s in c.steps if c.tensor in ("n1", "n2", "o", "d")]
+    moves = [s.what for c in pattern.verdict.communication for s in c.steps if c.tensor in ("n1", "n2", "o", "d")]
     assert sorted(moves) == ["all-gather"] * 4 + ["reduce-scatter"] * 4
 
 

@@ -16,7 +16,7 @@ from planner.sync import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fab
 from planner.sync._defaults import Defaults
 from planner.sync._sharded import Work, play_sharded
 from planner.sync.buckets import fuse, pack
-from planner.sync.messages import Message, Phase
+from planner.sync.messages import Leg, Message
 from planner.sync.timeline import play
 from tests.sync import wires as w
 
@@ -140,8 +140,8 @@ class TestOverlap:
 
 def test_gradients_pack_whole_and_fuse_in_parts() -> None:
     step = Step((Variable("a", 6, 1), Variable("b", 6, 2), Variable("c", 6, 3)), 3)
-    assert [(b.variables, b.payload_bytes, b.ready_s) for b in pack(step, 10)] == [(("a", "b"), 12, 2), (("c",), 6, 3)]
-    assert [(b.variables, b.payload_bytes, b.ready_s) for b in fuse(step, 8)] == [
+    assert [(b.variables, b.gradient_bytes, b.ready_s) for b in pack(step, 10)] == [(("a", "b"), 12, 2), (("c",), 6, 3)]
+    assert [(b.variables, b.gradient_bytes, b.ready_s) for b in fuse(step, 8)] == [
         (("a", "b"), 8, 2),
         (("b", "c"), 8, 3),
         (("c",), 2, 3),
@@ -160,7 +160,7 @@ def test_one_link_is_served_in_order_of_arrival(gradients: list[tuple[float, flo
     found = get(f"ring:bucket_bytes={bucket}").price(fabric_of(w.cluster_of(2)), step)
     end = 0.0
     for b in pack(step, bucket):
-        end = max(end, b.ready_s) + b.payload_bytes
+        end = max(end, b.ready_s) + b.gradient_bytes
     assert found.exposed_s == pytest.approx(max(0.0, end - 20))
     assert max(0.0, found.seconds - 20) - 1e-9 <= found.exposed_s <= found.seconds + 1e-9
 
@@ -176,22 +176,22 @@ def test_one_link_is_served_in_order_of_arrival(gradients: list[tuple[float, flo
 )
 def test_no_port_is_overbooked(raw: list[tuple[float, list[list[float]]]], chunk: float) -> None:
     messages = [
-        Message((f"m{i}",), "x", 1.0, ready, tuple(Phase(np.asarray(p)) for p in phases), chunk)
+        Message((f"m{i}",), "x", 1.0, ready, tuple(Leg(np.asarray(p)) for p in phases), chunk)
         for i, (ready, phases) in enumerate(raw)
     ]
     transfers = play(messages, 2)
     end = max(t.end_s for t in transfers)
-    per_port = np.sum([p.busy_s for m in messages for p in m.phases], axis=0)
+    per_port = np.sum([p.busy_s for m in messages for p in m.legs], axis=0)
     assert end >= per_port.max() - 1e-9
     for m, t in zip(messages, transfers, strict=True):
-        assert t.end_s >= m.ready_s + max(p.busy_s.max() for p in m.phases) - 1e-9
-    in_turn = max(m.ready_s for m in messages) + sum(p.busy_s.max() for m in messages for p in m.phases)
+        assert t.end_s >= m.ready_s + max(p.busy_s.max() for p in m.legs) - 1e-9
+    in_turn = max(m.ready_s for m in messages) + sum(p.busy_s.max() for m in messages for p in m.legs)
     assert end <= in_turn + 1e-9
 
 
 def test_phases_in_chunks_by_hand() -> None:
     """Two legs of 4 s and 2 s on ports of their own, a quarter first: the second ends a quarter of itself after."""
-    legs = (Phase(np.asarray([4.0, 0, 0, 0])), Phase(np.asarray([0, 2.0, 0, 0]), latency_s=1.0))
+    legs = (Leg(np.asarray([4.0, 0, 0, 0])), Leg(np.asarray([0, 2.0, 0, 0]), latency_s=1.0))
     assert play([Message(("m",), "x", 1, 0.0, legs, 0.25)], 2)[0].end_s == 5.5
     assert play([Message(("m",), "x", 1, 0.0, legs, 1.0)], 2)[0].end_s == 7.0
 

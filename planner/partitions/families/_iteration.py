@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.partitions.families import Instance
 from planner.partitions.options import Options
 from planner.partitions.types import Part
@@ -63,7 +65,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
         work, weights = (_spans(problem.time_s[index]), _spans(problem.weight_bytes[index]))
         moved = _transfers(problem, place, index)
         d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
-        exchange = 4 * (d - 1) / d / problem.batch * weights
+        exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
         time_s[:, :, c] = work / d + (moved / d + exchange) / rate
         fixed[:, :, c] = _spans(problem.fixed_bytes[index])
         activation[:, :, c] = _spans(problem.activation_bytes[index]) / d
@@ -89,7 +91,7 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     time_s, fixed, activation = [], [], []
     for d in sizes:
         level = next(i for i in range(len(machines)) if d <= math.prod(machines[: i + 1]))
-        time_s.append(work / d + 2 * (d - 1) / d * weights / rates[level] / micro_batches)
+        time_s.append(work / d + moved_bytes(Collective.ALL_REDUCE, weights, d) / rates[level] / micro_batches)
         fixed.append(_KEPT_PER_WEIGHT * weights)
         activation.append((saved + live[:, None]) / d)
     groups = tuple(math.prod(machines[: i + 1]) for i in range(len(machines) - 1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.solvers.partition._pipedream_sweep import Layout, Move
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
@@ -22,7 +24,7 @@ def flat_layout(problem: PipeDreamProblem, devices: int) -> Layout:
         row = []
         for replicas in range(1, most + 1):
             paper = problem.cost is StageCost.PAPER
-            traffic = 2.0 * (replicas - 1) if paper else 4.0 * (replicas - 1) / replicas
+            traffic = 2.0 * (replicas - 1) if paper else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, replicas)
             place = (used, replicas, 1, 0)
             row.append(Move(used + replicas, replicas, used + replicas, traffic / speed, 0, 0, place))
         moves.append(tuple(row))

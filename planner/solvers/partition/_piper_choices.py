@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.space.partition.piper import MEMORY_SLACK, PiperProblem
 
 
@@ -36,7 +38,7 @@ def stage_costs(problem: PiperProblem, inside: np.ndarray, choices: np.ndarray, 
     entering = inside[target] & ~inside[source]
     leaving = inside[source] & ~inside[target]
     moved = problem.input_sync_bytes[choices] @ entering + problem.output_sync_bytes[choices] @ leaving
-    exchange = 4 * (data - 1) / data / problem.batch * problem.weight_bytes[choices]
+    exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, data) / problem.batch * problem.weight_bytes[choices]
     seconds: np.ndarray = problem.time_s[choices] / data + (2 * moved / data + exchange) / problem.bandwidth_bytes_per_s
     return seconds
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
 from planner.solvers.partition._verified import verified
 from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
@@ -111,7 +113,7 @@ class _Tables:
         crossing[0] = crossing[-1] = 0.0
         moved = (crossing[:, None] + crossing[None, :]) / problem.bandwidth_byte_per_s
         self.micro_s = forward * (2 if recompute else 1) + backward + moved
-        self.gradient_s = 2 * (width - 1) / width * self.weights / problem.bandwidth_byte_per_s
+        self.gradient_s = moved_bytes(Collective.ALL_REDUCE, self.weights, width) / problem.bandwidth_byte_per_s
 
     @staticmethod
     def _sums(figures: np.ndarray) -> np.ndarray:

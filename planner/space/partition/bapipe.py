@@ -26,6 +26,8 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -217,7 +219,9 @@ class BaPipeProblem:
             count * (math.fsum(self.forward_s[size, device]) + math.fsum(self.backward_s[size, device]))
             for device in range(self.devices)
         ]
-        exchange = 2 * (self.devices - 1) / self.devices * math.fsum(self.weight_bytes) / self.bandwidth_byte_per_s
+        exchange = (
+            moved_bytes(Collective.ALL_REDUCE, math.fsum(self.weight_bytes), self.devices) / self.bandwidth_byte_per_s
+        )
         faults = [f for device in range(self.devices) for f in self._memory(size, device, 0, self.layers, 1)]
         return Verdict(max(work) + exchange, tuple(faults), tuple(work))
 

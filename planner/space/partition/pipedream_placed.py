@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.errors import UsageError
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import NO_LIMIT, BoundaryBytes, CutJudge, Frontiers, Memory, StageCost
 from planner.space.partition.types import Verdict
@@ -155,7 +157,7 @@ class PlacedPipelineProblem:
         return min(flat, by_level)
 
     def _traffic(self, count: int) -> float:
-        return 2.0 * (count - 1) if self.cost is StageCost.PAPER else 4.0 * (count - 1) / count
+        return 2.0 * (count - 1) if self.cost is StageCost.PAPER else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count)
 
     def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""

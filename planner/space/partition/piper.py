@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
@@ -209,7 +211,7 @@ def stage_figures(problem: PiperProblem, stage: PiperStage, in_flight: int) -> t
     work_s = sum(float(problem.time_s[c]) for c in chosen.values())
     weights = sum(float(problem.weight_bytes[c]) for c in chosen.values())
     d = stage.data
-    exchange_bytes = 4 * (d - 1) / d * weights / problem.batch
+    exchange_bytes = 2 * moved_bytes(Collective.ALL_REDUCE, weights, d) / problem.batch
     seconds = work_s / d + (transfer_bytes / d + exchange_bytes) / problem.bandwidth_bytes_per_s
     kept = sum(float(problem.activation_bytes[c]) * in_flight + float(problem.fixed_bytes[c]) for c in chosen.values())
     return seconds, kept

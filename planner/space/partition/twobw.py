@@ -28,6 +28,8 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
+from planner.hardware.collectives import moved_bytes
+from planner.hardware.types import Collective
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -177,7 +179,7 @@ class TwoBWProblem:
             moved = math.fsum(self.boundary_bytes[size, p] for p in ends if p is not None)
             micro.append(work + moved / self.bandwidth_byte_per_s)
             weights = math.fsum(self.weight_bytes[start:stop])
-            gradient.append(2 * (decision.width - 1) / decision.width * weights / self.bandwidth_byte_per_s)
+            gradient.append(moved_bytes(Collective.ALL_REDUCE, weights, decision.width) / self.bandwidth_byte_per_s)
             faults += self._memory(decision, stage, size, count, weights)
         if decision.schedule in (TwoBWSchedule.FLUSH, TwoBWSchedule.GPIPE):
             total = (count + depth - 1) * max(micro) + max(gradient)
