@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.hardware.types import Cluster
+from planner.schedules.held import HeldUnits
 from planner.schedules.types import Schedule
 from planner.solvers.shapes import Recompute, Shape
 from planner.space.configuration import Configuration, StageChoice
@@ -216,6 +217,15 @@ class _Cut:
         each = max(1, max(len(own) for own in self._hosted))
         self._budget = room / each
         self._whole = shape.recompute is Recompute.WHOLE_STAGES
+        self._ramp = shape.schedule.ramp(pipeline)
+        self._first = np.array([own[0] if own else 0 for own in self._hosted])
+        places = [
+            (w, s, n)
+            for w, (own, counts) in enumerate(zip(self._hosted, shape.schedule.workload(pipeline), strict=True))
+            for s, n in zip(own, counts, strict=True)
+        ]
+        self._place_worker, self._place_stage, self._place_share = (np.array(c) for c in zip(*places, strict=True))
+        self._moments, self._moment_worker = _stacked(self._peaks, shape.stages)
 
     def configuration(self, edges: Edges, flags: Sequence[bool]) -> Configuration:
         """The configuration with these boundaries."""
@@ -282,18 +292,18 @@ class _Cut:
         return best
 
     def _key(self, edges: Edges, flags: Sequence[bool]) -> tuple[float, float, float]:
-        """Bytes over the memory, the longest chain of waits, and how uneven stages are."""
+        """Bytes over the memory, the longest way to a worker, through its work and back, and how uneven stages are."""
         start, stop = np.asarray(edges[:-1]), np.asarray(edges[1:])
         again = np.asarray(flags, bool)
         forward_s = self._tables.forward_s[start, stop]
         repeat = self._tables.forward_s if self._whole else self._tables.repeat_s
         backward_s = self._tables.backward_s[start, stop] + np.where(again, repeat[start, stop], 0.0)
-        tail_s = np.zeros(len(start))
-        chain_s = self._shape.schedule.critical_s(
-            self._shape.pipeline, forward_s.tolist(), backward_s.tolist(), tail_s.tolist()
-        )
-        over = max((self._held(w, edges, flags) - self._room for w, own in enumerate(self._hosted) if own), default=0.0)
-        return max(0.0, over), chain_s, float(((forward_s + backward_s) ** 2).sum())
+        both_s = forward_s + backward_s
+        work_s = np.bincount(self._place_worker, (self._place_share * both_s[self._place_stage]), len(self._hosted))
+        filled, drained = np.cumsum(forward_s) - forward_s, np.cumsum(backward_s) - backward_s
+        ways_s = self._ramp[0] * filled[self._first] + self._ramp[1] * drained[self._first]
+        over = max(self._held_all(edges, again) - self._room)
+        return max(0.0, over), float((work_s + ways_s).max()), float((both_s**2).sum())
 
     def _work_s(self, again: bool) -> np.ndarray:
         tables = self._tables
@@ -321,12 +331,29 @@ class _Cut:
 
     def _held(self, worker: int, edges: Edges, flags: Sequence[bool]) -> float:
         """Bytes of a worker, all its stages together."""
-        own, tables = self._hosted[worker], self._tables
-        unit = np.zeros(len(flags))
-        peaks = self._peaks[worker]
-        for stage in peaks.stages:
-            unit[stage] = self._saved(stage, edges, again=flags[stage]) / self._shape.schedule.parts
-        working = max((float(self._recomputed()[1][edges[s], edges[s + 1]]) for s in own if flags[s]), default=0.0)
-        resident = sum(float(self._resident[edges[s], edges[s + 1]]) for s in own)
-        workspace = max(float(tables.workspace_bytes[edges[s], edges[s + 1]]) for s in own)
-        return resident + workspace + working + peaks.most(unit)
+        return float(self._held_all(edges, np.asarray(flags, bool))[worker])
+
+    def _held_all(self, edges: Edges, again: np.ndarray) -> np.ndarray:
+        """[workers] bytes, all stages of each together."""
+        start, stop, workers = np.asarray(edges[:-1]), np.asarray(edges[1:]), len(self._hosted)
+        kept, working = (table[start, stop] for table in self._recomputed())
+        unit = np.where(again, kept, self._tables.saved_bytes[start, stop]) / self._shape.schedule.parts
+        at, stage = self._place_worker, self._place_stage
+        resident = np.bincount(at, self._resident[start, stop][stage], workers)
+        beside = np.zeros((2, workers))
+        np.maximum.at(beside[0], at, self._tables.workspace_bytes[start, stop][stage])
+        np.maximum.at(beside[1], at, np.where(again, working, 0.0)[stage])
+        most = np.zeros(workers)
+        np.maximum.at(most, self._moment_worker, self._moments @ unit)
+        return np.asarray(resident + beside.sum(axis=0) + most)
+
+
+def _stacked(peaks: Sequence[HeldUnits], stages: int) -> tuple[np.ndarray, np.ndarray]:
+    """[moments, stages] units that are held, and the worker of each moment."""
+    rows, workers = [], []
+    for worker, held in enumerate(peaks):
+        spread = np.zeros((len(held.units), stages))
+        spread[:, list(held.stages)] = held.units
+        rows.append(spread)
+        workers += [worker] * len(held.units)
+    return np.concatenate(rows), np.asarray(workers, dtype=np.int64)

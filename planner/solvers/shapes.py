@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes, precision
-from planner.hardware.collectives import collective_s
+from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
 from planner.schedules import get
@@ -186,6 +186,7 @@ class _Bounds:
         )
         self._freed_bytes = self._saved_bytes - again_bytes
         self._synced: dict[tuple[int, int, bool, int], float] = {}
+        self._sent: dict[tuple[int, bool], tuple[float, float]] = {}
 
     @property
     def blocks(self) -> int:
@@ -210,19 +211,37 @@ class _Bounds:
         forwards, backwards = schedule.ramp(pipeline)
         first = [own[0] for own in schedule.placement(pipeline) if own]
         ramp_s = forwards * self.filled_s[first] + backwards * self.drained_s[first]
-        bound_s = max(bound_s, count * work_s / workers + float(ramp_s.sum()) / workers)
+        crossing = sum(schedule.crossings(pipeline)) if limits.transfers is Transfers.BLOCKING else 0
+        passes = count * crossing / workers
+        bound_s = max(bound_s, (count * work_s + float(ramp_s.sum())) / workers + passes * self._sending_s(1, False)[0])
         held = np.array(schedule.held(pipeline), float) / schedule.parts / stages
         for zero in limits.zero if copies > 1 else (min(limits.zero),):
             repeated = self._repeated(schedule, pipeline, held, copies if zero else 1, recompute)
             again_s = count * repeated * self.repeat_s[Recompute.ALWAYS] / workers
             for adjacent in (True, False) if copies > 1 else (False,):
                 exchange_s = self._exchange_s(workers, copies, adjacent, zero)
-                busy_s = count * work_s / workers + idle_s + again_s
+                sending_s = self._sending_s(copies, adjacent)[1]
+                busy_s = count * work_s / workers + idle_s + again_s + passes * sending_s
                 estimate_s = busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
                 yield Shape(
                     schedule, self.costs, stages, workers, copies, count, zero, recompute, adjacent, limits.transfers,
                     bound_s, max(bound_s, estimate_s),
                 )  # fmt: skip
+
+    def _sending_s(self, copies: int, adjacent: bool) -> tuple[float, float]:
+        """Seconds to pass a boundary both ways: the least of any boundary and link, and the mean to a neighbour."""
+        stride = self.costs.ranks * (copies if adjacent else 1)
+        if (stride, adjacent) not in self._sent:
+            costs, ranks = self.costs, self.costs.ranks
+            moved = np.stack([costs.boundary_bytes, costs.gradient_boundary_bytes])[:, 1:-1]
+            near = send_terms(self.cluster, 0, min(1, self.cluster.device_count - 1), 1)
+            here = send_terms(self.cluster, 0, min(stride, self.cluster.device_count - 1), ranks)
+            gathers = [table for table in (costs.gather_s, costs.gradient_gather_s) if table is not None]
+            more = sum((float(table[1:-1].mean()) for table in gathers), 0.0)
+            least = sum(float(near.seconds(payload[:, None]).min(initial=0.0)) for payload in moved if payload.all())
+            mean = sum(float(here.seconds(payload[:, None]).mean()) for payload in moved) if moved.size else 0.0
+            self._sent[stride, adjacent] = least if moved.size else 0.0, mean + more
+        return self._sent[stride, adjacent]
 
     def _repeated(
         self, schedule: Schedule, pipeline: Pipeline, held: np.ndarray, shards: int, recompute: Recompute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Setting:
         schedule: its schedule.
         pipeline: what the schedule orders.
         workers: where the workers are.
+        known: seconds of transfers and exchanges, by devices and bytes: stages that are alike are worked out once.
     """
 
     shelf: Mapping[int, BlockCosts]
@@ -39,6 +40,7 @@ class Setting:
     schedule: Schedule
     pipeline: Pipeline
     workers: Workers
+    known: dict[object, tuple[float, float, float]] = field(default_factory=dict)
 
     def costs(self, stage: int) -> BlockCosts:
         """Costs of the blocks in the way in which a stage shares them."""
@@ -75,7 +77,7 @@ def _terms(
     held, charged = elements_of(costs, blocks)
     own = [float(costs.parameter_elements[b]) for b in blocks]
     replicas = Replicas(cluster, groups[index], _concurrent(setting, index), chosen, configuration.zero)
-    pass_s, sync_s = replicas.pass_s(own), replicas.end_s(held)
+    *pass_s, sync_s = _exchanges_s(setting, replicas, own, held)
     beside = len(configuration.stages) > 1 and not setting.schedule.weight_policy.synchronous
     exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, job.overlap * backward_s - pass_s[1]))
     receive_s, return_s = _transfers_s(setting, costs, groups, index)
@@ -107,6 +109,14 @@ def _terms(
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
     )
+
+
+def _exchanges_s(setting: Setting, replicas: Replicas, own: Sequence[float], held: float) -> tuple[float, float, float]:
+    """Seconds of a stage's exchanges in a forward pass, in a backward pass, and at the end."""
+    key = (replicas.groups.tobytes(), replicas.groups.shape, replicas.concurrent, tuple(own), held)
+    if key not in setting.known:
+        setting.known[key] = (*replicas.pass_s(own), replicas.end_s(held))
+    return setting.known[key]
 
 
 def _repeated(setting: Setting, costs: BlockCosts, choice: StageChoice) -> list[int]:
@@ -142,9 +152,13 @@ def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarra
     if not index or holders[index - 1] == holders[index]:
         return 0.0, 0.0
     pair, here = (groups[index - 1], groups[index]), (boundary,)
-    in_turn = setting.workers.in_line
-    receive_s = _transfer_s(setting.cluster, *pair, float(costs.boundary_bytes[boundary]), in_turn)
-    return_s = _transfer_s(setting.cluster, *pair, float(costs.gradient_boundary_bytes[boundary]), in_turn)
+    sizes = float(costs.boundary_bytes[boundary]), float(costs.gradient_boundary_bytes[boundary])
+    key = (*(group.tobytes() for group in pair), *sizes)
+    if key not in setting.known:
+        in_turn = setting.workers.in_line
+        there_s, back_s = (_transfer_s(setting.cluster, *pair, size, in_turn) for size in sizes)
+        setting.known[key] = there_s, back_s, 0.0
+    receive_s, return_s, _ = setting.known[key]
     return receive_s + _sum(costs.gather_s, here), return_s + _sum(costs.gradient_gather_s, here)
 
 
