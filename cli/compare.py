@@ -44,7 +44,7 @@ REST = ("bubble", "sent", "versions", "staleness")
     show_default=True,
     help="sync: asynchronous systems are listed apart; any: they are ranked with the others.",
 )
-@click.option("--precision", default="bf16", show_default=True, help="Number formats, as in `plan`.")
+@click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
 @click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
 @dims_option
 @click.option(
@@ -71,7 +71,7 @@ def command(
     global_batch: int | None,
     systems: str | None,
     semantics: str,
-    precision: str,
+    precision: str | None,
     optimizer: str,
     dims: tuple[str, ...],
     form: str,
@@ -93,7 +93,7 @@ def command(
     graph = planner.load_graph(model, dims=parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
     batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
-    job = planner.Job(global_batch=batch, precision=precision, optimizer=optimizer, devices=devices or 0)
+    job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)
     plans: dict[str, Any] = {}
     refused: dict[str, str] = {}

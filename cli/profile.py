@@ -27,7 +27,7 @@ _CSV_COLUMNS = (
 @click.command("profile")
 @model_argument
 @click.option("--device", "-d", help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb.")
-@click.option("--precision", default="bf16", show_default=True, help="Training precision.")
+@click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device computes in]")
 @dims_option
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
 @click.option("--measure", is_flag=True, help="Run each operator on this machine's CPU (onnxruntime) instead.")
@@ -87,7 +87,7 @@ def _price(graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
     return planner.profile(
         graph,
         planner.load_device(options["device"]),
-        precision=options["precision"],
+        precision=options["precision"] or "",
         micro_batch=options["micro_batch"],
         assume_dropout=options["assume_dropout"],
         strict_ops=options["strict_ops"],

@@ -22,6 +22,7 @@ from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
+from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
@@ -143,7 +144,7 @@ class _Search:
     @property
     def _alone(self) -> bool:
         """Whether a replica may be a single device."""
-        return not self._job.tensor_parallel or 1 in self._job.tensor_parallel
+        return 1 in (allowed_ranks(self._job) or (1,))
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Costs of all sizes worth looking at, smallest first; the trivial plans are priced on the way."""

@@ -26,7 +26,8 @@ from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
 from planner.space.blocks import block_costs, block_seconds
-from planner.space.meshes import mesh_names, meshes_for
+from planner.space.meshes import device_types, mesh_names, meshes_for
+from planner.space.settled import settled
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 
@@ -66,6 +67,7 @@ class Pricer:
 
     def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
         self.chain: Chain = build_chain(graph)
+        job = settled(job, cluster)
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._inner = InnerCache()
@@ -102,19 +104,19 @@ class Pricer:
         return self.graph if micro_batch == self.graph.batch else rebatch(self.graph, micro_batch)
 
     def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
-        """The model's prices on each device type."""
-        job = self._job
+        """The model's prices on each device type; on types that the job may not use in a precision that they have."""
+        job, used = self._job, device_types(self.cluster, self._job)
         return tuple(
             profile(
                 self.graph_at(micro_batch),
                 device,
-                precision=job.precision,
+                precision=job.precision if t in used else "",
                 fused_attention=job.fused_attention,
                 dropout=job.dropout,
                 assume_dropout=job.assume_dropout,
                 strict_ops=self._strict,
             )
-            for device in self.cluster.devices
+            for t, device in enumerate(self.cluster.devices)
         )
 
     def _costs(self, micro_batch: int) -> BlockCosts:

@@ -10,6 +10,7 @@ import numpy as np
 from planner.errors import InfeasibleError, JobError
 from planner.simulate import Transfers, bubble_fraction, simulate_decision
 from planner.solvers import search as search_stages
+from planner.space.asked import LIMITS, PRICED
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, StageChoice
 from planner.systems._bench import Bench
@@ -121,7 +122,7 @@ def _words(candidate: Candidate) -> str:
     return text + (f", ZeRO-{decision.zero}" if decision.zero else "")
 
 
-@search("auto")
+@search("auto", PRICED | {*LIMITS, "overlap"})
 def by_union(bench: Bench, system: System) -> Found:
     """The fastest of the own search and of all results that the bench holds."""
     own = own_search(bench)

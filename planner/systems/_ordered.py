@@ -18,16 +18,20 @@ from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import OrderError, Schedule
 from planner.simulate import Transfers, simulate
-from planner.solvers.conflict import in_words
-from planner.space.jobs import check_job
+from planner.space.asked import PRICED, in_words, refuse_others
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
-from planner.systems._limits import check_limits
 from planner.systems._plan_point import plan_point
 from planner.systems._shapes import Shape, shapes_for
 from planner.units import format_bytes
+
+TAKES = PRICED | {"recompute", "pipeline_stages", "data_parallel", "max_stages"}
+"""Fields of a job that stages for a given schedule follow."""
+
+HAVE = {"tensor_parallel": 1, "meshes": (1,), "zero": 0, "uniform": True}
+"""What all of them have: stages are single devices without ZeRO, as many replicas of each as there are copies."""
 
 MOST_SHAPES = 12
 """Numbers of stages, copies and micro-batch sizes that fit and are simulated at the most, most promising first."""
@@ -66,8 +70,10 @@ def plan_schedule(
         InfeasibleError: no stages fit in memory; the message says what is in the way, and when.
     """
     chosen = _schedule(schedule)
-    check_job(job)
-    check_limits(job, chosen.name)
+    refuse_others(
+        job, TAKES, f"plans for the schedule {chosen.name!r}",
+        "leave it out, or let the search choose between 1f1b and gpipe", HAVE,
+    )  # fmt: skip
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     shapes = sorted(shapes_for(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
     if not shapes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,9 @@ from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench, Prices
 from planner.systems._found import Found
-from planner.systems._search import SEARCHES
+from planner.systems._search import ask
 from planner.systems.types import LinkBytes, Semantics, System, SystemRow
 
-_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 AUTO = "auto"
 
 
@@ -50,12 +48,10 @@ Keep = Callable[[Bench, System, Found], None]
 def run_system(system: System, bench: Bench, keep: Keep | None = None) -> SystemRow:
     """Let a system decide by its own rules, and play what it decides.
 
-    A system that cannot express the model or fit it gives a row that says why. Where one is found, `keep` is told.
+    A system that cannot express the model, fit it, or follow the job's limits gives a row that says why. Where one is found, `keep` is told.
     """
-    for module in _MODULES:
-        importlib.import_module(f"planner.systems.{module}")
     try:
-        found = SEARCHES[system.search](bench, system)
+        found = ask(bench, system)
     except ShardplanError as error:
         found = Found(reason=str(error))
     if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):

@@ -1,0 +1,24 @@
+"""What a job leaves to the machine is settled before anything is priced: the precision where none is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from planner.costs.precision import best_precision
+from planner.hardware.types import Cluster
+from planner.space.jobs import check_job
+from planner.space.meshes import device_types
+from planner.space.types import Job
+
+
+def settled(job: Job, cluster: Cluster) -> Job:
+    """The job with a precision: its own, or the best that all devices it may use compute in.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    check_job(job)
+    if job.precision:
+        return job
+    used = [cluster.devices[t] for t in device_types(cluster, job)]
+    return dataclasses.replace(job, precision=best_precision(used))
