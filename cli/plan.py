@@ -162,7 +162,8 @@ def command(
     elif not quiet:
         from ._summary import print_summary
 
-        print_summary(plan, batch_given=options["global_batch"] is not None, output=output)
+        remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
+        print_summary(plan, batch_given=options["global_batch"] is not None, output=output, remark=remark)
 
 
 def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401

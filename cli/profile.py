@@ -66,7 +66,7 @@ def command(model: str, form: str, top: int, **options: Any) -> None:  # noqa: A
     if form == "json":
         click.echo(json.dumps(report.document(), indent=2))
     else:
-        _print(report, top)
+        _print(report, top, _remark(report.precision, options))
 
 
 def _price(graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -95,6 +95,16 @@ def _price(graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
     )
 
 
+def _remark(precision: str, options: dict[str, Any]) -> str:
+    """Why the precision was chosen where none was asked for; a space and brackets around it."""
+    import planner
+
+    if options["precision"] or not options["device"]:
+        return ""
+    remark = planner.precision_remark(precision, [planner.load_device(options["device"])])
+    return f" ({remark})" if remark else ""
+
+
 def _say_progress(done: int, total: int, operator: str) -> None:
     import sys
 
@@ -118,13 +128,13 @@ def _csv(graph: Any, priced: Any) -> str:  # noqa: ANN401
     return stream.getvalue()
 
 
-def _print(report: Any, top: int) -> None:  # noqa: ANN401
+def _print(report: Any, top: int, remark: str) -> None:  # noqa: ANN401
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPED_WIDTH)
-    _print_totals(console, report)
+    _print_totals(console, report, remark)
     whole = report.whole.total_s
     console.print(_table("layer", report.layers, top, whole))
     console.print()
@@ -132,14 +142,14 @@ def _print(report: Any, top: int) -> None:  # noqa: ANN401
     _print_coverage(console, report)
 
 
-def _print_totals(console: Console, report: Any) -> None:  # noqa: ANN401
+def _print_totals(console: Console, report: Any, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
     import planner
 
     whole = report.whole
     console.print(
-        f"[bold]{escape(report.model)}[/bold] on {escape(report.device)}, {report.precision}, "
+        f"[bold]{escape(report.model)}[/bold] on {escape(report.device)}, {report.precision}{escape(remark)}, "
         f"micro-batch {report.micro_batch} ({report.source})"
     )
     console.print(f"  parameters  {whole.parameters:,}")

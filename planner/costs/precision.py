@@ -72,6 +72,13 @@ def best_precision(devices: Sequence[Device]) -> str:
     return next(able, BEST_FIRST[0])
 
 
+def precision_remark(name: str, devices: Sequence[Device]) -> str:
+    """Why a precision was chosen where none was asked for: which devices lack a better one; empty for the best."""
+    better = BEST_FIRST[: BEST_FIRST.index(name)] if name in BEST_FIRST else ()
+    lacking = {p: [d.name for d in devices if PRECISIONS[p].lacking(d)] for p in better}
+    return "; ".join(f"no {p} on {', '.join(names)}" for p, names in lacking.items() if names)
+
+
 def supported_precision(name: str, device: Device) -> Precision:
     """The precision of that name (the best one where it is empty), if the device computes in its format.
 
@@ -82,7 +89,7 @@ def supported_precision(name: str, device: Device) -> Precision:
     chosen = precision(name or best_precision([device]))
     if chosen.lacking(device):
         known = ", ".join(sorted(device.matrix_flop_per_s)) or "none"
-        able = ", ".join(p.name for p in PRECISIONS.values() if not p.lacking(device))
+        able = " or ".join(p.name for p in PRECISIONS.values() if not p.lacking(device))
         raise JobError(
             f"{device.name} does not compute in {chosen.format}, but in {known}",
             hint=f"use --precision {able}" if able else "add the format's peak to the hardware profile",

@@ -24,7 +24,7 @@ from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
 from planner.systems._plan_point import plan_point
-from planner.systems._shapes import Shape, shapes_for
+from planner.systems._shapes import Shape, obstacle, shapes_for
 from planner.units import format_bytes
 
 TAKES = PRICED | {"recompute", "pipeline_stages", "data_parallel", "max_stages"}
@@ -115,7 +115,10 @@ def _nothing(bench: Bench, schedule: Schedule) -> str:
             f"micro-batches, which do not come out for {bench.blocks} blocks, {bench.devices} devices and a global "
             f"batch of {bench.job.global_batch}{limits}"
         )
-    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job{limits}"
+    why = obstacle(bench, schedule)
+    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job{limits}" + (
+        f": {why}" if why else ""
+    )
 
 
 def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:

@@ -30,7 +30,6 @@ from planner.systems.compare import Keep
 from planner.systems.types import System
 
 
-
 def plan_system(
     name: str,
     graph: Graph,

@@ -31,6 +31,7 @@ class Comparison:
         rows: fastest first. Asynchronous rows stand behind all synchronous ones unless any semantics is allowed; what
             does not fit stands last.
         notes: what holds for all rows.
+        precision: number formats of all rows.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Comparison:
     semantics: str
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
+    precision: str = ""
 
 
 Keep = Callable[[Bench, System, Found], None]
@@ -48,7 +50,8 @@ Keep = Callable[[Bench, System, Found], None]
 def run_system(system: System, bench: Bench, keep: Keep | None = None) -> SystemRow:
     """Let a system decide by its own rules, and play what it decides.
 
-    A system that cannot express the model, fit it, or follow the job's limits gives a row that says why. Where one is found, `keep` is told.
+    A system that cannot express the model, fit it or follow the job's limits gives a row that says why. Where one is
+    found, `keep` is told.
     """
     try:
         found = ask(bench, system)
@@ -131,7 +134,7 @@ def compare_systems(
     rows = [run_system(system, bench, keep) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
     rows.sort(key=lambda row: _order(row, semantics))
     name = prices.chain.graph.name
-    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes)
+    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes, bench.job.precision)
 
 
 def _order(row: SystemRow, semantics: str) -> tuple[bool, bool, float, bool, str]:
