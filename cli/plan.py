@@ -179,7 +179,9 @@ def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any,
     if options["system"] and options["system"] != "auto":
         return planner.plan_system(options["system"], graph, cluster, job, **given)
     if orders and len(orders) + len(options["schedules"]) - len(others) > 1:
-        raise click.UsageError(f"the search can weigh {' and '.join(searched)} only: give one other schedule by itself")
+        raise click.UsageError(
+            f"--schedule: the search can weigh {' and '.join(searched)} only: give one other schedule by itself"
+        )
     if orders:
         return planner.plan_schedule(orders[0], graph, cluster, job, **given)
     return planner.plan(graph, cluster, job, progress=progress, **given)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.costs import Profile, precision, profile
+from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
@@ -25,6 +25,7 @@ from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
+from planner.space.asked import LIMITS, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
@@ -68,6 +69,9 @@ class Pricer:
     def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
         self.chain: Chain = build_chain(graph)
         job = settled(job, cluster)
+        if is_priced(graph):
+            engine = "a model that carries measured times of its own"
+            refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap"}, engine, "leave it out")
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._inner = InnerCache()

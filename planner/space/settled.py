@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from planner.costs.precision import best_precision
+from planner.costs.precision import best_precision, supported_precision
 from planner.hardware.types import Cluster
 from planner.space.jobs import check_job
 from planner.space.meshes import device_types
@@ -15,10 +15,12 @@ def settled(job: Job, cluster: Cluster) -> Job:
     """The job with a precision: its own, or the best that all devices it may use compute in.
 
     Raises:
-        JobError: a field of the job makes no sense.
+        JobError: a field of the job makes no sense, or a device that it may use does not compute in its precision.
+        UsageError: no precision has that name.
     """
     check_job(job)
-    if job.precision:
-        return job
     used = [cluster.devices[t] for t in device_types(cluster, job)]
-    return dataclasses.replace(job, precision=best_precision(used))
+    chosen = job.precision or best_precision(used)
+    for device in used:
+        supported_precision(chosen, device)
+    return dataclasses.replace(job, precision=chosen)

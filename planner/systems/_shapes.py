@@ -127,7 +127,7 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
             continue
         for size in bench.sizes:
             for copies, count in _dealt(bench, schedule, stages, size):
-                if workers * copies > bench.devices or schedule.supports(Pipeline((1,) * stages, count)):
+                if workers * copies > bench.devices or _problem(schedule, stages, holders, count):
                     continue
                 if wanted and any(copies * len(own) not in wanted for own in holders):
                     continue
@@ -156,18 +156,20 @@ def obstacle(bench: Bench, schedule: Schedule) -> str:
             unsuited = unsuited or f"{stages} stages are all on one worker, which is no pipeline"
         else:
             fewest = min(fewest, _workers(holders))
-            undealt = undealt or next(_refused(bench, schedule, stages), "")
+            dealt = (count for size in bench.sizes for _, count in _dealt(bench, schedule, stages, size))
+            undealt = undealt or next(filter(None, (_problem(schedule, stages, holders, c) for c in dealt)), "")
     if bench.devices < fewest < math.inf:
         return f"its pipeline needs {fewest:.0f} devices at the least, and may use {bench.devices}"
     return undealt or unsuited
 
 
-def _refused(bench: Bench, schedule: Schedule, stages: int) -> Iterator[str]:
-    """Why numbers of micro-batches that the global batch can be dealt to do not suit a number of stages."""
-    for size in bench.sizes:
-        for _, count in _dealt(bench, schedule, stages, size):
-            if words := schedule.supports(Pipeline((1,) * stages, count)):
-                yield f"with {stages} stages {words}"
+def _problem(schedule: Schedule, stages: int, holders: Holders, micro_batches: int) -> str:
+    """Why numbers of stages and micro-batches do not suit a schedule; every holder of a stage has to have some work."""
+    most = max(map(len, holders))
+    words = schedule.supports(Pipeline((1,) * stages, micro_batches))
+    if not words and micro_batches < most:
+        words = f"{micro_batches} micro-batches do not keep {most} workers of each stage at work"
+    return f"with {stages} stages {words}" if words else ""
 
 
 def _workers(holders: Holders) -> int:

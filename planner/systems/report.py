@@ -182,9 +182,8 @@ def comparison_csv(comparison: Comparison) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """A table with the rows that change the semantics, and those that do not fit, below."""
-    lines = [
-        f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}, {comparison.precision}"
-    ]
+    batch = f"global batch {comparison.global_batch}, {comparison.precision}"
+    lines = [f"{comparison.model} on {comparison.hardware}, {batch}"]
     for title, rows in comparison_groups(comparison):
         lines += ["", f"**{title}**", "", *_table(rows)]
     links = comparison_links(comparison)
