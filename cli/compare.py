@@ -146,7 +146,7 @@ def _text(found: Any, form: str, width: int | None, remark: str) -> str:  # noqa
     return _rendered(found, width, remark)
 
 
-def _rendered(found: Any, width: int | None, remark: str) -> str:  # noqa: ANN401
+def _rendered(found: Any, width: int | None, remark: str = "") -> str:  # noqa: ANN401
     """The table for people: `width` columns of a terminal, or None for plain text of any width.
 
     Where the columns of a table do not stand beside each other, they are dealt to two tables.

@@ -153,11 +153,11 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     for mesh in job.meshes:
         if reason := mesh_problem(pricer.cluster, job, mesh):
             raise JobError(reason, hint=f"with these devices use {reached} ranks")
-    if any(math.prod(mesh) > 1 for mesh in job.meshes) and not pricer.meshes:
-        raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
+    if any(math.prod(mesh) > 1 for mesh in job.meshes) and not pricer.meshes:
+        raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
 def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:

@@ -27,6 +27,7 @@ from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
+from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
 
 CostsFor = Callable[[int], BlockCosts]
@@ -81,7 +82,7 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, job, shardings, progress, solver)
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, solver)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 

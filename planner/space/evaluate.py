@@ -26,13 +26,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.costs.precision import precision
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, get
 from planner.space.layout import slice_width, stage_groups
 from planner.space.limits import forbidden_choices, malformations, overfull_stages
 from planner.space.replicas import Replicas
+from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Decision, Evaluation, Job, StageChoice, StageTerms, Violation
 
 Shelf = BlockCosts | Mapping[int, BlockCosts]
@@ -112,7 +112,7 @@ def _stage_terms(
     in_flight: int,
     tied_s: float,
 ) -> StageTerms:
-    choice, chosen = decision.stages[index], precision(job.precision)
+    choice, chosen = decision.stages[index], precision_of(job, cluster)
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = [b for b in blocks if choice.recompute and (costs.repeated is None or costs.repeated[b])]
@@ -197,7 +197,7 @@ def _tied_s(
     the slowest counts, at the first holder: its backward ends last.
     """
     found = [0.0] * len(groups)
-    payload_bytes = precision(job.precision).gradient_bytes
+    payload_bytes = precision_of(job, cluster).gradient_bytes
     for number, tie in enumerate(costs[0].ties):
         holders = [k for k, s in enumerate(decision.stages) if any(s.start <= b < s.stop for b in tie.blocks)]
         elements = max((costs[k].ties[number].elements for k in holders), default=0.0)

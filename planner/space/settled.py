@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from planner.costs.precision import best_precision, supported_precision
+from planner.costs.precision import Precision, best_precision, precision, supported_precision
 from planner.hardware.types import Cluster
 from planner.space.jobs import check_job
 from planner.space.meshes import device_types
@@ -24,3 +24,8 @@ def settled(job: Job, cluster: Cluster) -> Job:
     for device in used:
         supported_precision(chosen, device)
     return dataclasses.replace(job, precision=chosen)
+
+
+def precision_of(job: Job, cluster: Cluster) -> Precision:
+    """The precision of a job, settled or not."""
+    return precision(job.precision or settled(job, cluster).precision)

@@ -19,6 +19,7 @@ from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import OrderError, Schedule
 from planner.simulate import Transfers, simulate
 from planner.space.asked import PRICED, in_words, refuse_others
+from planner.space.jobs import check_job
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
@@ -70,6 +71,7 @@ def plan_schedule(
         InfeasibleError: no stages fit in memory; the message says what is in the way, and when.
     """
     chosen = _schedule(schedule)
+    check_job(job)
     refuse_others(
         job, TAKES, f"plans for the schedule {chosen.name!r}",
         "leave it out, or let the search choose between 1f1b and gpipe", HAVE,

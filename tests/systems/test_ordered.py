@@ -98,7 +98,7 @@ def test_limits_hold(schedule: str, limits: dict[str, object], stages: int | Non
 def test_limits_that_cannot_hold_are_refused(limits: dict[str, object], words: str) -> None:
     with pytest.raises(planner.UsageError) as refused:
         planned("zb-h1", **limits)
-    assert f"cannot have {words}" in str(refused.value)
+    assert f"cannot follow {words}" in str(refused.value)
 
 
 def test_activations_that_are_moved_away_cost_time() -> None:
