@@ -25,7 +25,7 @@ from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
-from planner.space.asked import LIMITS, refuse_others
+from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
@@ -141,8 +141,9 @@ class Pricer:
             return "every replica one device"
         shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
         given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
+        alone = "every replica one device, or " if 1 in (allowed_ranks(self._job) or (1,)) else ""
         return (
-            f"every replica one device, or operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
+            f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; of the ways to share a block those that some price of "
             "memory prefers" + "".join(f"; without {words}" for words in given_up)
         )

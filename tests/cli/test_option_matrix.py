@@ -58,27 +58,26 @@ PRICED = {"--devices 2", "--micro-batch 2", "--precision fp32", "--optimizer sgd
 PRICED |= {"--attention eager", "--no-dropout", "--assume-dropout"}
 GIVEN = PRICED | {"--recompute always", "--recompute never", "--zero 0", "--tp 1", "--pp 2", "--dp 2", "--uniform"}
 GIVEN |= {"--max-stages 2"}
-MODES: dict[str, tuple[str, set[str]]] = {
-    "search": ("model", set(OPTIONS)),
-    "--system gpipe": ("model", PRICED),
-    "--system pipedream": ("model", PRICED),
-    "--system pipemare": ("model", PRICED),
-    "--system data-parallel": ("model", PRICED),
-    "--system hetpipe": ("model", PRICED),
-    "--system gshard": ("model", PRICED),
-    "--system tofu": ("model", PRICED),
-    "--system mesh-tensorflow": ("model", PRICED),
-    "--schedule zb-h1": ("model", GIVEN),
-    "--schedule chimera": ("model", GIVEN),
-    "--schedule interleaved --micro-batch 2": ("model", GIVEN - {"--pp 2", "--max-stages 2"}),
-    "--schedule-file orders.csv": ("model", GIVEN),
-    "measured times": (
-        "profile",
-        set(OPTIONS)
-        - {"--attention eager", "--no-dropout", "--assume-dropout", "--keep block0=0 --pp 2", "--forbid MatMul:k"},
-    ),
+MODEL_ONLY = {"--attention eager", "--no-dropout", "--assume-dropout", "--keep block0=0 --pp 2", "--forbid MatMul:k"}
+"""What a model with measured times has nothing of."""
+
+MODES: dict[str, set[str]] = {
+    "model.onnx": set(OPTIONS),
+    "model.onnx --system gpipe": PRICED,
+    "model.onnx --system pipedream": PRICED,
+    "model.onnx --system pipemare": PRICED,
+    "model.onnx --system data-parallel": PRICED,
+    "model.onnx --system hetpipe": PRICED,
+    "model.onnx --system gshard": PRICED,
+    "model.onnx --system tofu": PRICED,
+    "model.onnx --system mesh-tensorflow": PRICED,
+    "model.onnx --schedule zb-h1": GIVEN,
+    "model.onnx --schedule chimera": GIVEN,
+    "model.onnx --schedule interleaved --micro-batch 2": GIVEN - {"--pp 2", "--max-stages 2"},
+    "model.onnx --schedule-file orders.csv": GIVEN,
+    "model.graph.txt --dim batch=4": set(OPTIONS) - MODEL_ONLY,
 }
-"""The command line of each way to plan, its model, and the options that it follows; it refuses all others."""
+"""The command line of each way to plan, and the options that it follows; it refuses all others."""
 
 
 def deep(path: Path) -> Path:
@@ -105,17 +104,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def arguments(folder: Path, mode: str, option: str) -> list[str]:
-    """A command line that plans in one of the ways with one further option."""
-    model = folder / {"model": "model.onnx", "profile": "model.graph.txt"}[MODES[mode][0]]
-    line = (
-        ["--dim", "batch=4"]
-        if mode == "measured times"
-        else []
-        if not mode.startswith("--")
-        else mode.replace("orders.csv", str(folder / "orders.csv")).split()
-    )
-    return [str(model), "-H", "dgx-a100", "-b", str(BATCH), *line, *option.split()]
+def arguments(folder: Path, line: str) -> list[str]:
+    """A command line with the files of the folder."""
+    return [str(folder / word) if (folder / word).exists() else word for word in line.split()]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -124,11 +115,73 @@ def test_every_option_is_followed_or_refused_by_name(
 ) -> None:
     wrong = []
     for option, holds in OPTIONS.items():
-        code = run("plan", *arguments(folder, mode, option), "--format", "json")
+        code = run("plan", *arguments(folder, f"{mode} -H dgx-a100 -b {BATCH} {option}"), "--format", "json")
         said = capsys.readouterr()
-        if option in MODES[mode][1]:
+        if option in MODES[mode]:
             if code or not holds(planner.load_plan(said.out)):
                 wrong.append(f"{option}: not followed ({code}, {said.err.strip()})")
         elif code not in (2, 5) or not any(word in said.err for word in option.split()) or "(" not in said.err:
             wrong.append(f"{option}: not refused ({code}, {said.err.strip()})")
     assert not wrong, "\n".join([mode, *wrong])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("compare MODEL -H dgx-a100 -b 16 --systems gpipe --precision bf61", 2, "did you mean 'bf16'"),
+        ("compare MODEL -H dgx-1v -b 16 --systems gpipe --precision bf16", 5, "compute in bf16, but in fp16, fp32"),
+        ("profile MODEL -d t4-16gb --precision bf16", 5, "compute in bf16, but in fp16, fp32, int8"),
+        ("profile MODEL -d t4-16gb --precision tf32", 5, "use --precision fp32 or fp16"),
+        ("profile MODEL -d t4-16gb --cache x", 2, "--cache does not apply"),
+        ("profile MODEL -d t4-16gb --format json --top 3", 2, "--top does not apply to --format json"),
+        ("profile MODEL --measure --precision fp16", 2, "--precision does not apply to --measure"),
+        ("profile MODEL --measure --assume-dropout", 2, "--assume-dropout does not apply to --measure"),
+        ("profile TIMES -d t4-16gb", 2, "--device does not apply to a model that carries measured times"),
+        ("profile TIMES --precision fp16", 2, "--precision does not apply to a model that carries measured times"),
+        ("simulate PLAN --format json --width 80", 2, "--width does not apply to --format json"),
+        ("simulate PLAN --overlap-transfers --format json", 0, '"transfers": "overlapped"'),
+        ("explain PLAN --model MODEL", 2, "--model and --hardware go together"),
+        ("explain PLAN --nodes 2", 2, "--nodes needs --hardware"),
+        ("explain PLAN --dim batch=2", 2, "--dim needs --model"),
+        (
+            "plan MODEL -H dgx-1v -b 16 --precision bf16",
+            5,
+            "v100-sxm2-16gb does not compute in bf16, but in fp16, fp32",
+        ),
+        (
+            "plan TIMES -H dgx-1v -b 16 --precision bf16",
+            5,
+            "v100-sxm2-16gb does not compute in bf16, but in fp16, fp32",
+        ),
+        ("plan MODEL -H dgx-a100 -b 16 --dim depth=2", 3, "no symbolic axis 'depth'"),
+        ("plan MODEL -H dgx-1v -b 16", 0, "fp16 (no bf16 on v100-sxm2-16gb), adam"),
+        ("plan MODEL -H mixed-pool -b 16", 0, "fp16 (no bf16 on v100-pcie-16gb, t4-16gb), adam"),
+        ("plan MODEL -H dgx-1v -b 16 --precision fp32", 0, "fp32, adam"),
+        ("profile MODEL -d p100-sxm2-16gb", 0, "fp16 (no bf16 on p100-sxm2-16gb), micro-batch 1"),
+        ("compare MODEL -H dgx-1v -b 16 --systems gpipe", 0, "global batch 16, fp16 (no bf16 on v100-sxm2-16gb)"),
+        ("compare MODEL -H dgx-a100 -b 16 --systems gpipe", 0, "global batch 16, bf16\n"),
+        ("plan MODEL -H dgx-a100 -b 16 --tp 4", 0, "excluded by --tp 4"),
+        ("plan MODEL -H dgx-a100 -b 16 --mesh 2x2", 0, "excluded by --mesh 2x2"),
+        ("plan MODEL -H dgx-a100 -b 16 --pp 2 --zero 1", 0, "excluded by --zero 1, --pp 2"),
+    ],
+)
+def test_other_options_too(line: str, code: int, words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = folder / "own.plan.json"
+    if not plan.exists():
+        assert run("plan", folder / "model.onnx", "-H", "dgx-a100", "-b", BATCH, "--pp", 2, "-q", "-o", plan) == 0
+    places = {"MODEL": folder / "model.onnx", "TIMES": folder / "model.graph.txt", "PLAN": plan}
+    found = run(*(places.get(word, word) for word in line.split()))
+    said = capsys.readouterr()
+    assert (found, words in said.out + said.err) == (code, True), said.out + said.err
+    assert ("does not fit" in said.out) is False
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_interleaved_workers_have_several_chunks_and_neighbours(devices: int, folder: Path) -> None:
+    target = folder / f"interleaved{devices}.plan.json"
+    line = ("-H", "dgx-a100", "-b", BATCH, "--schedule", "interleaved", "--devices", devices, "-q", "-o", target)
+    assert run("plan", folder / "model.onnx", *line) == 0
+    plan = planner.read_plan(target)
+    workers = {stage.ranks for stage in plan.stages}
+    assert len(plan.stages) == 2 * len(workers)
+    assert 2 <= len(workers) <= devices
