@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -68,6 +69,25 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
         if not found:
             self.fail(f"{value!r} is not like `layer3 on stage 0`", param, ctx)
         return found[1], int(found[2])
+
+
+def given(ctx: click.Context) -> list[str]:
+    """Names of the options on the command line."""
+    return [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: str = "leave it out") -> None:
+    """Refuse options on the command line that this use of a command takes no heed of.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    import planner
+
+    stray = [name for name in given(ctx) if name not in takes]
+    if stray:
+        flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
+        raise planner.UsageError(f"{flag} does not apply to {what}", hint=hint)
 
 
 def parse_dims(values: Sequence[str]) -> dict[str, int]:

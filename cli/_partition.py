@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from ._options import given, refuse_others
 from ._progress import SHOW_AFTER_S
 from ._report import show
 
@@ -74,8 +74,8 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
     """
     import planner
 
-    given = _given(ctx)
-    own = [name for name in OWN if name in given]
+    said = given(ctx)
+    own = [name for name in OWN if name in said]
     family = planner.instance_family(model)
     if family is None or (family.model and not own):
         if own:
@@ -84,23 +84,13 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
                 hint="operator graphs, Piper instances and PipeDream profiles are",
             )
         return False
-    ours = {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}
-    stray = [name for name in given if name not in ours]
-    if stray:
-        flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
-        raise planner.UsageError(
-            f"{flag} does not apply to an instance of kind {family.title}",
-            hint="options that say Instances in --help do, where the objective knows them",
-        )
-    if "nodes" in given and "hardware" not in given:
+    refuse_others(
+        ctx, {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}, f"an instance of kind {family.title}",
+        "options that say Instances in --help do, where the objective knows them",
+    )  # fmt: skip
+    if "nodes" in said and "hardware" not in said:
         raise planner.UsageError("--nodes needs --hardware", hint="or say --machines 8x2")
     return True
-
-
-def _given(ctx: click.Context) -> list[str]:
-    """Names of the options on the command line."""
-    places = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return [name for name, source in places.items() if source is ParameterSource.COMMANDLINE]
 
 
 def plan_partition(model: str, form: str, output: str | None, quiet: bool, options: dict[str, Any]) -> None:

@@ -24,13 +24,13 @@ MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
 
 
-def print_summary(plan: Any, *, batch_given: bool, output: str | None) -> None:  # noqa: ANN401
-    """Render a plan for people."""
+def print_summary(plan: Any, *, batch_given: bool, output: str | None, remark: str = "") -> None:  # noqa: ANN401
+    """Render a plan for people, with a remark on its precision."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    _headline(console, plan, batch_given)
+    _headline(console, plan, batch_given, remark)
     _stages(console, plan)
     _alternatives(console, plan)
     _remarks(console, plan)
@@ -38,7 +38,7 @@ def print_summary(plan: Any, *, batch_given: bool, output: str | None) -> None: 
     console.print(f"\n[dim]{where}[/dim]", soft_wrap=True)
 
 
-def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: ANN401
+def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
     from planner import format_seconds
@@ -48,7 +48,7 @@ def _headline(console: Console, plan: Any, batch_given: bool) -> None:  # noqa: 
     console.print(
         f"[bold]{escape(plan.model.name)}[/bold] ({_count(plan.model.parameters)} parameters) on "
         f"[bold]{escape(plan.hardware.name)}[/bold] ({plan.hardware.device_count} devices), "
-        f"{plan.options.precision}, {plan.options.optimizer}"
+        f"{plan.options.precision}{f' ({escape(remark)})' if remark else ''}, {plan.options.optimizer}"
     )
     assumed = "" if batch_given else " (assumed: none was given)"
     several = "es" if batch.count > 1 else ""
@@ -136,7 +136,7 @@ def _stages(console: Console, plan: Any) -> None:  # noqa: ANN401
 def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
     from rich.table import Table
 
-    from planner import format_bytes, format_seconds
+    from planner import format_bytes, format_seconds, why_not
 
     if not plan.alternatives:
         return
@@ -151,7 +151,7 @@ def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
         slower = "-" if other.iteration_s is None else f"{other.iteration_s / own - 1:+.1%}"
         price = "-" if other.iteration_s is None else format_seconds(other.iteration_s)
         if other.infeasible:
-            price, slower = "does not fit", "-"
+            price, slower = why_not(other.infeasible), "-"
         table.add_row(other.label, other.summary, price, slower, format_bytes(other.memory_bytes))
     console.print()
     console.print(table)

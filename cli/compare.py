@@ -44,7 +44,7 @@ REST = ("bubble", "sent", "versions", "staleness")
     show_default=True,
     help="sync: asynchronous systems are listed apart; any: they are ranked with the others.",
 )
-@click.option("--precision", default="bf16", show_default=True, help="Number formats, as in `plan`.")
+@click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
 @click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
 @dims_option
 @click.option(
@@ -71,7 +71,7 @@ def command(
     global_batch: int | None,
     systems: str | None,
     semantics: str,
-    precision: str,
+    precision: str | None,
     optimizer: str,
     dims: tuple[str, ...],
     form: str,
@@ -93,7 +93,7 @@ def command(
     graph = planner.load_graph(model, dims=parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
     batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
-    job = planner.Job(global_batch=batch, precision=precision, optimizer=optimizer, devices=devices or 0)
+    job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)
     plans: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -111,7 +111,8 @@ def command(
     if plans_folder:
         _write_plans(plans_folder, plans, refused)
     terminal = sys.stdout.isatty() and not output
-    text = _text(found, form, shutil.get_terminal_size().columns if terminal else None)
+    remark = "" if precision else planner.precision_remark(found.precision, cluster.devices)
+    text = _text(found, form, shutil.get_terminal_size().columns if terminal else None, remark)
     if output:
         planner.write_whole(output, text)
     else:
@@ -133,7 +134,7 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
         click.echo(f"no plan file for {name}: {reason}", err=True)
 
 
-def _text(found: Any, form: str, width: int | None) -> str:  # noqa: ANN401
+def _text(found: Any, form: str, width: int | None, remark: str) -> str:  # noqa: ANN401
     import planner
 
     if form == "json":
@@ -142,10 +143,10 @@ def _text(found: Any, form: str, width: int | None) -> str:  # noqa: ANN401
         return planner.comparison_csv(found)
     if form == "markdown":
         return planner.comparison_markdown(found)
-    return _rendered(found, width)
+    return _rendered(found, width, remark)
 
 
-def _rendered(found: Any, width: int | None) -> str:  # noqa: ANN401
+def _rendered(found: Any, width: int | None, remark: str = "") -> str:  # noqa: ANN401
     """The table for people: `width` columns of a terminal, or None for plain text of any width.
 
     Where the columns of a table do not stand beside each other, they are dealt to two tables.
@@ -160,7 +161,11 @@ def _rendered(found: Any, width: int | None) -> str:  # noqa: ANN401
     text = io.StringIO()
     console = Console(file=text, highlight=False, width=width or PLAIN_WIDTH, force_terminal=width is not None)
     model, hardware = escape(found.model), escape(found.hardware)
-    console.print(f"[bold]{model}[/bold] on [bold]{hardware}[/bold], global batch {found.global_batch}")
+    console.print(
+        f"[bold]{model}[/bold] on [bold]{hardware}[/bold], global batch {found.global_batch}, {found.precision}"
+        + (f" ({escape(remark)})" if remark else ""),
+        soft_wrap=True,
+    )
     columns = planner.comparison_columns()
     for title, rows in planner.comparison_groups(found):
         console.print(f"\n[italic]{escape(title)}[/italic]")

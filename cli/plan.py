@@ -15,21 +15,6 @@ from ._progress import progress_line
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
 
-CHOSEN_BY_SYSTEM = (
-    "tensor_parallel",
-    "pipeline_stages",
-    "data_parallel",
-    "meshes",
-    "keep",
-    "forbid",
-    "uniform",
-    "max_stages",
-    "recompute",
-    "zero",
-    "overlap",
-)
-"""Limits that a named system sets itself."""
-
 
 @click.command("plan")
 @model_argument
@@ -59,9 +44,8 @@ CHOSEN_BY_SYSTEM = (
 @click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
 @click.option(
     "--precision",
-    default="bf16",
-    show_default=True,
-    help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-pure.",
+    help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-pure. [default: the first of bf16, fp16 and "
+    "fp32 that all devices compute in]",
 )
 @click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
 @click.option(
@@ -178,7 +162,8 @@ def command(
     elif not quiet:
         from ._summary import print_summary
 
-        print_summary(plan, batch_given=options["global_batch"] is not None, output=output)
+        remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
+        print_summary(plan, batch_given=options["global_batch"] is not None, output=output, remark=remark)
 
 
 def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -192,23 +177,14 @@ def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any,
     if options["system"] and (orders or options["schedules"]):
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
     if options["system"] and options["system"] != "auto":
-        _refuse_limits(options)
         return planner.plan_system(options["system"], graph, cluster, job, **given)
     if orders and len(orders) + len(options["schedules"]) - len(others) > 1:
-        raise click.UsageError(f"the search can weigh {' and '.join(searched)} only: give one other schedule by itself")
+        raise click.UsageError(
+            f"--schedule: the search can weigh {' and '.join(searched)} only: give one other schedule by itself"
+        )
     if orders:
         return planner.plan_schedule(orders[0], graph, cluster, job, **given)
     return planner.plan(graph, cluster, job, progress=progress, **given)
-
-
-def _refuse_limits(options: dict[str, Any]) -> None:
-    """Say so where a limit is given that the named system would take no heed of."""
-    for param in command.params:
-        if param.name in CHOSEN_BY_SYSTEM and options[param.name] not in (None, (), False, 0.0, "auto"):
-            raise click.UsageError(
-                f"{param.opts[0]} has no effect on --system {options['system']}, which decides that by its own rules: "
-                "leave it out, or use --system auto"
-            )
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -225,7 +201,8 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
         "dropout": not options["no_dropout"],
         "assume_dropout": options["assume_dropout"],
     }
-    given |= {name: options[name] for name in ("precision", "optimizer", "recompute", "overlap")}
+    given |= {name: options[name] for name in ("optimizer", "recompute", "overlap")}
+    given["precision"] = options["precision"] or ""
     lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
     given |= {name: tuple(options[name]) for name in lists if options[name]}
     if any(name not in planner.Job(1).schedules for name in options["schedules"]):

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims
+from ._options import dims_option, model_argument, parse_dims, refuse_others
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_ANY = frozenset({"model", "dims", "micro_batch", "form", "top"})
+_KEPT = frozenset({"attention", "no_dropout"})
 DEFAULT_TOP = 12
 PIPED_WIDTH = 110
 _CSV_COLUMNS = (
@@ -27,7 +29,7 @@ _CSV_COLUMNS = (
 @click.command("profile")
 @model_argument
 @click.option("--device", "-d", help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb.")
-@click.option("--precision", default="bf16", show_default=True, help="Training precision.")
+@click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device computes in]")
 @dims_option
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
 @click.option("--measure", is_flag=True, help="Run each operator on this machine's CPU (onnxruntime) instead.")
@@ -44,7 +46,8 @@ _CSV_COLUMNS = (
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option("--top", type=click.IntRange(min=1), default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
 @click.option("--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule.")
-def command(model: str, form: str, top: int, **options: Any) -> None:  # noqa: ANN401
+@click.pass_context
+def command(ctx: click.Context, /, model: str, form: str, top: int, **options: Any) -> None:  # noqa: ANN401
     """Price MODEL (an ONNX file or a bundled model's name): totals, costliest layers and operators, coverage.
 
     `--format csv` lists every node; `json` holds the whole report.
@@ -58,7 +61,10 @@ def command(model: str, form: str, top: int, **options: Any) -> None:  # noqa: A
     import planner
 
     graph = planner.load_graph(model, dims=parse_dims(options["dims"]))
-    priced = _price(graph, options)
+    priced = _price(ctx, graph, options)
+    refuse_others(
+        ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
+    )
     if form == "csv":
         click.echo(_csv(graph, priced), nl=False)
         return
@@ -66,33 +72,49 @@ def command(model: str, form: str, top: int, **options: Any) -> None:  # noqa: A
     if form == "json":
         click.echo(json.dumps(report.document(), indent=2))
     else:
-        _print(report, top)
+        _print(report, top, _remark(report.precision, options))
 
 
-def _price(graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Prices from the source that the options name; options of other sources are refused."""
     import planner
 
     attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
     if options["measure"]:
         if options["device"]:
             raise planner.UsageError("--measure and --device exclude each other", hint="leave one out")
+        refuse_others(
+            ctx, {*_ANY, *_KEPT, "measure", "cache"}, "--measure, which runs the file's operators as they are"
+        )
         cache = Path(options["cache"]) if options["cache"] else None
         return planner.measure(
             graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=_say_progress, **attention
         )
     if planner.is_priced(graph):
+        refuse_others(ctx, _ANY, "a model that carries measured times of its own")
         return planner.imported_profile(graph, micro_batch=options["micro_batch"])
     if not options["device"]:
         raise planner.UsageError("no device to price for", hint="give --device NAME, or --measure")
+    refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
     return planner.profile(
         graph,
         planner.load_device(options["device"]),
-        precision=options["precision"],
+        precision=options["precision"] or "",
         micro_batch=options["micro_batch"],
         assume_dropout=options["assume_dropout"],
         strict_ops=options["strict_ops"],
         **attention,
     )
+
+
+def _remark(precision: str, options: dict[str, Any]) -> str:
+    """Why the precision was chosen where none was asked for; a space and brackets around it."""
+    import planner
+
+    if options["precision"] or not options["device"]:
+        return ""
+    remark = planner.precision_remark(precision, [planner.load_device(options["device"])])
+    return f" ({remark})" if remark else ""
 
 
 def _say_progress(done: int, total: int, operator: str) -> None:
@@ -118,13 +140,13 @@ def _csv(graph: Any, priced: Any) -> str:  # noqa: ANN401
     return stream.getvalue()
 
 
-def _print(report: Any, top: int) -> None:  # noqa: ANN401
+def _print(report: Any, top: int, remark: str) -> None:  # noqa: ANN401
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPED_WIDTH)
-    _print_totals(console, report)
+    _print_totals(console, report, remark)
     whole = report.whole.total_s
     console.print(_table("layer", report.layers, top, whole))
     console.print()
@@ -132,14 +154,14 @@ def _print(report: Any, top: int) -> None:  # noqa: ANN401
     _print_coverage(console, report)
 
 
-def _print_totals(console: Console, report: Any) -> None:  # noqa: ANN401
+def _print_totals(console: Console, report: Any, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
     import planner
 
     whole = report.whole
     console.print(
-        f"[bold]{escape(report.model)}[/bold] on {escape(report.device)}, {report.precision}, "
+        f"[bold]{escape(report.model)}[/bold] on {escape(report.device)}, {report.precision}{escape(remark)}, "
         f"micro-batch {report.micro_batch} ({report.source})"
     )
     console.print(f"  parameters  {whole.parameters:,}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._options import refuse_others
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -45,8 +47,16 @@ _PLAIN_WIDTH = 110
     help="Whether transfers between stages run beside computation or occupy the stage. [default: as the plan says]",
 )
 @click.option("--width", type=click.IntRange(min=40), help="Columns of the picture. [default: the terminal's]")
+@click.pass_context
 def command(
-    plan_file: str, form: str, svg_file: str | None, trace_file: str | None, overlap: bool | None, width: int | None
+    ctx: click.Context,
+    /,
+    plan_file: str,
+    form: str,
+    svg_file: str | None,
+    trace_file: str | None,
+    overlap: bool | None,
+    width: int | None,
 ) -> None:
     """Play PLAN's schedule out: step time, bubble, memory over time, and how far the plan's own prediction is off.
 
@@ -58,6 +68,8 @@ def command(
     """
     import planner
 
+    if form == "json":
+        refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no picture")
     transfers = None
     if overlap is not None:
         transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING

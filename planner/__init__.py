@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.costs import imported_profile as imported_profile
     from planner.costs import is_priced as is_priced
     from planner.costs import measure as measure
+    from planner.costs import precision_remark as precision_remark
     from planner.costs import profile as profile
     from planner.errors import HardwareError as HardwareError
     from planner.errors import InfeasibleError as InfeasibleError
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from planner.plan import write_plan as write_plan
     from planner.plan.assemble import assemble as assemble
     from planner.plan.diff_report import diff_report as diff_report
+    from planner.plan.words import why_not as why_not
     from planner.play import Conditions as Conditions
     from planner.play import Cost as Cost
     from planner.play import Measurement as Measurement
@@ -175,6 +177,7 @@ _EXPORTS = {
     "imported_profile": "planner.costs",
     "is_priced": "planner.costs",
     "measure": "planner.costs",
+    "precision_remark": "planner.costs",
     "profile": "planner.costs",
     # hardware
     "Cluster": "planner.hardware",
@@ -250,6 +253,7 @@ _EXPORTS = {
     "Area": "planner.plan",
     "diff_plans": "planner.plan",
     "diff_report": "planner.plan.diff_report",
+    "why_not": "planner.plan.words",
     "report_to_text": "planner.plan",
     "report_to_markdown": "planner.plan",
     # partitions

@@ -31,12 +31,13 @@ from planner.registry import did_you_mean
 from planner.schedules import Pipeline
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
-from planner.solvers.conflict import conflict, in_words, limited, unlimited
+from planner.solvers.conflict import conflict, limited
 from planner.space import simulate_decision
-from planner.space.jobs import check_job
+from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
+from planner.space.settled import settled
 from planner.space.types import Candidate, Certificate, Decision, Job
 
 Progress = Callable[[int, int, float, float], None]
@@ -110,7 +111,7 @@ def plan(
         ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
             `strict_ops` found a fallback.
     """
-    check_job(job)
+    job = settled(job, cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = _allowed_sizes(graph, job)
@@ -155,6 +156,8 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
+    if any(math.prod(mesh) > 1 for mesh in job.meshes) and not pricer.meshes:
+        raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
 def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:
@@ -176,7 +179,7 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     found = conflict(asked, lambda freer: _some_s(pricer.graph, pricer.cluster, freer))
     if found is not None:
         return found
-    free, words = unlimited(asked), in_words(asked)
+    free, words = without(asked, LIMITS), in_words(asked)
     try:
         seconds = _some_s(pricer.graph, pricer.cluster, free, diagnose=True)
     except InfeasibleError as error:

@@ -8,6 +8,7 @@ from planner.costs.precision import (
     Precision,
     optimizer_state_bytes,
     precision,
+    precision_remark,
 )
 from planner.costs.pricing import profile
 from planner.costs.report import CostReport, cost_report
@@ -25,5 +26,6 @@ __all__ = [
     "measure",
     "optimizer_state_bytes",
     "precision",
+    "precision_remark",
     "profile",
 ]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.costs.imported import imported_profile, is_priced
-from planner.costs.precision import Precision
-from planner.costs.precision import precision as precision_named
+from planner.costs.precision import Precision, supported_precision
 from planner.costs.roofline import price
 from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
@@ -34,7 +33,7 @@ def profile(
     graph: Graph,
     device: Device,
     *,
-    precision: str = "bf16",
+    precision: str = "",
     micro_batch: int | None = None,
     fused_attention: bool = True,
     dropout: bool = True,
@@ -50,7 +49,8 @@ def profile(
     Args:
         graph: the graph.
         device: the device.
-        precision: name of the training precision; the model's own floating-point type is computed in it.
+        precision: name of the training precision; the model's own floating-point type is computed in it. By default
+            the best one that the device computes in.
         micro_batch: samples per execution; by default the batch that the graph's shapes are for.
         fused_attention: attention runs as one kernel without a score matrix in memory.
         dropout: dropout nodes draw and keep masks.
@@ -64,12 +64,13 @@ def profile(
 
     Raises:
         ModelError: a node stops the change of batch, or `strict_ops` meets an operator without a rule.
-        HardwareError: the device has no matrix peak for the precision.
+        HardwareError: the device has no matrix peak for a type that the model has beside its own floating-point type.
+        JobError: the device does not compute in the precision's format.
         UsageError: no precision has that name.
     """
     if is_priced(graph):
         return imported_profile(graph, micro_batch=micro_batch)
-    chosen = precision_named(precision)
+    chosen = supported_precision(precision, device)
     sized = graph if micro_batch is None else rebatch(graph, micro_batch)
     specs = graph_specs(sized)
     if strict_ops:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from planner.costs.precision import Precision, precision
+from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
@@ -40,6 +40,7 @@ from planner.plan.words import module_ranges, significant
 from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
+from planner.space.settled import precision_of, settled
 from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
 
 NOT_MODELLED = (
@@ -98,7 +99,8 @@ def assemble(
     O(nodes + actions).
     """
     _check_stages(chain, decision)
-    chosen = precision(job.precision)
+    job = settled(job, cluster)
+    chosen = precision_of(job, cluster)
     laid = scheduled or lay_out(decision)
     _check_devices(cluster, laid.world_size)
     duplicated = _duplicated(chain, decision)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from planner.space.limits import EXCLUDED
 from planner.space.types import Decision
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
@@ -40,6 +41,13 @@ def _merged_parts(base: str, group: list[str]) -> str:
         return base
     first, last = parts[0][2], parts[-1][2]
     return f"{base}[{first}/{parts[0][3]}]" if first == last else f"{base}[{first}-{last}/{parts[0][3]}]"
+
+
+def why_not(infeasible: Sequence[str]) -> str:
+    """Why a plan was not taken, in a cell of a table: the user's options where nothing else is in the way."""
+    if all(reason.startswith(EXCLUDED) for reason in infeasible):
+        return ", ".join((infeasible[0], *(reason.removeprefix(EXCLUDED) for reason in infeasible[1:])))
+    return "does not fit"
 
 
 def plural(count: int, noun: str) -> str:

@@ -22,10 +22,12 @@ from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
+from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
+from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
 from planner.sync import Phase, recipe_of, recipes
 
@@ -81,7 +83,7 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, job, shardings, progress, solver)
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, solver)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -144,7 +146,7 @@ class _Search:
     @property
     def _alone(self) -> bool:
         """Whether a replica may be a single device."""
-        return not self._job.tensor_parallel or 1 in self._job.tensor_parallel
+        return 1 in (allowed_ranks(self._job) or (1,))
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Costs of all sizes worth looking at, smallest first; the trivial plans are priced on the way."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.precision import optimizer_state_bytes, precision
+from planner.costs.precision import optimizer_state_bytes
 from planner.hardware.types import Cluster
 from planner.schedules.held import HeldUnits
 from planner.schedules.types import Schedule
@@ -22,6 +22,7 @@ from planner.solvers.shapes import Recompute, Shape
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced
 from planner.space.ranges import Ranges
+from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Evaluation, Job
 
 Edges = tuple[int, ...]
@@ -157,7 +158,7 @@ class Cutter:
     """Cuts chains into stages for shapes; tables of a chain are made once."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
-        self._chosen = precision(job.precision)
+        self._chosen = precision_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._chosen)
         self._room = min(device.usable_bytes for device in cluster.devices)
         self._known: dict[int, tuple[BlockCosts, _Tables]] = {}

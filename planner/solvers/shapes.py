@@ -16,12 +16,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.costs.precision import optimizer_state_bytes, precision
+from planner.costs.precision import optimizer_state_bytes
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
 from planner.schedules import get
 from planner.schedules.types import Pipeline, Schedule
+from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job
 
 REACH = 0.5
@@ -177,7 +178,7 @@ class _Bounds:
         self.drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self.share = float(forward_s.sum()) / self.work_s if self.work_s else 0.0
         self.elements = float(costs.parameter_elements.sum())
-        chosen = precision(job.precision)
+        chosen = precision_of(job, cluster)
         self._bytes = chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(job.optimizer, chosen)
         self._room = max(device.usable_bytes for device in cluster.devices) - float(costs.workspace_bytes.max())
         self._saved_bytes, again_bytes = (
@@ -271,7 +272,7 @@ class _Bounds:
         if copies < 2:
             return 0.0
         if key not in self._synced:
-            ranks, chosen = self.costs.ranks, precision(self.job.precision)
+            ranks, chosen = self.costs.ranks, precision_of(self.job, self.cluster)
             stride = ranks if adjacent else ranks * workers
             payload = self.elements / workers * chosen.gradient_bytes
             kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE

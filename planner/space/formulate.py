@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from planner import schedules
-from planner.costs.precision import optimizer_state_bytes, precision
+from planner.costs.precision import optimizer_state_bytes
 from planner.errors import JobError, UsageError
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster
@@ -17,6 +17,7 @@ from planner.space.pins import pinned_blocks
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
+from planner.space.settled import precision_of
 from planner.space.tied import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 from planner.sync import recipe_of
@@ -98,7 +99,7 @@ class Formulator:
         if job.recompute not in ("never", "always", "auto"):
             raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
         self._cluster, self._job = cluster, job
-        self._precision = precision(job.precision)
+        self._precision = precision_of(job, cluster)
         self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}

@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.schedules import names
+from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
 from planner.space.pins import pinned_blocks
 from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
 from planner.space.workers import Workers
+
+EXCLUDED = "excluded by "
+"""How the message of a plan begins that only an option of the user's stands against."""
 
 MEMORY_TOLERANCE = 1e-9
 """A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
@@ -118,36 +122,30 @@ def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -
     """
     if job.recompute not in ("never", "always", "auto"):
         raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
-    found = []
-    if decision.schedule not in job.schedules:
-        found.append(Violation("option", 0, f"schedule {decision.schedule} is not among {', '.join(job.schedules)}"))
-    if decision.zero not in job.zero:
-        found.append(Violation("option", 0, f"ZeRO stage {decision.zero} is not among {job.zero}"))
-    if job.micro_batches and decision.micro_batch not in job.micro_batches:
-        found.append(Violation("option", 0, f"micro-batch {decision.micro_batch} is not among {job.micro_batches}"))
-    if job.max_stages and len(decision.stages) > job.max_stages:
-        message = f"{len(decision.stages)} stages, but at most {job.max_stages} are allowed"
-        found.append(Violation("option", 0, message, len(decision.stages), job.max_stages))
-    for words, allowed, taken in _counts(job, decision):
-        for count in sorted(taken - set(allowed)) if allowed else ():
-            found.append(Violation("option", 0, f"{words} {count} is not among {allowed}"))
+    stages, count = decision.stages, len(decision.stages)
+    widths = "tensor_parallel" if job.tensor_parallel else "meshes"
+    found = [(name, 0) for name, allowed, taken in _choices(job, decision) if allowed and not taken <= set(allowed)]
+    if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
+        found.append((widths, 0))
+    if job.max_stages and count > job.max_stages:
+        found.append(("max_stages", 0))
     for block, wanted in pinned_blocks(job, names) if job.keep else ():
-        index = next(k for k, s in enumerate(decision.stages) if s.start <= block < s.stop)
-        if wanted not in (index, index - len(decision.stages)):
-            found.append(Violation("option", index, f"block {names[block]!r} is on stage {index}, not on {wanted}"))
-    if job.uniform and len({s.replicas for s in decision.stages}) > 1:
-        found.append(Violation("option", 0, "stages differ in their number of replicas"))
-    for index, stage in enumerate(decision.stages):
-        if (job.recompute == "never" and stage.recompute) or (job.recompute == "always" and not stage.recompute):
-            found.append(Violation("option", index, f"stage {index}: recompute must be used {job.recompute}"))
-    return found
+        index = next(k for k, s in enumerate(stages) if s.start <= block < s.stop)
+        found += [("keep", index)] if wanted not in (index, index - count) else []
+    if job.uniform and len({s.replicas for s in stages}) > 1:
+        found.append(("uniform", 0))
+    again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
+    found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
+    return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
-def _counts(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[int, ...], set[int]]]:
-    """The widths that a user may limit, what is allowed (nothing said means all), and what the decision has."""
-    yield "tensor parallelism", job.tensor_parallel, {s.ranks for s in decision.stages}
-    yield "number of stages", job.pipeline_stages, {len(decision.stages)}
-    yield "data parallelism", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
+def _choices(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
+    """Lists of what a user allows (nothing said means all), and what the decision has of it."""
+    yield "schedules", job.schedules, {decision.schedule}
+    yield "zero", job.zero, {decision.zero}
+    yield "micro_batches", job.micro_batches, {decision.micro_batch}
+    yield "pipeline_stages", job.pipeline_stages, {len(decision.stages)}
+    yield "data_parallel", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
 
 
 def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.costs import Profile, precision, profile
+from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
@@ -25,8 +25,10 @@ from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
+from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
-from planner.space.meshes import mesh_names, meshes_for
+from planner.space.meshes import device_types, mesh_names, meshes_for
+from planner.space.settled import settled
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 
@@ -66,6 +68,10 @@ class Pricer:
 
     def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
         self.chain: Chain = build_chain(graph)
+        job = settled(job, cluster)
+        if is_priced(graph):
+            engine = "a model that carries measured times of its own"
+            refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap"}, engine, "leave it out")
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._inner = InnerCache()
@@ -102,19 +108,19 @@ class Pricer:
         return self.graph if micro_batch == self.graph.batch else rebatch(self.graph, micro_batch)
 
     def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
-        """The model's prices on each device type."""
-        job = self._job
+        """The model's prices on each device type; on types that the job may not use in a precision that they have."""
+        job, used = self._job, device_types(self.cluster, self._job)
         return tuple(
             profile(
                 self.graph_at(micro_batch),
                 device,
-                precision=job.precision,
+                precision=job.precision if t in used else "",
                 fused_attention=job.fused_attention,
                 dropout=job.dropout,
                 assume_dropout=job.assume_dropout,
                 strict_ops=self._strict,
             )
-            for device in self.cluster.devices
+            for t, device in enumerate(self.cluster.devices)
         )
 
     def _costs(self, micro_batch: int) -> BlockCosts:
@@ -135,8 +141,9 @@ class Pricer:
             return "every replica one device"
         shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
         given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
+        alone = "every replica one device, or " if 1 in (allowed_ranks(self._job) or (1,)) else ""
         return (
-            f"every replica one device, or operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
+            f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; of the ways to share a block those that some price of "
             "memory prefers" + "".join(f"; without {words}" for words in given_up)
         )

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.precision import precision
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules.types import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.replicas import Replicas
+from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job, StageTerms
 from planner.space.workers import Workers
 
@@ -64,7 +64,7 @@ def _terms(
     setting: Setting, groups: Sequence[np.ndarray], index: int, in_flight: int, versions: int, tied_s: float
 ) -> StageTerms:
     configuration, cluster, job, costs = setting.configuration, setting.cluster, setting.job, setting.costs(index)
-    choice, chosen = configuration.stages[index], precision(job.precision)
+    choice, chosen = configuration.stages[index], precision_of(job, cluster)
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = _repeated(setting, costs, choice)
@@ -189,7 +189,7 @@ def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
     the slowest counts, at the first holder: its backward ends last. Holders on one worker sum without a transfer.
     """
     configuration, found = setting.configuration, [0.0] * len(groups)
-    payload_bytes = precision(setting.job.precision).gradient_bytes
+    payload_bytes = precision_of(setting.job, setting.cluster).gradient_bytes
     stages = configuration.stages
     for number, tie in enumerate(setting.costs(0).ties):
         own = [k for k, s in enumerate(stages) if any(s.start <= b < s.stop for b in tie.blocks)]

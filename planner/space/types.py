@@ -32,7 +32,8 @@ class Job:
 
     Attributes:
         global_batch: samples per optimizer step over all devices.
-        precision: name in `planner.costs.precision.PRECISIONS`.
+        precision: name in `planner.costs.precision.PRECISIONS`; empty means the best that all devices that may be used
+            compute in (`planner.space.settled`).
         optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
@@ -59,7 +60,7 @@ class Job:
     """
 
     global_batch: int
-    precision: str = "bf16"
+    precision: str = ""
     optimizer: str = "adam"
     micro_batches: tuple[int, ...] = ()
     schedules: tuple[str, ...] = ("1f1b", "gpipe")

@@ -13,6 +13,7 @@ from planner.play import Transfers, bubble_fraction
 from planner.schedules import get as get_schedule
 from planner.solvers import search as search_stages
 from planner.space import lay_workers, simulate_decision
+from planner.space.asked import LIMITS, PRICED
 from planner.space.pricer import Pricer
 from planner.space.types import Candidate, StageChoice
 from planner.sync import parts_of, recipe_of, sent_bytes
@@ -124,7 +125,7 @@ def _words(candidate: Candidate) -> str:
     return text + (f", ZeRO-{decision.zero}" if decision.zero else "")
 
 
-@search("auto")
+@search("auto", PRICED | {*LIMITS, "overlap"})
 def by_union(bench: Bench, system: System) -> Found:
     """The fastest of the own search and of all results that the bench holds."""
     own = own_search(bench)

@@ -14,7 +14,7 @@ from planner.errors import ModelError
 from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
 from planner.solvers import micro_batch_sizes
-from planner.space.jobs import check_job
+from planner.space.settled import settled
 from planner.space.types import BlockCosts, Job
 from planner.systems._found import Found
 
@@ -69,7 +69,7 @@ class Bench:
     """
 
     def __init__(self, prices: Prices, cluster: Cluster, job: Job, *, allowed: tuple[str, ...] = ()) -> None:
-        check_job(job)
+        job = settled(job, cluster)
         self.prices, self.cluster, self.job = prices, cluster, job
         self.precision = precision(job.precision)
         self.state_bytes = optimizer_state_bytes(job.optimizer, self.precision)

@@ -19,16 +19,21 @@ from planner.play import Transfers
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import OrderError, Schedule
 from planner.simulate import simulate
-from planner.solvers.conflict import in_words
+from planner.space.asked import PRICED, in_words, refuse_others
 from planner.space.jobs import check_job
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
-from planner.systems._limits import check_limits
 from planner.systems._plan_point import plan_point
-from planner.systems._shapes import Shape, shapes_for
+from planner.systems._shapes import Shape, obstacle, shapes_for
 from planner.units import format_bytes
+
+TAKES = PRICED | {"recompute", "pipeline_stages", "data_parallel", "max_stages"}
+"""Fields of a job that stages for a given schedule follow."""
+
+HAVE = {"tensor_parallel": 1, "meshes": (1,), "zero": 0, "uniform": True}
+"""What all of them have: stages are single devices without ZeRO, as many replicas of each as there are copies."""
 
 MOST_SHAPES = 12
 """Numbers of stages, copies and micro-batch sizes that fit and are simulated at the most, most promising first."""
@@ -68,7 +73,10 @@ def plan_schedule(
     """
     chosen = _schedule(schedule)
     check_job(job)
-    check_limits(job, chosen.name)
+    refuse_others(
+        job, TAKES, f"plans for the schedule {chosen.name!r}",
+        "leave it out, or let the search choose between 1f1b and gpipe", HAVE,
+    )  # fmt: skip
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     shapes = sorted(shapes_for(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
     if not shapes:
@@ -109,7 +117,10 @@ def _nothing(bench: Bench, schedule: Schedule) -> str:
             f"micro-batches, which do not come out for {bench.blocks} blocks, {bench.devices} devices and a global "
             f"batch of {bench.job.global_batch}{limits}"
         )
-    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job{limits}"
+    why = obstacle(bench, schedule)
+    return f"{schedule.name} can serve no number of stages, copies and micro-batches of this job{limits}" + (
+        f": {why}" if why else ""
+    )
 
 
 def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 
 from planner import schedules
@@ -27,11 +26,9 @@ from planner.systems._exchanged import price_exchange
 from planner.systems._found import Found, Played
 from planner.systems._plan_point import assembled, plan_point
 from planner.systems._play import delays
-from planner.systems._search import SEARCHES, found_of
+from planner.systems._search import ask, found_of
 from planner.systems.compare import Keep
 from planner.systems.types import System
-
-_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 
 
 def plan_system(
@@ -49,29 +46,18 @@ def plan_system(
         name: of the system, with options.
         graph: the model.
         cluster: the machine.
-        job: global batch, precision, optimizer.
+        job: global batch, precision, optimizer, micro-batch sizes, devices.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
 
     Raises:
-        UsageError: no system has that name.
+        UsageError: no system has that name, or the job has a limit that the system does not follow.
         InfeasibleError: the system cannot train the model on the cluster; says why.
         PlanError: what it decides cannot be written as a plan; says why.
     """
     system = get(name)
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     return plan_of(bench, system, ask(bench, system), provenance)
-
-
-def ask(bench: Bench, system: System) -> Found:
-    """Let a system decide by its own rules.
-
-    Raises:
-        ShardplanError: it cannot.
-    """
-    for module in _MODULES:
-        importlib.import_module(f"planner.systems.{module}")
-    return SEARCHES[system.search](bench, system)
 
 
 def plan_of(bench: Bench, system: System, found: Found, provenance: Provenance | None = None) -> Plan:

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable
 
+from planner.space.asked import PRICED, refuse_others
 from planner.space.types import StageChoice
 from planner.systems._bench import Bench
 from planner.systems._found import Found, Played
 from planner.systems.types import System
 
 SystemSearch = Callable[[Bench, System], Found]
-SEARCHES: dict[str, SystemSearch] = {}
-"""Filled by the modules `_sweep`, `_published`, `_pool`, `_exchanged`, `_sharded` and `_auto`."""
+SEARCHES: dict[str, tuple[SystemSearch, frozenset[str]]] = {}
+"""Filled by the modules below; with each search the fields of a job that it follows."""
+
+_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 
 
-def search(name: str) -> Callable[[SystemSearch], SystemSearch]:
-    """Register a search."""
+def search(name: str, takes: frozenset[str] = PRICED) -> Callable[[SystemSearch], SystemSearch]:
+    """Register a search, and which fields of a job it follows."""
 
     def put(function: SystemSearch) -> SystemSearch:
-        SEARCHES[name] = function
+        SEARCHES[name] = function, takes
         return function
 
     return put
+
+
+def ask(bench: Bench, system: System) -> Found:
+    """Let a system decide by its own rules.
+
+    Raises:
+        UsageError: the job asks for something that the system decides itself.
+        ShardplanError: it cannot.
+    """
+    for module in _MODULES:
+        importlib.import_module(f"planner.systems.{module}")
+    own_search, takes = SEARCHES[system.search]
+    refuse_others(
+        bench.job, takes, f"the rules of {system.title}", "leave it out, or plan without --system to have it followed"
+    )
+    return own_search(bench, system)
 
 
 def found_of(played: Played, *, tells: dict[str, str] | None = None, notes: tuple[str, ...] = ()) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,15 +111,21 @@ class Shape:
 
 
 def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
-    """All shapes that the schedule, the devices and the global batch allow."""
+    """All shapes that the schedule, the devices and the global batch allow.
+
+    A pipeline has two workers and more: chunks of a single worker are no schedule, and several such workers beside each
+    other are plain data parallelism. Orders of one's own say themselves how many they have.
+    """
     choices = {"never": (False,), "always": (True,)}.get(bench.job.recompute, (False, True))
     wanted = bench.job.data_parallel
     for stages in _stage_counts(bench, schedule):
         holders, repeats = _holders(bench, schedule, stages)
-        workers = max((worker for own in holders for worker in own), default=bench.devices) + 1
+        workers = _workers(holders)
+        if not least_workers(schedule) <= workers <= bench.devices or (repeats and _only_some(bench, stages, repeats)):
+            continue
         for size in bench.sizes:
             for copies, count in _dealt(bench, schedule, stages, size):
-                if workers * copies > bench.devices or schedule.supports(Pipeline((1,) * stages, count)):
+                if workers * copies > bench.devices or _problem(schedule, stages, holders, count):
                     continue
                 if wanted and any(copies * len(own) not in wanted for own in holders):
                     continue
@@ -129,6 +136,48 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
                     total_s = float(bench.tables(size).stage_s(recompute=again, whole=bool(repeats))[0, -1])
                     bound_s = total_s * count / workers
                     yield Shape(schedule, stages, workers, copies, size, count, recompute, holders, bound_s, repeats)
+
+
+def least_workers(schedule: Schedule) -> int:
+    """Workers that a pipeline has at the least."""
+    return 1 if isinstance(schedule, OwnOrders) else 2
+
+
+def obstacle(bench: Bench, schedule: Schedule) -> str:
+    """What keeps a schedule from having any shape, where it has none."""
+    fewest, unsuited, undealt = math.inf, "", ""
+    for stages in _stage_counts(bench, schedule):
+        holders, _ = _holders(bench, schedule, stages)
+        if not holders:
+            unsuited = unsuited or schedule.supports(Pipeline((1,) * stages, 2 * stages))
+        elif _workers(holders) < least_workers(schedule):
+            unsuited = unsuited or f"{stages} stages are all on one worker, which is no pipeline"
+        else:
+            fewest = min(fewest, _workers(holders))
+            dealt = (count for size in bench.sizes for _, count in _dealt(bench, schedule, stages, size))
+            undealt = undealt or next(filter(None, (_problem(schedule, stages, holders, c) for c in dealt)), "")
+    if bench.devices < fewest < math.inf:
+        return f"its pipeline needs {fewest:.0f} devices at the least, and may use {bench.devices}"
+    return undealt or unsuited
+
+
+def _problem(schedule: Schedule, stages: int, holders: Holders, micro_batches: int) -> str:
+    """Why numbers of stages and micro-batches do not suit a schedule; every holder of a stage has to have some work."""
+    most = max(map(len, holders))
+    words = schedule.supports(Pipeline((1,) * stages, micro_batches))
+    if not words and micro_batches < most:
+        words = f"{micro_batches} micro-batches do not keep {most} workers of each stage at work"
+    return f"with {stages} stages {words}" if words else ""
+
+
+def _workers(holders: Holders) -> int:
+    """Workers of one copy; 0 where there are no orders."""
+    return max((worker + 1 for own in holders for worker in own), default=0)
+
+
+def _only_some(bench: Bench, stages: int, repeats: frozenset[int]) -> bool:
+    """Whether orders that recompute some stages are not what the job wants: all of them recomputed."""
+    return bench.job.recompute == "always" and len(repeats) < stages
 
 
 def _stage_counts(bench: Bench, schedule: Schedule) -> Sequence[int]:

@@ -228,8 +228,8 @@ def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int, trie
 
 def _sizes(bench: Bench, devices: int) -> list[int]:
     """Micro-batch sizes, largest first, from the one whose activations would fill all devices when cut evenly."""
-    if bench.fixed:
-        return list(bench.sizes)
+    if bench.fixed or bench.job.micro_batches:
+        return sorted(bench.sizes, reverse=True)
     own, batch = bench.sizes[-1], bench.job.global_batch
     each = float(bench.tables(own).saved[0, -1]) / own / devices
     most = min(d.usable_bytes for d in bench.cluster.devices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,9 @@ from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench, Prices
 from planner.systems._found import Found
-from planner.systems._search import SEARCHES
+from planner.systems._search import ask
 from planner.systems.types import LinkBytes, Semantics, System, SystemRow
 
-_MODULES = ("_sweep", "_published", "_pool", "_exchanged", "_sharded", "_auto")
 AUTO = "auto"
 
 
@@ -33,6 +31,7 @@ class Comparison:
         rows: fastest first. Asynchronous rows stand behind all synchronous ones unless any semantics is allowed; what
             does not fit stands last.
         notes: what holds for all rows.
+        precision: number formats of all rows.
     """
 
     model: str
@@ -41,6 +40,7 @@ class Comparison:
     semantics: str
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
+    precision: str = ""
 
 
 Keep = Callable[[Bench, System, Found], None]
@@ -50,12 +50,11 @@ Keep = Callable[[Bench, System, Found], None]
 def run_system(system: System, bench: Bench, keep: Keep | None = None) -> SystemRow:
     """Let a system decide by its own rules, and play what it decides.
 
-    A system that cannot express the model or fit it gives a row that says why. Where one is found, `keep` is told.
+    A system that cannot express the model, fit it or follow the job's limits gives a row that says why. Where one is
+    found, `keep` is told.
     """
-    for module in _MODULES:
-        importlib.import_module(f"planner.systems.{module}")
     try:
-        found = SEARCHES[system.search](bench, system)
+        found = ask(bench, system)
     except ShardplanError as error:
         found = Found(reason=str(error))
     if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):
@@ -135,7 +134,7 @@ def compare_systems(
     rows = [run_system(system, bench, keep) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
     rows.sort(key=lambda row: _order(row, semantics))
     name = prices.chain.graph.name
-    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes)
+    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes, bench.job.precision)
 
 
 def _order(row: SystemRow, semantics: str) -> tuple[bool, bool, float, bool, str]:

@@ -100,6 +100,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "model": comparison.model,
         "hardware": comparison.hardware,
         "global_batch": comparison.global_batch,
+        "precision": comparison.precision,
         "semantics": comparison.semantics,
         "notes": list(comparison.notes),
         "rows": [_document(row) for row in comparison.rows],
@@ -181,7 +182,8 @@ def comparison_csv(comparison: Comparison) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """A table with the rows that change the semantics, and those that do not fit, below."""
-    lines = [f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"]
+    batch = f"global batch {comparison.global_batch}, {comparison.precision}"
+    lines = [f"{comparison.model} on {comparison.hardware}, {batch}"]
     for title, rows in comparison_groups(comparison):
         lines += ["", f"**{title}**", "", *_table(rows)]
     links = comparison_links(comparison)

@@ -52,6 +52,8 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--mesh", "16"), 5, "needs 16 ranks, of which there are 8"),
         (("--mesh", "3"), 5, "no mesh of 3 ranks lies alike everywhere"),
         (("--mesh", "2x2", "--tp", "2"), 5, "none of the meshes that are allowed has 2 ranks"),
+        (("--mesh", "2x2", "--tp", "1"), 5, "no mesh has all of --tp 1, --mesh 2x2"),
+        (("--mesh", "2x2", "--pp", "8"), 6, "without --mesh 2x2"),
         (("--tp", "two"), 2, "'two' is not a list of whole numbers"),
         (("--mesh", "2y2"), 2, "is not a mesh such as 8 or 2x8"),
         (("--keep", "layer3"), 2, "layer3 on stage 0"),
@@ -60,13 +62,19 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--schedule", "zb-h1", "--schedule", "1f1b"), 2, "one other schedule by itself"),
         (("--system", "chimera", "--schedule", "1f1b"), 2, "--system chooses its own schedule"),
         (("--system", "chimra"), 2, "did you mean 'chimera'"),
-        (("--system", "chimera", "--tp", "2"), 2, "--tp has no effect on --system chimera"),
-        (("--system", "gpipe", "--recompute", "never"), 2, "--recompute has no effect on --system gpipe"),
-        (("--schedule", "zb-h1", "--tp", "2"), 2, "cannot have --tp 2"),
-        (("--schedule", "zb-h1", "--mesh", "2"), 2, "cannot have --mesh 2"),
-        (("--schedule", "zb-h1", "--zero", "1"), 2, "cannot have --zero 1"),
-        (("--schedule", "zb-h1", "--overlap", "0.5"), 2, "cannot have --overlap 0.5"),
-        (("--schedule", "zb-h1", "--keep", "layer0=0"), 2, 'cannot have --keep "layer0 on stage 0"'),
+        (("--system", "chimera", "--tp", "2"), 2, "the rules of Chimera cannot follow --tp 2"),
+        (("--system", "gpipe", "--recompute", "never"), 2, "the rules of GPipe cannot follow --recompute never"),
+        (("--schedule", "zb-h1", "--tp", "2"), 2, "cannot follow --tp 2"),
+        (("--schedule", "zb-h1", "--mesh", "2"), 2, "cannot follow --mesh 2"),
+        (("--schedule", "zb-h1", "--zero", "1"), 2, "cannot follow --zero 1"),
+        (("--schedule", "zb-h1", "--overlap", "0.5"), 2, "cannot follow --overlap 0.5"),
+        (("--schedule", "zb-h1", "--keep", "layer0=0"), 2, 'cannot follow --keep "layer0 on stage 0"'),
+        (
+            ("--schedule", "interleaved", "--devices", "1"),
+            5,
+            "needs 2 devices at the least, and may use 1",
+        ),
+        (("--schedule", "interleaved", "--pp", "2"), 5, "2 stages are all on one worker, which is no pipeline"),
         (("--schedule", "chimera", "--pp", "3"), 5, "of this job with --pp 3"),
         (("--micro-batch", "3"), 5, "no micro-batch size of 3 divides the global batch of 32"),
         (("--system", "chimera", "--micro-batch", "3"), 5, "no micro-batch size of 3 divides the global batch of 32"),
@@ -110,4 +118,4 @@ def test_unlike_devices_share_no_operators(tmp_path: Path, capsys: pytest.Captur
     assert {stage.group_ranks for stage in planner.read_plan(tmp_path / "x.json").stages} <= {1, 2}
     # the whole pool is tried where three of its devices do not suffice
     assert run("plan", "t5-11b", "-H", "mixed-pool", "-b", 2, "--mesh", "2", "--devices", 3) == 6
-    assert "without --devices 3" in capsys.readouterr().err
+    assert "without --mesh 2 and --devices 3" in capsys.readouterr().err

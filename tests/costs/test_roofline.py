@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.costs import Profile, profile
-from planner.errors import HardwareError, ModelError, UsageError
+from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph, Node
 from planner.hardware.types import Curve, Device
 from planner.importers import load_graph
@@ -114,16 +114,26 @@ def test_a_bias_sum_runs_inside_its_product() -> None:
     assert found.forward_s[1] == found.backward_s[1] == 0.0
 
 
-def test_missing_types_are_replaced_or_named() -> None:
+def test_formats_that_a_device_lacks_are_refused_with_those_that_it_has() -> None:
     made = product(64, 64, 64)
     volta = replace(DEVICE, matrix_flop_per_s={"fp16": 1e12, "fp32": 1e11})
-    found = of(made, volta, precision="bf16")
-    assert "peak-stand-in" in {n.code for n in found.notes}
-    with pytest.raises(HardwareError, match="toy has no matrix peak for fp32") as caught:
+    for name in ("bf16", "bf16-pure", "tf32"):
+        with pytest.raises(JobError, match=f"toy does not compute in {name[:4]}, but in fp16, fp32") as caught:
+            of(made, volta, precision=name)
+        assert caught.value.problem.hint == "use --precision fp32 or fp16"
+    with pytest.raises(JobError, match="toy does not compute in fp32, but in bf16"):
         of(made, replace(DEVICE, matrix_flop_per_s={"bf16": 1e12}))
-    assert "bf16" in caught.value.problem.hint
     with pytest.raises(UsageError, match="unknown precision"):
         of(made, precision="fp12")
+
+
+@pytest.mark.parametrize(
+    ("formats", "chosen"),
+    [(("fp32", "tf32", "bf16", "fp16"), "bf16"), (("fp32", "fp16", "int8"), "fp16"), (("fp32",), "fp32")],
+)
+def test_the_default_precision_is_the_best_that_a_device_has(formats: tuple[str, ...], chosen: str) -> None:
+    device = replace(DEVICE, matrix_flop_per_s=dict.fromkeys(formats, 1e12))
+    assert of(product(64, 64, 64), device, precision="").precision == chosen
 
 
 def test_strict_ops_names_operators_without_a_rule() -> None:

@@ -69,7 +69,7 @@ def sharded_plan(
     """Equal stages of groups on one mesh."""
     graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes)
     graph = graph if graph.batch == micro_batch else rebatch(graph, micro_batch)
-    job = Job(global_batch=4 * micro_batch * copies)
+    job = Job(global_batch=4 * micro_batch * copies, precision="bf16")
     numbers, state = precision(job.precision), StateBytes(2, 2, 12)
     chain, prices = build_chain(graph), profile(graph, cluster.devices[0])
     options = InnerOptions(item_bytes=2.0, state=state, micro_batches=4 * copies)

@@ -14,7 +14,7 @@ FLAT = Curve((1.0,), (1.0,))
 
 
 def device(name: str, memory_bytes: int, reserve_bytes: int = 0) -> Device:
-    return Device(name, memory_bytes, reserve_bytes, {"bf16": 1e12}, FLAT, 1e12, 1e12, FLAT, 0.0)
+    return Device(name, memory_bytes, reserve_bytes, {"fp32": 1e12, "bf16": 1e12}, FLAT, 1e12, 1e12, FLAT, 0.0)
 
 
 def cluster(

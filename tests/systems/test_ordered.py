@@ -76,7 +76,7 @@ def test_an_order_that_recomputes_is_not_planned_without() -> None:
         ("zb-h1", {"data_parallel": (4,)}, None, 4),
         ("chimera", {"pipeline_stages": (2, 4), "data_parallel": (4,)}, None, 4),
         ("interleaved", {"pipeline_stages": (4,)}, 4, None),
-        ("1f1b", {"pipeline_stages": (7,), "uniform": True, "forbid": ("MatMul:k",)}, 7, 1),
+        ("1f1b", {"pipeline_stages": (7,), "uniform": True, "tensor_parallel": (1, 2), "zero": (0, 1)}, 7, 1),
     ],
 )
 def test_limits_hold(schedule: str, limits: dict[str, object], stages: int | None, replicas: int | None) -> None:
@@ -89,8 +89,9 @@ def test_limits_hold(schedule: str, limits: dict[str, object], stages: int | Non
     ("limits", "words"),
     [
         ({"tensor_parallel": (2, 4)}, "--tp 2,4"),
-        ({"zero": (1, 2)}, "--zero 1,2"),
+        ({"zero": (1, 2)}, "--zero 1 --zero 2"),
         ({"meshes": ((2, 2),)}, "--mesh 2x2"),
+        ({"forbid": ("MatMul:k",)}, "--forbid MatMul:k"),
         ({"overlap": 0.5}, "--overlap 0.5"),
         ({"keep": (("layer0", 0),)}, '--keep "layer0 on stage 0"'),
     ],
@@ -98,7 +99,7 @@ def test_limits_hold(schedule: str, limits: dict[str, object], stages: int | Non
 def test_limits_that_cannot_hold_are_refused(limits: dict[str, object], words: str) -> None:
     with pytest.raises(planner.UsageError) as refused:
         planned("zb-h1", **limits)
-    assert f"cannot have {words}" in str(refused.value)
+    assert f"cannot follow {words}" in str(refused.value)
 
 
 def test_activations_that_are_moved_away_cost_time() -> None:

@@ -1,0 +1,108 @@
+"""What a user asked for beyond the defaults: by name, as it is written down, and whether an engine takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from planner.errors import UsageError
+from planner.space.types import Job
+
+LIMITS = {
+    "tensor_parallel": "--tp",
+    "meshes": "--mesh",
+    "pipeline_stages": "--pp",
+    "data_parallel": "--dp",
+    "keep": "--keep",
+    "forbid": "--forbid",
+    "uniform": "--uniform",
+    "micro_batches": "--micro-batch",
+    "max_stages": "--max-stages",
+    "devices": "--devices",
+    "recompute": "--recompute",
+    "zero": "--zero",
+    "schedules": "--schedule",
+}
+"""Fields of a job that exclude plans, and the options that set them."""
+
+WIDTHS = ("tensor_parallel", "meshes")
+"""Those that say how many ranks share operators."""
+
+ASSUMPTIONS = {
+    "precision": "--precision",
+    "optimizer": "--optimizer",
+    "fused_attention": "--attention eager",
+    "dropout": "--no-dropout",
+    "assume_dropout": "--assume-dropout",
+    "overlap": "--overlap",
+}
+"""Fields of a job that change what plans cost."""
+
+PRICED = frozenset({"devices", "micro_batches", *ASSUMPTIONS}) - {"overlap"}
+"""What every engine takes that asks for prices by micro-batch size alone."""
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Job)}
+_REPEATED = ("micro_batches", "zero", "schedules", "forbid")
+
+
+def given(job: Job, names: Collection[str] = LIMITS) -> list[str]:
+    """The fields that the user set."""
+    return [name for name in names if getattr(job, name) != _DEFAULTS[name]]
+
+
+def without(job: Job, names: Collection[str]) -> Job:
+    """The job as if the user had not set these fields."""
+    return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in names})
+
+
+def in_words(job: Job, names: Collection[str] = LIMITS) -> str:
+    """What the user set of these fields, as on the command line; empty when nothing."""
+    return ", ".join(as_written(job, name) for name in given(job, names))
+
+
+def as_written(job: Job, name: str) -> str:
+    """A field as a user writes it."""
+    value, flag = getattr(job, name), {**LIMITS, **ASSUMPTIONS}[name]
+    if name == "keep":
+        return " ".join(f'{flag} "{block} on stage {stage}"' for block, stage in value)
+    if name == "meshes":
+        return f"{flag} {','.join('x'.join(map(str, mesh)) for mesh in value)}"
+    if name in _REPEATED:
+        return " ".join(f"{flag} {each}" for each in value)
+    if isinstance(value, bool):
+        return flag
+    return f"{flag} {','.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+
+
+def allowed_ranks(job: Job) -> tuple[int, ...]:
+    """Numbers of ranks of which a replica may be one: those of the meshes, unless said otherwise; empty means any."""
+    return job.tensor_parallel or tuple(sorted({math.prod(mesh) for mesh in job.meshes}))
+
+
+def refuse_others(
+    job: Job, takes: Collection[str], engine: str, hint: str, always: Mapping[str, object] | None = None
+) -> None:
+    """Refuse what an engine takes no heed of, rather than leave it out.
+
+    Args:
+        job: what is asked.
+        takes: names of the fields that the engine's plans follow.
+        engine: whose plans they are, in words.
+        hint: what to do instead.
+        always: values that all plans of the engine have: a field that allows them is followed too.
+
+    Raises:
+        UsageError: names everything that would have no effect.
+    """
+    fixed = always or {}
+
+    def follows(name: str) -> bool:
+        value = getattr(job, name)
+        return name in fixed and (fixed[name] in value if isinstance(value, (tuple, list)) else value == fixed[name])
+
+    stray = [name for name in given(job, {**LIMITS, **ASSUMPTIONS}) if name not in takes and not follows(name)]
+    if stray:
+        words = ", ".join(as_written(job, name) for name in stray)
+        raise UsageError(f"{engine} cannot follow {words}", hint=hint)
