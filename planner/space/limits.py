@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.schedules import names
 from planner.space.layout import slice_width
 from planner.space.pins import pinned_blocks
 from planner.space.types import BlockCosts, Decision, Job, StageTerms, Violation
-
-MEMORY_TOLERANCE = 1e-9
-"""A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
 
 
 def malformations(
@@ -152,7 +150,8 @@ def overfull_stages(stages: Sequence[StageTerms]) -> list[Violation]:
     found = []
     for index, terms in enumerate(stages):
         needed = terms.memory.total
-        if needed > terms.capacity_bytes * (1 + MEMORY_TOLERANCE):
+        reserve = terms.memory.reserve
+        if not fits(needed - reserve, terms.capacity_bytes - reserve):
             message = (
                 f"stage {index} needs {needed / 2**30:.2f} GiB on a device of {terms.capacity_bytes / 2**30:.2f} GiB"
             )

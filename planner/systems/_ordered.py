@@ -14,6 +14,7 @@ from planner import schedules
 from planner.errors import InfeasibleError, JobError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import OrderError, Schedule
@@ -128,7 +129,7 @@ def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:
             continue
         need, room = shape.least_bytes(bench), min(d.usable_bytes for d in bench.cluster.devices)
         least = min(least, (need, shape), key=lambda entry: entry[0])
-        if need > room and not isinstance(shape.schedule, OwnOrders):
+        if not fits(need, room) and not isinstance(shape.schedule, OwnOrders):
             continue
         tried = [(search, search.begin()) for search in (Search(bench, s, transfers) for s in shape.placements)]
         begun.append(min(tried, key=lambda entry: entry[1].key))

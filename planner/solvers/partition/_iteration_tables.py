@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.space.partition.iteration import MEMORY_SLACK, IterationProblem, MeshStage
+from planner.memory import most_that_fit
+from planner.space.partition.iteration import IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -74,11 +75,8 @@ def tables_of(problem: IterationProblem) -> Tables:
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
     if problem.fixed_bytes is None or problem.activation_bytes is None:
         return np.full(problem.time_s.shape, _UNLIMITED, dtype=np.int32)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = problem.memory_bytes * (1 + MEMORY_SLACK) - problem.fixed_bytes
-        count = np.where(problem.activation_bytes > 0, np.floor(room / problem.activation_bytes), _UNLIMITED)
-    most: np.ndarray = np.where(room >= 0, np.clip(count, 0, _UNLIMITED), 0).astype(np.int32)
-    return most
+    most = most_that_fit(problem.fixed_bytes, problem.activation_bytes, problem.memory_bytes)
+    return np.asarray(np.clip(most, 0, _UNLIMITED), dtype=np.int32)
 
 
 def last_within(seconds: np.ndarray) -> np.ndarray:

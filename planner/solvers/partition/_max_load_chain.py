@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph.ideals import bit_row
+from planner.memory import fits
 from planner.solvers.partition._max_load_form import Form
 from planner.solvers.partition._max_load_loose import LooseGroups
 
@@ -178,13 +179,13 @@ class _Search:
         here = np.where(active, self.value[i], np.inf)
         work = self.acc[after] - self.acc[i]
         if self.accs:
-            fits = (
+            possible = (
                 (work < self.limit)
                 & (self.unsupported[after] == self.unsupported[i])
-                & (self.size[after] - self.size[i] <= self.form.problem.memory_bytes)
+                & fits(self.size[after] - self.size[i], self.form.problem.memory_bytes)
             )
-            there = after[fits]
-            load = work[fits] + self._transfers(i, there)
+            there = after[possible]
+            load = work[possible] + self._transfers(i, there)
             keep = load < self.limit
             self._offer(i, there[keep], load[keep], here[:, :-1], (slice(None), slice(1, None)), False)
             self.pairs += len(there)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
+from planner.memory import fits
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 
@@ -60,7 +61,7 @@ class Form:
     @property
     def roomy(self) -> bool:
         """Whether one accelerator could hold everything, so that memory never matters."""
-        return float(self.size.sum()) <= self.problem.memory_bytes
+        return fits(float(self.size.sum()), self.problem.memory_bytes)
 
     def decision(self, device_of_group: Iterable[int]) -> MaxLoadDecision:
         """The plan that gives every node the device of its group."""

@@ -45,9 +45,14 @@ class LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """sum of bytes <= memory, unless a binary is set."""
+    """sum of the groups' bytes fits the memory, unless a binary is set.
 
-    sizes: tuple[tuple[int, float], ...]
+    Attributes:
+        groups: (binary, group).
+        unless: binary that lifts the row; -1 for none.
+    """
+
+    groups: tuple[tuple[int, int], ...]
     unless: int
 
 
@@ -146,8 +151,8 @@ def _add_device(model: LoadModel, d: int) -> None:
         work = tuple((b, float(t)) for b, t in zip(here, form.acc, strict=True) if t > 0)
         model.loads.append(LoadRow(work, nets, unless))
         if not form.roomy:
-            sizes = tuple((b, float(s)) for b, s in zip(here, form.size, strict=True) if s > 0)
-            model.memory.append(MemoryRow(sizes, unless))
+            groups = tuple((here[v], v) for v in np.flatnonzero(form.size > 0).tolist())
+            model.memory.append(MemoryRow(groups, unless))
     if may_cpu:
         work = tuple((b, float(t)) for b, t in zip(here, form.cpu, strict=True) if t > 0)
         unless = int(model.new(1)[0]) if chain else -1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.solvers.partition import Progress
-from planner.solvers.partition._cp_sat import careful_solver
+from planner.solvers.partition._cp_sat import careful_solver, memory_units
 from planner.solvers.partition._max_load_form import Form, form_of, reduce_form
 from planner.solvers.partition._max_load_moves import Loads
 from planner.solvers.partition.local_search_max_load import group_devices
@@ -33,7 +33,6 @@ _WORK_EACH = 0.5
 _LEAST_WORK = 0.01
 """What a small problem counts at the least: building it takes time as well."""
 _TIME_BITS = 40
-_MEMORY_BITS = 40
 _BETTER = 1 - 1e-9
 
 
@@ -201,9 +200,8 @@ class _Pair:
     def _within_memory(self, mine: dict[int, cp_model.IntVar]) -> None:
         if self.form.roomy:
             return
-        unit = 2.0**_MEMORY_BITS / max(self.form.problem.memory_bytes, 1.0)
-        sizes = [(math.floor(float(self.form.size[v]) * unit), here) for v, here in mine.items()]
-        self.program.add(_total(sizes) <= math.floor(self.form.problem.memory_bytes * unit))
+        sizes, room = memory_units(self.form.size, self.form.problem.memory_bytes)
+        self.program.add(_total([(sizes[v], here) for v, here in mine.items()]) <= room)
 
 
 def _total(terms: Sequence[tuple[int, cp_model.IntVar]]) -> cp_model.LinearExprT:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, pipeline_s
 
@@ -150,9 +152,8 @@ class _Tables:
         kept = 2 * behind_it if schedule in (BaPipeSchedule.SO, BaPipeSchedule.FBP_AS) else behind_it
         if problem.exact_features:
             kept = min(self.count, kept - (schedule is BaPipeSchedule.SO))
-        needed = 2 * self._sums(problem.weight_bytes) + kept * self._sums(problem.feature_bytes[self.size])
-        fits = self.real & (needed <= problem.memory_bytes[stage] * _SLACK)
-        return np.asarray(np.where(fits, slot, np.inf))
+        needed = 2 * run_sums(problem.weight_bytes) + kept * run_sums(problem.feature_bytes[self.size])
+        return np.asarray(np.where(self.real & fits(needed, float(problem.memory_bytes[stage])), slot, np.inf))
 
     def split(self, limit: float) -> Split | None:
         """The stages of the smallest slot whose cuts take no longer than a limit."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, solved
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
@@ -23,7 +23,6 @@ from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-cp-sat"
 _TIME_BITS = 43
-_MEMORY_BITS = 40
 
 
 def solve_by_cp_sat(
@@ -95,11 +94,12 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
         bounded = program.add(total <= largest)
         if load.unless >= 0:
             bounded.only_enforce_if(~binaries[load.unless])
+    sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
     for memory in model.memory:
-        unit = 2.0**_MEMORY_BITS / max(model.form.problem.memory_bytes, 1.0)
-        sizes = [_down(s, unit) for _, s in memory.sizes]
-        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in memory.sizes], sizes)
-        bounded = program.add(total <= _down(model.form.problem.memory_bytes, unit))
+        total = cp_model.LinearExpr.weighted_sum(
+            [binaries[b] for b, _ in memory.groups], [sizes[v] for _, v in memory.groups]
+        )
+        bounded = program.add(total <= room)
         if memory.unless >= 0:
             bounded.only_enforce_if(~binaries[memory.unless])
     program.minimize(largest)
@@ -126,7 +126,6 @@ class _Watch:
         decision = canonical(self.problem, self.model.form.decision(plan_of(self.model, value)))
         verdict = self.problem.judge(decision)
         self.plans += 1
-        # Memory is rounded down in the model, so that a plan may exceed it by a hair.
         if verdict.feasible and verdict.objective < self.load * (1 - 1e-12):
             self.best, self.load = decision, verdict.objective
             self.say()

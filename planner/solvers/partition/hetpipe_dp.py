@@ -9,12 +9,13 @@ import time
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem
 
 NAME = "hetpipe-dp"
-_SLACK = 1 + 1e-12
 State = tuple[tuple[int, ...], int]
 """Devices used of each type, type of the last."""
 
@@ -78,7 +79,7 @@ class _Line:
         self.best: dict[State, np.ndarray] = {}
         self.kinds = [kind for kind, count in enumerate(problem.counts) if count]
         self.compute = {kind: _sums(problem.compute_s[kind]) for kind in self.kinds}
-        self.weights, self.saved = _sums(problem.weight_bytes), _sums(problem.saved_bytes)
+        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes)
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks[None, :]
 
@@ -119,7 +120,7 @@ class _Line:
         kept = min(problem.concurrent, max(self.stages, problem.concurrent) - place)
         versions = (kept if problem.stash_weights else 1) + problem.optimizer_per_weight
         needed = versions * self.weights + kept * self.saved
-        return np.asarray(self.real & (needed <= problem.memory_bytes[kind] * _SLACK))
+        return np.asarray(self.real & fits(needed, problem.memory_bytes[kind]))
 
     def _trace(self, state: State) -> HetPipeDecision:
         marks, types = [self.problem.layers], [state[1]]

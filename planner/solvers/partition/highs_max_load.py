@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
 from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
@@ -92,9 +93,10 @@ def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]
                 terms.append((whole, -cost / top))
         _at_most(program, binaries, terms, largest, load.unless)
     for memory in model.memory:
-        held = max(model.form.problem.memory_bytes, 1.0)
-        allowed = min(model.form.problem.memory_bytes, 1.0)
-        _at_most(program, binaries, [(b, s / held) for b, s in memory.sizes], allowed, memory.unless)
+        room = room_bytes(model.form.problem.memory_bytes)
+        held = max(room, 1.0)
+        sizes = [(b, float(model.form.size[v]) / held) for b, v in memory.groups]
+        _at_most(program, binaries, sizes, room / held, memory.unless)
     program.minimize(largest)
     return program, binaries
 

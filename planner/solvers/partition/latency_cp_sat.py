@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, solved
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition._latency_bounds import earliest_begin, latency_bound, least_rest
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.latency_list import SPACE, solve_latency_by_list
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "latency-cp-sat"
 _TIME_BITS = 40
-_MEMORY_BITS = 40
 _LIST_SHARE = 0.2
 _WORK = 0.06
 """Work for each second of `work_s`, as the engine counts it; a slow core does that in half a second."""
@@ -112,12 +111,11 @@ class _Model:
         p = self.problem
         if not math.isfinite(p.memory_bytes):
             return
-        unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(p.memory_bytes, 1e-300))[1])
-        sizes = [math.floor(min(float(s), 2 * p.memory_bytes + 1) * unit) for s in p.size_bytes]
+        sizes, room = memory_units(p.size_bytes, p.memory_bytes)
         for d in range(p.devices):
             if p.limited[d]:
                 terms = [size * x for size, row in zip(sizes, self.on, strict=True) if (x := row[d]) is not None]
-                self.program.add(sum(terms) <= math.ceil(p.memory_bytes * unit))
+                self.program.add(sum(terms) <= room)
 
     def _time(self) -> None:
         p = self.problem

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
 from planner.solvers.partition._latency_bounds import latency_bound, least_rest
 from planner.solvers.partition._verified import verified
-from planner.space.partition.latency import MEMORY_SLACK, LatencyDecision, LatencyProblem, topological
+from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
 
 NAME = "latency-list"
 SPACE = "all placements and orders"
@@ -122,16 +123,15 @@ class _Plan:
     finish: list[float]
     busy: list[list[tuple[float, float]]]
     """By device, (begin, end) of its nodes, in time order."""
-    room: list[float]
+    held: list[float]
+    """Bytes by device."""
 
 
 def _schedule(graph: _Graph, urgency: np.ndarray) -> LatencyDecision | None:
     """Place nodes one by one; None when memory leaves a node no device."""
     problem = graph.problem
-    memory = problem.memory_bytes * (1 + MEMORY_SLACK)
-    room = [memory if limited else float("inf") for limited in problem.limited.tolist()]
     n = problem.nodes
-    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], room)
+    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], [0.0] * problem.devices)
     waiting = [len(reads) for reads in graph.reads]
     ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
     heapq.heapify(ready)
@@ -156,7 +156,9 @@ def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
     size = float(problem.size_bytes[group].sum())
     best: tuple[float, float, int] | None = None
     for device in range(problem.devices) if fixed < 0 else (fixed,):
-        if not np.isfinite(problem.time_ms[group, device]).all() or (fixed < 0 and size > plan.room[device]):
+        if not np.isfinite(problem.time_ms[group, device]).all():
+            continue
+        if fixed < 0 and problem.limited[device] and not fits(plan.held[device] + size, problem.memory_bytes):
             continue
         seconds = float(problem.time_ms[node, device])
         arrival = 0.0
@@ -170,7 +172,7 @@ def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
         return False
     plan.finish[node], plan.begin[node], plan.place[node] = best
     if fixed < 0:
-        plan.room[best[2]] -= size
+        plan.held[best[2]] += size
     busy = plan.busy[best[2]]
     busy.append((best[1], best[0]))
     busy.sort()

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.memory import fits, room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
 from planner.solvers.partition._longest_stage import STEP, LongestStage
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import MEMORY_SLACK
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
 
 NAME = "layerwise-pipeline"
@@ -154,14 +154,15 @@ def _bounds(problem: LayerwisePipelineProblem) -> np.ndarray:
         usable = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
         sums = np.concatenate(([0.0], np.cumsum(usable)))
         with np.errstate(invalid="ignore"):
-            least = sums[None, 1:] - sums[:-1, None]
+            # A difference of two sums is off by their rounding; a bound has to stay below.
+            least = sums[None, 1:] - sums[:-1, None] - STEP * sums[-1]
         best = np.zeros((layers, layers))
         for price in (0.0, *_price_grid(problem, memory)):
             np.maximum(best, _priced(problem, memory, price), out=best)
         best *= 1 - STEP
-        fits = np.triu(np.ones((layers, layers), dtype=bool)) & ~(least > problem.capacity_bytes * (1 + 1e-9))
+        possible = np.triu(fits(least, problem.capacity_bytes))
         boundary = np.where(np.arange(layers) > 0, problem.boundary_s, 0.0)
-        found[k] = np.where(fits, best + boundary[:, None], np.inf)
+        found[k] = np.where(possible, best + boundary[:, None], np.inf)
     return found
 
 
@@ -183,7 +184,7 @@ def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float)
     """[L, L] least time + price * (memory - capacity) of layers i..j, 0 below the diagonal."""
     layers, count = problem.time_s.shape
     cost = problem.time_s + price * memory
-    room = price * problem.capacity_bytes * (1 + MEMORY_SLACK) if price else 0.0
+    room = price * room_bytes(problem.capacity_bytes) if price else 0.0
     found = np.zeros((layers, layers))
     table = np.zeros((layers, count))
     for layer in range(layers):

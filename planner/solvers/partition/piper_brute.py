@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 
 from planner.errors import UsageError
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.space.partition.piper import MEMORY_SLACK, PiperDecision, PiperProblem, PiperStage, stage_figures
+from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, stage_figures
 
 _MOST_NODES = 7
 
@@ -78,7 +79,7 @@ def _fill(
         for choices in itertools.product(*(range(len(problem.options(v, t))) for v in nodes)):
             stage = PiperStage(nodes, t, d, choices)
             seconds, needed = stage_figures(problem, stage, in_flight)
-            if needed <= problem.memory_bytes * (1 + MEMORY_SLACK) and (best is None or seconds < best[0]):
+            if fits(needed, problem.memory_bytes) and (best is None or seconds < best[0]):
                 best = seconds, stage
         if best is None:
             return None

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
 
@@ -106,7 +108,7 @@ class _Tables:
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks[None, :]
         forward, backward = self._sums(problem.forward_s[size]), self._sums(problem.backward_s[size])
-        self.weights, self.saved = self._sums(problem.weight_bytes), self._sums(problem.saved_bytes[size])
+        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes[size])
         crossing = problem.boundary_bytes[size].copy()
         crossing[0] = crossing[-1] = 0.0
         moved = (crossing[:, None] + crossing[None, :]) / problem.bandwidth_byte_per_s
@@ -126,12 +128,13 @@ class _Tables:
         in_flight = self.count if schedule is TwoBWSchedule.GPIPE else depth
         if problem.in_flight_by_stage and schedule is not TwoBWSchedule.GPIPE:
             in_flight = min(self.count, depth - stage)
-        versions = {TwoBWSchedule.TWO_BW: 2, TwoBWSchedule.DREAM: depth}.get(schedule, 1)
-        activations = in_flight * self.saved
+        kept = schedule.versions(depth) * self.weights
         if recompute:
-            activations = self.saved + in_flight * problem.boundary_bytes[size][:, None]
-        needed = (versions + problem.optimizer_per_weight) * self.weights + activations
-        return np.asarray(self.real & (needed <= problem.memory_bytes * _SLACK))
+            kept = kept + self.saved + in_flight * problem.boundary_bytes[size][:, None]
+        else:
+            kept = kept + in_flight * self.saved
+        needed = problem.optimizer_per_weight * self.weights + kept
+        return np.asarray(self.real & fits(needed, problem.memory_bytes))
 
     def split(self, floor: np.ndarray, rounds: int, below: float) -> tuple[tuple[int, ...] | None, float]:
         """Stages that minimise the largest of `rounds` * time and `floor`; None unless that is less than `below`."""
