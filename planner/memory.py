@@ -46,7 +46,7 @@ def most_that_fit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_byte
     -1 where not even `fixed` fits, `UNLIMITED` where it does and `each` is 0. Finite counts are exact below 2^52.
     """
     free = np.asarray(room_bytes(capacity_bytes) - fixed_bytes, dtype=np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         count = np.divide(free, each_bytes, out=np.full(free.shape, np.inf), where=each_bytes > 0)
     count = np.floor(np.clip(count, 0, UNLIMITED))
     # The division may round to the wrong side of a whole number; the comparison itself decides.

@@ -19,7 +19,7 @@ def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_
     """An engine with one thread.
 
     Args:
-        work_limit: stop after so much work as the engine counts it; the same on every machine.
+        work_limit: stop after so much work as the engine counts it, positive; the same on every machine.
         time_limit_s: stop after so long whatever the work; what is found then depends on the machine's speed.
         seed: of its choices by chance.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import most_that_fit
+from planner.solvers.partition._deadline import Deadline
 from planner.space.partition.iteration import IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
@@ -129,25 +130,28 @@ def extend(
     return best
 
 
-def backward(tables: Tables, seconds: np.ndarray, cap: float) -> np.ndarray:
-    """[L + 1, D + 1] least sum of stage times of every state under the cap, memory left aside."""
+def backward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
+    """[L + 1, D + 1] least sum of stage times of every state under the cap, memory left aside; may run out of time."""
     layers, devices = tables.problem.layers, tables.problem.devices
     capped = under_cap(tables, seconds, cap)
     reach = [last_within(table) for table in capped]
     table = np.full((layers + 1, devices + 1), np.inf)
     table[layers, 0 if tables.problem.use_all else slice(None)] = 0.0
     for first in range(layers - 1, -1, -1):
+        deadline.check()
         table[first] = extend(tables, capped, reach, table, first)
     return table
 
 
-def forward(tables: Tables, seconds: np.ndarray, cap: float) -> np.ndarray:
-    """[L + 1, D + 1] least sum of the stages before every state under the cap, memory left aside."""
+def forward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
+    """[L + 1, D + 1] least sum of the stages before every state under the cap, memory left aside; may run out of
+    time."""
     layers, devices = tables.problem.layers, tables.problem.devices
     table = np.full((layers + 1, devices + 1), np.inf)
     table[0, devices] = 0.0
     capped = under_cap(tables, seconds, cap)
     for last in range(layers):
+        deadline.check()
         row = table[last + 1]
         for level, columns in enumerate(tables.columns):
             for g, size in enumerate(tables.sizes):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import room_bytes
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._piper_choices import useful_choices
 from planner.solvers.partition._piper_ideals import Pairs
 from planner.space.partition.piper import PiperProblem
@@ -136,8 +137,15 @@ class RelaxedTable:
 Table = ExactTable | RelaxedTable
 
 
-def tables(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> tuple[list[Table], list[np.ndarray]]:
-    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node."""
+def tables(
+    problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray, deadline: Deadline
+) -> tuple[list[Table], list[np.ndarray]]:
+    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node.
+
+    Raises:
+        OutOfTime: the deadline passed.
+    """
+    deadline.check()
     useful = useful_choices(problem, tensor)
     absent = np.array([float(len(c) == 0) for c in useful])
     total = problem.activation_bytes + problem.fixed_bytes
@@ -151,7 +159,11 @@ def tables(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
     left_bytes = room - _sums(pairs, least)[rows]
-    return [_relaxed(problem, pairs, rows, useful, group, left_bytes) for group in groups], useful
+    found: list[Table] = []
+    for group in groups:
+        deadline.check()
+        found.append(_relaxed(problem, pairs, rows, useful, group, left_bytes))
+    return found, useful
 
 
 def _room(problem: PiperProblem) -> float:

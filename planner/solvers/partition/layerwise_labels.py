@@ -9,13 +9,13 @@ on how many labels are worth keeping, not on the size of the memory.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.memory import fits, room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 
 _SPACE = "all strategies of every layer"
@@ -35,7 +35,7 @@ class _Search:
     room: float
     least_memory: np.ndarray
     """[L + 1] memory that the layers from l on take at the least."""
-    deadline: float
+    deadline: Deadline
     incumbent: float = float("inf")
     decision: LayerwiseDecision | None = None
     labels: int = 0
@@ -60,7 +60,7 @@ def solve_layerwise(
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
     most = float(problem.memory_bytes.max(axis=1).sum())
     room = min(room_bytes(problem.capacity_bytes), most * (1 + RELATIVE_TOLERANCE))
-    search = _Search(problem, room, least, time.monotonic() + time_limit_s)
+    search = _Search(problem, room, least, Deadline(time_limit_s))
     if isinstance(start, LayerwiseDecision):
         verdict = problem.judge(start)
         if verdict.feasible:
@@ -75,7 +75,7 @@ def solve_layerwise(
         for width in _WIDTHS:
             bound = max(bound, _labels(search, prices, ahead, width))
             _report(progress, search, bound)
-            if bound >= search.incumbent * (1 - _STEP) or time.monotonic() > search.deadline:
+            if bound >= search.incumbent * (1 - _STEP) or search.deadline.passed:
                 break
     statistics = {"labels": search.labels, "widest": search.widest}
     bound = min(bound, search.incumbent * (1 - _STEP))
@@ -135,7 +135,7 @@ def _dual(search: _Search) -> tuple[float, float]:
                 break
         else:
             low, ends[0] = price, chosen
-        if high - low <= 1e-9 * high and _fits(search, ends[1]):
+        if search.deadline.passed or (high - low <= 1e-9 * high and _fits(search, ends[1])):
             break
     _splice(search, ends[0], ends[1])
     return best
@@ -149,6 +149,8 @@ def _fits(search: _Search, chosen: np.ndarray) -> bool:
 def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
     """Plans that follow one plan up to some layer and then the other one."""
     for cut in range(1, search.problem.layers):
+        if search.deadline.passed:
+            return
         search.offer(np.concatenate([over[:cut], under[cut:]]))
         search.offer(np.concatenate([under[:cut], over[cut:]]))
 
@@ -177,7 +179,7 @@ def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most:
         trail.append((state, came))
         if not len(kept):
             return min(proven, search.incumbent)
-        if time.monotonic() > search.deadline:
+        if search.deadline.passed:
             return min(proven, float(bounds[kept].min()))
     best = int(np.argmin(seconds))
     expected = float(seconds[best])

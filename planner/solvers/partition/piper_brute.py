@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, stage_figures
 
 _MOST_NODES = 7
@@ -26,10 +26,10 @@ def solve_piper_by_force(
     if problem.node_count > _MOST_NODES:
         message = f"brute force takes {_MOST_NODES} nodes at most, the problem has {problem.node_count}"
         raise UsageError(message, hint="use the solver 'piper-dp'")
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     best, found, tried, complete = float("inf"), None, 0, True
     for stages in _ordered_partitions(problem, frozenset(range(problem.node_count))):
-        if time.monotonic() > deadline:
+        if deadline.passed:
             complete = False
             break
         for degrees in itertools.product(_degrees(problem), repeat=len(stages)):
