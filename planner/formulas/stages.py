@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from planner.errors import UsageError
 from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals
+from planner.memory import fits
 from planner.schedules import dapple
 from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
 from planner.sync.formulas import all_reduce_bytes
@@ -99,7 +100,7 @@ def bapipe_schedule(
     if asynchronous:
         return "as" if byte_per_s >= bapipe_bandwidth_byte_per_s("as", feature_bytes, forward_s, backward_s) else "fbp"
     needed = bapipe_features("so", stages)[0] * feature_bytes + bapipe_weight_bytes(weight_bytes)
-    return "so" if needed <= memory_bytes else "sno"
+    return "so" if fits(needed, memory_bytes) else "sno"
 
 
 def bapipe_weight_bytes(weight_bytes: float) -> float:

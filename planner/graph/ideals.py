@@ -7,7 +7,7 @@ exponentially many, yet few in practice: networks are long and narrow.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -124,7 +124,12 @@ def prefix_ideals(count: int, lines: Iterable[Iterable[int]]) -> np.ndarray:
 
 
 def enumerate_ideals(
-    count: int, arcs: Iterable[tuple[int, int]], most: int, *, only: np.ndarray | None = None
+    count: int,
+    arcs: Iterable[tuple[int, int]],
+    most: int,
+    *,
+    only: np.ndarray | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> np.ndarray | None:
     """Every ideal of a DAG, the empty and the full set included.
 
@@ -135,6 +140,7 @@ def enumerate_ideals(
         arcs: (start, end) pairs without circles.
         most: give up when there are more.
         only: bool [count] nodes that the ideals are made of; all by default. No arc may touch the others.
+        check: called for every node; it may raise an error of the caller's to end the search.
 
     Returns:
         uint64 [ideals, words], or None when there are more than `most`. O(ideals * nodes) word operations.
@@ -148,6 +154,7 @@ def enumerate_ideals(
     found = np.zeros((256, width), dtype=np.uint64)
     size = 1
     for node in topological_line(count, pairs):
+        check()
         if only is not None and not only[node]:
             continue
         need = bit_row(sources[node], width)

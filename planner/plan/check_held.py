@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from planner.memory import room_bytes
 from planner.plan.findings import Fault, Finding
 from planner.plan.types import Plan
 from planner.schedules.lending import lent_bytes, own_bytes
 from planner.schedules.types import Action
 from planner.units import format_bytes
-
-_TOLERANCE = 1e-9
 
 Orders = Mapping[int, Sequence[Sequence[Action]]]
 """By rank, the actions of each of its lanes."""
@@ -39,7 +38,7 @@ def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
         resting += max(t.memory.reserve_bytes for t in terms)
         resting += max(t.memory.workspace_bytes for t in terms)
         capacity = min(t.capacity_bytes for t in terms)
-        room = capacity * (1 + _TOLERANCE) - resting
+        room = room_bytes(capacity) - resting
         at, held = -1 if room >= 0 else 0, 0.0
         if len(lanes) == 1 and room >= 0:
             held, at = own_bytes(lanes[0], units, room)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from planner.graph import DType
+from planner.memory import fits
 from planner.plan.files import digest_of
 from planner.plan.findings import Fault, Finding
 from planner.plan.flags import Requirement
@@ -181,7 +182,7 @@ def _parameters(plan: Plan) -> Iterator[Finding]:
 def _memory(plan: Plan) -> Iterator[Finding]:
     for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
         needed, available = prediction.memory.total_bytes, prediction.capacity_bytes
-        if needed > available:
+        if not fits(needed, available):
             message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])

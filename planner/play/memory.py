@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import PlanError
+from planner.memory import fits
 from planner.play.trace import Trace
 from planner.schedules.program import (
     BACKWARD,
@@ -123,7 +124,7 @@ def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) 
     first: tuple[float, int, float, int] | None = None
     for worker in range(trace.program.workers):
         curve = memory_curve(trace, worker, sizes)
-        over = np.flatnonzero(curve.held_bytes > capacity_bytes[worker])
+        over = np.flatnonzero(~fits(curve.held_bytes, capacity_bytes[worker]))
         if len(over) and (first is None or curve.time_s[over[0]] < first[0]):
             at = int(over[0])
             first = float(curve.time_s[at]), worker, float(curve.held_bytes[at]), int(curve.action[at])

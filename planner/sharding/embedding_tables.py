@@ -18,6 +18,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.hardware import Collective, moved_bytes
+from planner.memory import fits
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes
 from planner.units import format_bytes
@@ -183,7 +184,7 @@ def place_tables(
     """
     placer = _Placer(tables, mesh, state or StateBytes(), item_bytes)
     least = sum(placer.held(t, TableCut.ROWS) for t in tables)
-    if least > memory_bytes:
+    if not fits(least, memory_bytes):
         raise InfeasibleError(
             f"the tables need {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
             hint="use more devices, or an optimizer with less state",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.graph import Tensor, TensorKind
+from planner.memory import fits
 from planner.operators import OpCall
 from planner.sharding.forbidden import is_forbidden, result_ranks
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
@@ -270,6 +271,6 @@ def evaluate(
         if isinstance(choice, (TensorChoice, WeightChoice)):
             judge.resting(name, choice)
     verdict = judge.verdict
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes * (1 + 1e-9):
+    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         verdict.violations.append(f"a rank holds {verdict.memory_bytes:.0f} bytes, {memory_bytes:.0f} are there")
     return verdict

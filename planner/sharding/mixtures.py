@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.hardware import Cluster, Collective
+from planner.memory import fits
 from planner.sharding.layout import Part, TensorLayout
 from planner.sharding.mesh import Mesh, factorisations, mesh_on
 from planner.sharding.reshard import Step, reshard
@@ -156,7 +157,7 @@ def expert_plans(
         if not why and degree > 1:
             steps = exchanges(mixture, mesh, degree, tokens, item_bytes, axis=1)
             exchange_s = sum(step.seconds for change in steps.values() for step in change)
-        if not why and memory_bytes is not None and state_bytes > memory_bytes:
+        if not why and memory_bytes is not None and not fits(state_bytes, memory_bytes):
             why = f"experts take {format_bytes(state_bytes)} a device, {format_bytes(memory_bytes)} are there"
         found.append(
             ExpertPlan(

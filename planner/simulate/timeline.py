@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
+from planner.memory import fits
 from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
@@ -55,7 +56,7 @@ class Lane:
     @property
     def fits(self) -> bool:
         """Whether the memory never exceeds the device's."""
-        return self.memory.peak_bytes <= self.capacity_bytes
+        return fits(self.memory.peak_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

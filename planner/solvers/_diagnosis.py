@@ -13,6 +13,7 @@ import numpy as np
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.solvers._registry import SOLVERS
 from planner.space import evaluate
 from planner.space.formulate import Formulator
@@ -152,7 +153,7 @@ def _closest(
     factors = [least_memory_factor(problem) for _, problem in cases]
     first = int(np.argmin(factors))
     costs, problem = cases[first]
-    factor = factors[first] * (1 + 1e-9)
+    factor = factors[first]
     if not math.isfinite(factor):
         return None
     for step in range(1, _STEPS):
@@ -167,7 +168,7 @@ def _closest(
 def _with_memory(cluster: Cluster, factor: float) -> Cluster:
     """The same cluster with that many times the plannable memory on every device."""
     devices = tuple(
-        dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor * (1 + 1e-9)))
+        dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor))
         for d in cluster.devices
     )
     return dataclasses.replace(cluster, devices=devices)
@@ -182,7 +183,7 @@ def _with_devices(cluster: Cluster, times: int) -> Cluster:
 
 def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
     problem = _leanest(costs, cluster, job)
-    return least_memory_factor(problem) <= 1 + 1e-9 and _solved(problem, costs, cluster, job) is not None
+    return fits(least_memory_factor(problem), 1.0) and _solved(problem, costs, cluster, job) is not None
 
 
 def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:

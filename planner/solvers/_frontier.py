@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.solvers._reach import Reach, Share
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
@@ -21,7 +22,6 @@ from planner.sync import recipe_of
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
 
-_ROUNDING = 1e-9
 _WIDEN, _HALVINGS = 4.0, 4
 
 
@@ -246,12 +246,12 @@ class Frontier:
         A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
         beside it the work of all other stages on one micro-batch.
         """
-        room = max(d.usable_bytes for d in self._cluster.devices) * (1 + _ROUNDING)
-        fits = np.triu(self._formulator.least_bytes(costs, zero) <= room)
-        if not fits.diagonal().all():
+        largest = max(d.usable_bytes for d in self._cluster.devices)
+        holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
+        if not holds.diagonal().all():
             return math.inf
         prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
-        held = np.where(fits, prefix[None, 1:] - prefix[:-1, None], 0.0)
+        held = np.where(holds, prefix[None, 1:] - prefix[:-1, None], 0.0)
         return float(max(0.0, prefix[-1] - held.max()))
 
     def _device_counts(self, ranks: int) -> list[int]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import most_that_fit
 from planner.space.problem import StageProblem
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +97,9 @@ def _with_exchange(problem: StageProblem, work_s: np.ndarray, exchange_s: np.nda
 
 def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarray) -> np.ndarray:
     """Micro-batches in flight that fit beside what is resident."""
-    capacity = problem.capacity_bytes[problem.place_kind][:, None, None] * (1 + _ROUNDING)
-    free = capacity - problem.resident_bytes - fixed_bytes[problem.place_kind]
-    each = each_bytes[problem.place_kind]
-    count = np.divide(free, each, out=np.full(free.shape, np.inf), where=each > 0)
-    return np.where(free < 0, -1, np.floor(np.clip(count, -1, 2**60))).astype(np.int64)
+    capacity = problem.capacity_bytes[problem.place_kind][:, None, None]
+    fixed = problem.resident_bytes + fixed_bytes[problem.place_kind]
+    return most_that_fit(fixed, each_bytes[problem.place_kind], capacity)
 
 
 def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.solvers._diagnosis import infeasible
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
@@ -198,7 +199,7 @@ class _Search:
     def _any_block_fits(self, costs: BlockCosts) -> bool:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
-        return bool((kept <= max(d.usable_bytes for d in self._cluster.devices)).all())
+        return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
     def _cutoff_s(self, slice_devices: int) -> float:
         """Only decisions faster than this are looked for."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.schedules import names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
@@ -15,9 +16,6 @@ from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
 """How the message of a plan begins that only an option of the user's stands against."""
-
-MEMORY_TOLERANCE = 1e-9
-"""A device is over-full when it needs more than its memory by this fraction: room for rounding, never for a tensor."""
 
 
 def malformations(
@@ -153,7 +151,8 @@ def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:
     found = []
     for worker in workers:
         needed = worker.memory.total
-        if needed > worker.capacity_bytes * (1 + MEMORY_TOLERANCE):
+        reserve = worker.memory.reserve
+        if not fits(needed - reserve, worker.capacity_bytes - reserve):
             stages = "stage " + str(worker.stages[0]) if len(worker.stages) == 1 else f"stages {_listed(worker.stages)}"
             verb = "needs" if len(worker.stages) == 1 else "on one device need"
             message = f"{stages} {verb} {needed / 2**30:.2f} GiB on a device of {worker.capacity_bytes / 2**30:.2f} GiB"

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import most_that_fit
 from planner.space.blocks import range_table
 from planner.space.types import BlockCosts
-
-_ROUNDING = 1e-9
 
 
 class Ranges:
@@ -87,10 +86,9 @@ def stage_needs(ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: floa
     """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n]; O(n^2)."""
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
-    free = capacity_bytes * (1 + _ROUNDING) - resident_bytes
-    nothing = np.zeros(free.shape)
-    plain = nothing if recompute == "always" else _limit(free, ranges.saved_bytes)
-    again = nothing if recompute == "never" else _limit(free - ranges.working_bytes, ranges.checkpoint_bytes)
+    nothing, again_bytes = np.zeros(resident_bytes.shape), resident_bytes + ranges.working_bytes
+    plain = nothing if recompute == "always" else _limit(resident_bytes, ranges.saved_bytes, capacity_bytes)
+    again = nothing if recompute == "never" else _limit(again_bytes, ranges.checkpoint_bytes, capacity_bytes)
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
     before_s = np.cumsum(forward_s) - forward_s
     after_s = np.cumsum(each_s[::-1])[::-1]
@@ -107,9 +105,8 @@ def stage_needs(ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: floa
     )
 
 
-def _limit(free: np.ndarray, each: np.ndarray) -> np.ndarray:
-    count = np.divide(free, each, out=np.full(free.shape, np.inf), where=each > 0)
-    limit = np.where(free < 0, 0.0, np.maximum(np.floor(count), 0.0))
+def _limit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_bytes: float) -> np.ndarray:
+    limit = np.maximum(most_that_fit(fixed_bytes, each_bytes, capacity_bytes), 0).astype(np.float64)
     return -_least_of_longer(-np.triu(limit))
 
 

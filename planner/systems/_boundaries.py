@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.memory import fits, room_bytes
 from planner.play import StageBytes, StageTimes, Trace, Transfers, run
 from planner.play.memory import memory_curve
 from planner.play.steady import find_pace, reach_of
@@ -102,11 +103,11 @@ class Search:
             * each
             for k, v in zip(kept, self._versions, strict=True)
         ]
-        least = least_need(needs, tables.real) * (1 + 1e-12)
+        least = least_need(needs, tables.real)
         found = {
-            balanced(stage_s, [need <= room for need in needs]),
+            balanced(stage_s, [fits(need, room) for need in needs]),
             balanced(stage_s, [tables.real] * shape.stages),
-            balanced(stage_s, [need <= least for need in needs]),
+            balanced(stage_s, [fits(need, least) for need in needs]),
             tuple(round(i * n / shape.stages) for i in range(shape.stages + 1)),
         }
         return {marks for marks in found if marks is not None}
@@ -195,7 +196,7 @@ class Search:
         lent = lent_bytes(self._lending.lanes, (figures.unit_bytes / self._parts).tolist()) if self._lending else {}
         for worker in range(self._shape.workers):
             own = [stage for stage, workers in enumerate(figures.holders) if worker in workers]
-            have = float(figures.capacity_bytes[own].min())
+            have = room_bytes(float(figures.capacity_bytes[own].min()))
             curve = memory_curve(trace, worker, sizes)
             need = curve.peak_bytes
             if worker in lent and (least := self._with_guests(worker, own, figures, lent[worker])) > max(need, have):
@@ -209,7 +210,7 @@ class Search:
                 moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
                 worst = need - have
                 reason = f"worker {worker} holds {format_bytes(need)} of {format_bytes(have)}, too much {moment}"
-        return max(0.0, worst - 1e-9 * abs(worst)), reason
+        return max(0.0, worst), reason
 
     def _with_guests(self, worker: int, own: list[int], figures: Figures, lent: float) -> float:
         """What a worker holds at the most whatever the times, with what others evict to it; as the plan is checked."""

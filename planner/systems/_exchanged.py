@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from planner.errors import HardwareError, JobError, UsageError
+from planner.memory import fits
 from planner.space.types import MemoryBytes
 from planner.sync import Exchange, Scheme, Servers, Step, fabric_of, get, step_of
 from planner.sync.fabric import HOST_SUM_BYTE_PER_S
@@ -131,7 +132,7 @@ def price_exchange(bench: Bench, system: System, size: int) -> Priced:
         float(device.reserve_bytes),
     )
     capacity = float(device.memory_bytes)
-    if memory.total > capacity:
+    if not fits(memory.total, capacity):
         return Priced(size, replicas, count, math.inf, 0.0, memory, capacity, None)
     exchange = scheme.price(fabric, step)
     work_s = count * float((costs.forward_s + costs.backward_s)[slow].sum())

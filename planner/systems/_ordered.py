@@ -14,6 +14,7 @@ from planner import schedules
 from planner.errors import InfeasibleError, JobError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.plan import Plan, Provenance, validate, with_simulation
 from planner.play import Transfers
 from planner.schedules.own_orders import own_schedule
@@ -139,7 +140,7 @@ def _best(bench: Bench, shapes: Sequence[Shape], transfers: Transfers) -> Cut:
             continue
         need, room = shape.least_bytes(bench), min(d.usable_bytes for d in bench.cluster.devices)
         least = min(least, (need, shape), key=lambda entry: entry[0])
-        if need > room and not shape.schedule.fixed:
+        if not fits(need, room) and not shape.schedule.fixed:
             continue
         tried = [(search, search.begin()) for search in (Search(bench, s, transfers) for s in shape.placements)]
         begun.append(min(tried, key=lambda entry: entry[1].key))

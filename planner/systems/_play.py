@@ -6,6 +6,7 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import PlanError
+from planner.memory import fits
 from planner.play import Conditions, Measurement, StageBytes, Transfers, measure_schedule
 from planner.schedules.types import Pipeline, Schedule
 from planner.space.types import MemoryBytes
@@ -95,7 +96,7 @@ def _result(
     worker, memory = _fullest(figures, sizes, found)
     capacity = min(float(figures.capacity_bytes[s]) for s, own in enumerate(figures.holders) if worker in own)
     reason = ""
-    if memory.total > capacity * (1 + 1e-9):
+    if not fits(memory.total, capacity):
         stage = next(s for s, own in enumerate(figures.holders) if worker in own)
         reason = f"stage {stage} needs {format_bytes(memory.total)} of {format_bytes(capacity)}"
     return Played(

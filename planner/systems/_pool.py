@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.memory import fits
 from planner.schedules.hetpipe import global_staleness
 from planner.sync import fabric_of
 from planner.sync.traffic import Traffic, nothing
@@ -79,9 +80,9 @@ def _crowded(bench: Bench, workers: Workers) -> str:
     even, largest = float(tables.elements[0, -1]) / len(own), float(np.diagonal(tables.elements, 1).max())
     reason = "no stages fit in a virtual worker with a stashed wave"
     state = "weights, gradients and optimizer state"
-    if even * a_state > room:
+    if not fits(even * a_state, room):
         return f"{reason}: {state} alone are {format_bytes(even * a_state)} a device when cut evenly over {len(own)}"
-    if largest * a_state > room:
+    if not fits(largest * a_state, room):
         return f"{reason}: {state} of one block are {format_bytes(largest * a_state)}"
     return reason
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.play import Transfers
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
@@ -170,7 +171,7 @@ def _beside(bench: Bench, size: int, evenly: int, byte_per_s: float, memory: Mem
         bench.costs(size).boundary_bytes,
         byte_per_s,
         carried(bench.cluster, devices),
-        fits=[tables.needed(rule, recompute=False) <= memory.device_bytes for rule in rules],
+        fits=[fits(tables.needed(rule, recompute=False), memory.device_bytes) for rule in rules],
         minibatches=evenly,
     )
 
@@ -180,8 +181,8 @@ def _equal_replicas(bench: Bench, system: System, size: int, limit_s: float) -> 
     tables, every = bench.tables(size), []
     room = min(d.usable_bytes for d in bench.cluster.devices)
     for depth in [d for d in range(1, min(bench.devices, bench.blocks) + 1) if bench.devices % d == 0]:
-        fits = [tables.needed(StageRule(depth - s, depth - s), recompute=False) <= room for s in range(depth)]
-        marks = balanced(tables.stage_s(recompute=False), fits)
+        needs = [tables.needed(StageRule(depth - s, depth - s), recompute=False) for s in range(depth)]
+        marks = balanced(tables.stage_s(recompute=False), [fits(need, room) for need in needs])
         if marks is None:
             continue
         replicas, count = bench.devices // depth, bench.job.global_batch // size
@@ -283,7 +284,7 @@ def _may_fit(bench: Bench, size: int, count: int) -> bool:
     """Whether some cut into as many stages as possible leaves room for the features of 1F1B."""
     tables, parts = bench.tables(size), bench.job.global_batch // size
     needs = [tables.needed(StageRule(min(parts, count - s)), recompute=False) for s in range(count)]
-    return least_need(needs, tables.real) <= max(d.usable_bytes for d in bench.cluster.devices)
+    return fits(least_need(needs, tables.real), max(d.usable_bytes for d in bench.cluster.devices))
 
 
 def _neighbour_byte_per_s(cluster: Cluster, count: int) -> list[float]:

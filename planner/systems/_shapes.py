@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.memory import fits
 from planner.schedules.types import ActivationUnit, Pipeline, Schedule
 from planner.space.cuts import least_need
 from planner.space.types import StageChoice
@@ -82,7 +83,7 @@ class Shape:
         need = tables.needed(StageRule(1 / each), recompute=self.recompute, whole=self.whole) * each
         least = least_need([need] * self.stages, tables.real)
         alone = all(own == (stage,) for stage, own in enumerate(self.holders))
-        if not alone or least > min(d.usable_bytes for d in bench.cluster.devices):
+        if not alone or not fits(least, min(d.usable_bytes for d in bench.cluster.devices)):
             return least
         kept, versions = self.schedule.in_flight(self.pipeline), self.schedule.weight_versions(self.pipeline)
         if self.schedule.activation_unit is not ActivationUnit.MICRO_BATCH:
@@ -140,7 +141,7 @@ def shapes_for(bench: Bench, schedule: Schedule) -> Iterator[Shape]:
 
 def least_workers(schedule: Schedule) -> int:
     """Workers that a pipeline has at the least."""
-    return 1 if isinstance(schedule, OwnOrders) else 2
+    return 1 if schedule.fixed is not None else 2
 
 
 def obstacle(bench: Bench, schedule: Schedule) -> str:

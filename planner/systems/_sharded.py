@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import InfeasibleError, ShardplanError
+from planner.memory import fits
 from planner.sharding import Setting, StateBytes, mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.searches import ShardingAnswer, get
@@ -123,7 +124,7 @@ def by_sharding(bench: Bench, system: System) -> Found:
             refused = str(error)
         except ValueError as error:
             refused = f"the tables of the search over layouts exceed what an array can hold: {error}"
-    fitting = [p for p in found if p.memory.total <= p.capacity_bytes]
+    fitting = [p for p in found if fits(p.memory.total, p.capacity_bytes)]
     if not fitting:
         return Found(reason=_why(found) or refused)
     fitting.sort(key=lambda p: (p.iteration_s, p.micro_batch))
@@ -174,7 +175,7 @@ def _even_share(bench: Bench, devices: int) -> str:
     """Why not even a model cut evenly over all devices fits; empty where it may."""
     share = _states_bytes(bench) / devices
     device = min(bench.cluster.devices, key=lambda d: d.usable_bytes)
-    if share <= device.usable_bytes:
+    if fits(share, device.usable_bytes):
         return ""
     return (
         f"does not fit: weights, gradients and optimizer state alone are {format_bytes(share)} a device of"
@@ -214,7 +215,7 @@ def _priced(bench: Bench, system: System, mesh: tuple[int, ...], most: int, trie
             continue
         found.append(price)
         room = price.capacity_bytes - price.memory.total + price.memory.activations
-        fit += price.memory.activations <= room
+        fit += fits(price.memory.total, price.capacity_bytes)
         if fit >= most or len(found) >= tries:
             break
         if room <= 0:

@@ -16,6 +16,7 @@ import numpy as np
 from planner import schedules
 from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
+from planner.memory import fits
 from planner.schedules.types import Pipeline
 from planner.space.cuts import balanced, least_need
 from planner.systems._bench import Bench, StageRule
@@ -163,8 +164,7 @@ def cut(bench: Bench, candidate: Candidate, states: int = 0) -> tuple[int, ...] 
     """Balanced stages that fit, by the rule of the schedule."""
     tables, room = bench.tables(candidate.micro_batch), min(d.usable_bytes for d in bench.cluster.devices)
     stage_s = tables.stage_s(recompute=candidate.recompute, whole=candidate.whole)
-    fits = [n <= room for n in _needs(bench, candidate, states)]
-    return balanced(stage_s, fits)
+    return balanced(stage_s, [fits(need, room) for need in _needs(bench, candidate, states)])
 
 
 def _needs(bench: Bench, candidate: Candidate, states: int) -> list[np.ndarray]:
@@ -209,7 +209,7 @@ def sweep(bench: Bench, system: System, candidates: list[Candidate], states: int
         if candidate.depth * candidate.micro_batches * 2 > MOST_ACTIONS and "played" not in system.options:
             continue
         tables = bench.tables(candidate.micro_batch)
-        if (share := _even_share(bench, candidate)) > room:
+        if not fits(share := _even_share(bench, candidate), room):
             tightest = min(tightest or (math.inf, candidate), (share, candidate), key=lambda e: e[0])
             continue
         marks = cut(bench, candidate, states)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from planner.errors import JobError
 from planner.graph.ideals import enumerate_ideals
 from planner.solvers.partition import PARTITION_SOLVERS, Result
+from planner.solvers.partition._deadline import NEVER, Deadline
 from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_bound, result, simple_bound
 from planner.solvers.partition._max_load_chain import best_chain
 from planner.solvers.partition._max_load_form import form_of, reduce_form
@@ -92,7 +92,7 @@ def test_devices_divided_anew_are_divided_best(problem: MaxLoadProblem) -> None:
     free = replace(problem, contiguous=False)
     plans = [plan for _, plan in free.trivial() if free.judge(plan).feasible]
     for plan in plans[-1:]:
-        found = divide_anew(free, plan, work_limit=10.0, deadline=time.monotonic() + LIMIT_S)
+        found = divide_anew(free, plan, work_limit=10.0, deadline=Deadline(LIMIT_S))
         verdict, before = free.judge(found.plan), free.judge(plan).objective
         assert found.in_time
         assert verdict.feasible
@@ -104,14 +104,12 @@ def test_devices_divided_anew_are_divided_best(problem: MaxLoadProblem) -> None:
 def test_devices_divided_anew_by_hand() -> None:
     # 9 + 3 against 2 + 2; evened out 9 | 3 + 2 + 2. No single move helps the third device, which holds 8.
     given = problem([9.0, 3.0, 2.0, 2.0, 8.0], [], [0.0] * 5, accelerators=3, contiguous=False)
-    found = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=math.inf)
+    found = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=NEVER)
     assert found.plan == MaxLoadDecision((0, 1, 1, 1, 2))
     # Parted, 0 and 1 cost the incumbent's load, so that they count as one; the plan is mended before all else.
     torn = problem([0.0, 1.0], [(0, 1)], [1.0, 0.0], contiguous=False)
-    assert (
-        torn.judge(divide_anew(torn, MaxLoadDecision((0, 1)), work_limit=1.0, deadline=math.inf).plan).objective == 1.0
-    )
-    stopped = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=time.monotonic())
+    assert torn.judge(divide_anew(torn, MaxLoadDecision((0, 1)), work_limit=1.0, deadline=NEVER).plan).objective == 1.0
+    stopped = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=Deadline(0.0))
     assert stopped.plan == MaxLoadDecision((0, 0, 1, 1, 2))
     assert not stopped.in_time
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import InfeasibleError
+from planner.memory import fits
 from planner.sharding.elimination import DEFAULT_LIMIT, Factor, marginals, minimise, table_entries
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
@@ -140,7 +141,7 @@ def _close(problem: ShardingProblem, limit: float, best: Within) -> str:
     """Close the gap by an integer program over what is left; says how."""
     left, keep = _reduced(problem, limit, best)
     seconds, bound, picked = integer_program(left, limit)
-    if picked and seconds < best.seconds and left.memory(picked) <= limit * (1 + 1e-9):
+    if picked and seconds < best.seconds and fits(left.memory(picked), limit):
         best.seconds = seconds
         best.chosen = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
     best.bound_s = max(best.bound_s, min(bound, best.seconds))
@@ -165,7 +166,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
         best, method = _fastest(problem), "elimination"
     else:
         least = _least_memory(problem)
-        if least > memory_bytes:
+        if not fits(least, memory_bytes):
             raise InfeasibleError(
                 f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",

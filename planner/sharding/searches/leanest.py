@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.errors import InfeasibleError
+from planner.memory import fits
 from planner.sharding.elimination import minimise
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import evaluate
@@ -30,7 +31,7 @@ def leanest(setting: Setting, *, memory_bytes: float | None = None) -> ShardingA
     if least is None:
         raise InfeasibleError("the graph's operators hang together too closely", hint="use fewer mesh axes")
     held = problem.memory(least[1])
-    if memory_bytes is not None and held > memory_bytes * (1 + 1e-9):
+    if memory_bytes is not None and not fits(held, memory_bytes):
         raise InfeasibleError(
             f"every layout needs about {format_bytes(held)} a device, {format_bytes(memory_bytes)} are there",
             hint="use a larger mesh, more recomputation or a smaller micro-batch",

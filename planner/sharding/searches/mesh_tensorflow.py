@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
+from planner.memory import fits
 from planner.operators import OpCall, graph_specs
 from planner.sharding.elimination import Factor, minimise
 from planner.sharding.forbidden import allowed, forbidden_dims
@@ -296,7 +297,7 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
     where = {n: timed.domains[n][c] for n, c in zip(timed.order, chosen, strict=True)}
     decision = _decision(timed, where)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes * (1 + 1e-9):
+    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         raise InfeasibleError("the fastest layout does not fit the devices' memory", hint="use a larger mesh")
     return ShardingAnswer(decision, verdict, 0.0, "elimination over names", math.prod(sizes))
 
@@ -314,6 +315,6 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
     decision = _decision(timed, {d: place[m] for d, m in answer.assignment.items()})
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
+    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         raise InfeasibleError("the leanest layout does not fit the devices' memory", hint="use a larger mesh")
     return ShardingAnswer(decision, verdict, 0.0, "CP-SAT", len(timed.order))

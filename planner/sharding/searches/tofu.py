@@ -22,6 +22,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor, TensorKind
+from planner.memory import fits
 from planner.operators import DimKind, OpCall, graph_specs, needs_gradient
 from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
@@ -275,7 +276,7 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
             if name:
                 _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in carrying)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and verdict.memory_bytes > memory_bytes:
+    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         raise InfeasibleError("Tofu's plan does not fit the devices' memory", hint="use a larger mesh")
     return ShardingAnswer(decision, verdict, 0.0, "recursion", plan.groups)
 

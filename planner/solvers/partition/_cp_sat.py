@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.memory import room_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+_MEMORY_BITS = 52
 
 
 def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_model.CpSolver:
     """An engine with one thread.
 
     Args:
-        work_limit: stop after so much work as the engine counts it; the same on every machine.
+        work_limit: stop after so much work as the engine counts it, positive; the same on every machine.
         time_limit_s: stop after so long whatever the work; what is found then depends on the machine's speed.
         seed: of its choices by chance.
     """
@@ -31,6 +38,20 @@ def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_
     solver.parameters.symmetry_level = 0
     solver.parameters.presolve_inclusion_work_limit = 0
     return solver
+
+
+def memory_units(size_bytes: np.ndarray, capacity_bytes: float) -> tuple[list[int], int]:
+    """Sizes as whole numbers, and the largest sum of them that fits: what an integer model says `fits` with.
+
+    Exact for whole bytes of less than 4 PB in all (and for any multiples of a power of two that small against their
+    sum). Other sizes are rounded down: then a model may allow what the judge does not, and never the other way round.
+    """
+    total = float(size_bytes.sum())
+    unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(total, 1e-200))[1])
+    sizes = np.floor(size_bytes * unit).astype(np.int64)
+    room = math.floor(min(room_bytes(capacity_bytes) * unit, 2.0 ** (_MEMORY_BITS + 1)))
+    common = max(1, int(np.gcd.reduce(sizes)) if len(sizes) else 1)
+    return (sizes // common).tolist(), room // common
 
 
 def solved(

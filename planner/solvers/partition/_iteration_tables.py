@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.space.partition.iteration import MEMORY_SLACK, IterationProblem, MeshStage
+from planner.memory import most_that_fit
+from planner.solvers.partition._deadline import Deadline
+from planner.space.partition.iteration import IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -74,11 +76,8 @@ def tables_of(problem: IterationProblem) -> Tables:
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
     if problem.fixed_bytes is None or problem.activation_bytes is None:
         return np.full(problem.time_s.shape, _UNLIMITED, dtype=np.int32)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = problem.memory_bytes * (1 + MEMORY_SLACK) - problem.fixed_bytes
-        count = np.where(problem.activation_bytes > 0, np.floor(room / problem.activation_bytes), _UNLIMITED)
-    most: np.ndarray = np.where(room >= 0, np.clip(count, 0, _UNLIMITED), 0).astype(np.int32)
-    return most
+    most = most_that_fit(problem.fixed_bytes, problem.activation_bytes, problem.memory_bytes)
+    return np.asarray(np.clip(most, 0, _UNLIMITED), dtype=np.int32)
 
 
 def last_within(seconds: np.ndarray) -> np.ndarray:
@@ -131,25 +130,28 @@ def extend(
     return best
 
 
-def backward(tables: Tables, seconds: np.ndarray, cap: float) -> np.ndarray:
-    """[L + 1, D + 1] least sum of stage times of every state under the cap, memory left aside."""
+def backward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
+    """[L + 1, D + 1] least sum of stage times of every state under the cap, memory left aside; may run out of time."""
     layers, devices = tables.problem.layers, tables.problem.devices
     capped = under_cap(tables, seconds, cap)
     reach = [last_within(table) for table in capped]
     table = np.full((layers + 1, devices + 1), np.inf)
     table[layers, 0 if tables.problem.use_all else slice(None)] = 0.0
     for first in range(layers - 1, -1, -1):
+        deadline.check()
         table[first] = extend(tables, capped, reach, table, first)
     return table
 
 
-def forward(tables: Tables, seconds: np.ndarray, cap: float) -> np.ndarray:
-    """[L + 1, D + 1] least sum of the stages before every state under the cap, memory left aside."""
+def forward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
+    """[L + 1, D + 1] least sum of the stages before every state under the cap, memory left aside; may run out of
+    time."""
     layers, devices = tables.problem.layers, tables.problem.devices
     table = np.full((layers + 1, devices + 1), np.inf)
     table[0, devices] = 0.0
     capped = under_cap(tables, seconds, cap)
     for last in range(layers):
+        deadline.check()
         row = table[last + 1]
         for level, columns in enumerate(tables.columns):
             for g, size in enumerate(tables.sizes):

@@ -15,12 +15,13 @@ Times are rounded to multiples of 2^-50 of their total, so that all sums are exa
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.graph.ideals import bit_row
+from planner.memory import fits
+from planner.solvers.partition._deadline import NEVER, Deadline, OutOfTime
 from planner.solvers.partition._max_load_form import Form
 from planner.solvers.partition._max_load_loose import LooseGroups
 
@@ -46,7 +47,7 @@ class Chain:
     pairs: int
 
 
-def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: float = math.inf) -> Chain:
+def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER) -> Chain:
     """The chain through some ideals of a form whose largest load is least.
 
     Args:
@@ -54,19 +55,23 @@ def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: float 
         ideals: uint64 [ideals, words], sets of its ordered groups, each set once, with the empty and the full set
             among them.
         limit_ms: only plans with a smaller load count.
-        deadline: value of `time.monotonic()` at which to stop.
+        deadline: when to stop.
 
     Complexity: O(ideals * (ideals in a window) * (words + nets cut by an ideal)).
     """
-    return _Search(form, ideals, limit_ms).run(deadline)
+    search = _Search(form, limit_ms, deadline)
+    try:
+        return search.run(ideals)
+    except OutOfTime:
+        return Chain(None, math.inf, False, search.pairs)
 
 
 class _Search:
     """One search; times are whole numbers of units from here on."""
 
-    def __init__(self, form: Form, ideals: np.ndarray, limit_ms: float) -> None:
+    def __init__(self, form: Form, limit_ms: float, deadline: Deadline) -> None:
         problem = form.problem
-        self.form = form
+        self.form, self.deadline = form, deadline
         self.accs, self.cpus = problem.accelerators, problem.cpus
         most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
         self.scale = 2.0 ** (50 - math.frexp(most)[1])
@@ -77,13 +82,14 @@ class _Search:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(acc > 0, acc / cpu, 0.0)
         self.ratio = float(ratio.max(initial=0.0)) if self.cpus else 0.0
-        self._load_family(ideals, acc, cpu)
+        self.times = acc, cpu
+        self.pairs = 0
 
-    def _load_family(self, ideals: np.ndarray, acc: np.ndarray, cpu: np.ndarray) -> None:
-        form = self.form
+    def _load_family(self, ideals: np.ndarray) -> None:
+        form, (acc, cpu) = self.form, self.times
         columns = np.column_stack([acc, cpu, form.size, (~form.supported).astype(float), np.ones(form.groups)])
         columns[~form.ordered] = 0.0
-        sums = _weigh(ideals, columns)
+        sums = _weigh(ideals, columns, self.deadline)
         ends = sums[:, 4].min(initial=np.inf), sums[:, 4].max(initial=0)
         sums, ideals = self._within_reach(sums, ideals)
         self.hopeless = not ({ends[0], ends[1]} <= set(sums[:, 4].tolist()))
@@ -102,6 +108,7 @@ class _Search:
         slack = 1 + 1e-9
         keep = np.zeros(len(sums), dtype=bool)
         for a in range(self.accs + 1):
+            self.deadline.check()
             for c in range(self.cpus + 1):
                 keep |= (done <= self._capacity(a, c) * slack) & (
                     total - done <= self._capacity(self.accs - a, self.cpus - c) * slack
@@ -119,6 +126,7 @@ class _Search:
         self.pins = np.array([bit_row(pins, width) for pins in self.form.nets], dtype=np.uint64).reshape(-1, width)
         rows, nets = [], []
         for e, pins in enumerate(self.pins):
+            self.deadline.check()
             if self.loose.holds[e]:
                 continue
             touched = np.zeros(len(self.bits), dtype=bool)
@@ -140,13 +148,13 @@ class _Search:
         costs = np.append(self.cost, 0.0)[padded]
         return padded, costs, costs.sum(axis=1)
 
-    def run(self, deadline: float) -> Chain:
+    def run(self, ideals: np.ndarray) -> Chain:
+        self._load_family(ideals)
         count = len(self.bits)
         shape = (count, self.cpus + 1, self.accs + 1)
         self.value = np.full(shape, np.inf)
         self.parent = np.full(shape, -1, dtype=np.int32)
         self.by_cpu = np.zeros(shape, dtype=bool)
-        self.pairs = 0
         if self.hopeless:
             return Chain(None, math.inf, True, 0)
         self.value[0, 0, 0] = 0.0
@@ -161,8 +169,7 @@ class _Search:
             active = (self.value[i] < self.limit) & (total - self.acc[i] <= room * (1 + 1e-9))
             if not active.any():
                 continue
-            if i % 64 == 0 and time.monotonic() > deadline:
-                return Chain(None, math.inf, False, self.pairs)
+            self.deadline.check()
             self._extend(i, active, total - float(room_after[active].max()) * (1 + 1e-9))
         return self._trace()
 
@@ -178,13 +185,13 @@ class _Search:
         here = np.where(active, self.value[i], np.inf)
         work = self.acc[after] - self.acc[i]
         if self.accs:
-            fits = (
+            possible = (
                 (work < self.limit)
                 & (self.unsupported[after] == self.unsupported[i])
-                & (self.size[after] - self.size[i] <= self.form.problem.memory_bytes)
+                & fits(self.size[after] - self.size[i], self.form.problem.memory_bytes)
             )
-            there = after[fits]
-            load = work[fits] + self._transfers(i, there)
+            there = after[possible]
+            load = work[possible] + self._transfers(i, there)
             keep = load < self.limit
             self._offer(i, there[keep], load[keep], here[:, :-1], (slice(None), slice(1, None)), False)
             self.pairs += len(there)
@@ -240,11 +247,11 @@ class _Search:
         return Chain(tuple(int(d) for d in device), load / self.scale, True, self.pairs)
 
 
-def _weigh(ideals: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.ndarray:
     """Sums of some columns over the members of each ideal, float64 [ideals, columns]."""
-    step = 4096
-    parts = [
-        np.unpackbits(rows.view(np.uint8), axis=1, count=len(columns), bitorder="little").astype(float) @ columns
-        for rows in (np.ascontiguousarray(ideals[s : s + step]) for s in range(0, len(ideals), step))
-    ]
+    step, parts = 4096, []
+    for start in range(0, len(ideals), step):
+        deadline.check()
+        rows = np.ascontiguousarray(ideals[start : start + step]).view(np.uint8)
+        parts.append(np.unpackbits(rows, axis=1, count=len(columns), bitorder="little").astype(float) @ columns)
     return np.concatenate(parts) if parts else np.zeros((0, columns.shape[1]))

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
+from planner.memory import fits
+from planner.solvers.partition._deadline import NEVER, Deadline
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 
@@ -60,7 +62,7 @@ class Form:
     @property
     def roomy(self) -> bool:
         """Whether one accelerator could hold everything, so that memory never matters."""
-        return float(self.size.sum()) <= self.problem.memory_bytes
+        return fits(float(self.size.sum()), self.problem.memory_bytes)
 
     def decision(self, device_of_group: Iterable[int]) -> MaxLoadDecision:
         """The plan that gives every node the device of its group."""
@@ -130,17 +132,18 @@ def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
     return np.array([math.fsum(m) for m in members], dtype=float)
 
 
-def reduce_form(form: Form, incumbent_ms: float = math.inf) -> Form:
-    """Merge groups by the rules above until none applies.
+def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline = NEVER) -> Form:
+    """Merge groups by the rules above until none applies, or until the deadline: each merge stands by itself.
 
     Args:
         form: groups so far.
         incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if there is one.
+        deadline: when to stop.
 
     Complexity: each pass takes O(pins of all nets + groups^2 / 64); passes are few.
     """
     while True:
-        merged = _one_pass(form, incumbent_ms)
+        merged = None if deadline.passed else _one_pass(form, incumbent_ms)
         if merged is None:
             return form
         if form.problem.contiguous:

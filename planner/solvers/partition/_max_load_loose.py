@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from planner.graph.ideals import bit_row, components, words
+from planner.memory import fits
 from planner.solvers.partition._max_load_form import Form
 
 _LARGEST = 4
@@ -115,7 +116,7 @@ def _cluster(form: Form, acc: np.ndarray, loose: set[int], members: list[int], n
     for size in range(len(able) + 1):
         for chosen in combinations(able, size):
             own = [[v for v in form.nets[e] if v in loose] for e in nets]
-            if float(form.size[list(chosen)].sum()) <= form.problem.memory_bytes:
+            if fits(float(form.size[list(chosen)].sum()), form.problem.memory_bytes):
                 meets = tuple(any(v in chosen for v in pins) for pins in own)
                 holds = tuple(all(v in chosen for v in pins) for pins in own)
                 choices.append(_Choice(float(acc[list(chosen)].sum()), meets, holds))

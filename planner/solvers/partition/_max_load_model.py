@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.graph.ideals import topological_line
+from planner.solvers.partition._deadline import NEVER, Deadline
 from planner.solvers.partition._max_load_form import Form
 
 _RANKED_PER_DEVICE = 2
@@ -45,9 +46,14 @@ class LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """sum of bytes <= memory, unless a binary is set."""
+    """sum of the groups' bytes fits the memory, unless a binary is set.
 
-    sizes: tuple[tuple[int, float], ...]
+    Attributes:
+        groups: (binary, group).
+        unless: binary that lifts the row; -1 for none.
+    """
+
+    groups: tuple[tuple[int, int], ...]
     unless: int
 
 
@@ -56,6 +62,7 @@ class LoadModel:
     """Binaries 0..binaries-1 and what binds them; to be minimised is the largest load."""
 
     form: Form
+    deadline: Deadline = NEVER
     binaries: int = 0
     rows: list[Row] = field(default_factory=list)
     loads: list[LoadRow] = field(default_factory=list)
@@ -77,9 +84,13 @@ class LoadModel:
         self.rows.append(Row(((int(a), 1), (int(b), -1)), -1, 0))
 
 
-def build_model(form: Form) -> LoadModel:
-    """The model of a form; O(devices * pins)."""
-    model = LoadModel(form)
+def build_model(form: Form, deadline: Deadline = NEVER) -> LoadModel:
+    """The model of a form; O(devices * pins).
+
+    Raises:
+        OutOfTime: the deadline passed before it was built.
+    """
+    model = LoadModel(form, deadline)
     devices = form.problem.devices
     model.place = model.new(form.groups, devices)
     for v in range(form.groups):
@@ -101,12 +112,14 @@ def _add_chain(model: LoadModel) -> None:
     model.rows.append(Row(tuple((b, 1) for b in model.is_cpu), cpus, cpus))
     model.first = model.new(form.groups, devices)
     for v in np.flatnonzero(form.ordered):
+        model.deadline.check()
         for p in range(devices):
             terms = [(int(model.first[v, p]), 1), (int(model.place[v, p]), -1)]
             if p:
                 terms.append((int(model.first[v, p - 1]), -1))
             model.rows.append(Row(tuple(terms), 0, 0))
     for a, b in form.arcs:
+        model.deadline.check()
         for p in range(devices - 1):
             model.below(model.first[b, p], model.first[a, p])
     for v in np.flatnonzero(~form.supported):
@@ -129,6 +142,7 @@ def ranked_groups(form: Form) -> list[int]:
 def _add_ranks(model: LoadModel) -> None:
     ranked = ranked_groups(model.form)
     for j, v in enumerate(ranked):
+        model.deadline.check()
         for d in range(1, model.form.problem.accelerators):
             terms = [(int(model.place[v, d]), 1)]
             terms += [(int(model.place[u, d - 1]), -1) for u in ranked[:j]]
@@ -146,8 +160,8 @@ def _add_device(model: LoadModel, d: int) -> None:
         work = tuple((b, float(t)) for b, t in zip(here, form.acc, strict=True) if t > 0)
         model.loads.append(LoadRow(work, nets, unless))
         if not form.roomy:
-            sizes = tuple((b, float(s)) for b, s in zip(here, form.size, strict=True) if s > 0)
-            model.memory.append(MemoryRow(sizes, unless))
+            groups = tuple((here[v], v) for v in np.flatnonzero(form.size > 0).tolist())
+            model.memory.append(MemoryRow(groups, unless))
     if may_cpu:
         work = tuple((b, float(t)) for b, t in zip(here, form.cpu, strict=True) if t > 0)
         unless = int(model.new(1)[0]) if chain else -1
@@ -158,6 +172,7 @@ def _add_device(model: LoadModel, d: int) -> None:
 
 def _add_net(model: LoadModel, e: int, d: int) -> tuple[float, int, int]:
     form = model.form
+    model.deadline.check()
     pins = [int(b) for b in model.place[list(form.nets[e]), d]]
     if len(pins) == 2:
         cut = int(model.new(1)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition._max_load_form import Form
 
 
@@ -83,7 +84,7 @@ class Loads:
         members = np.arange(groups)
         left = self.load[self.device] - self.time[members, self.device] + leaves * self.on_acc[self.device]
         got = self.load + self.time + gets * self.on_acc
-        full = self.on_acc & (self.held + self.form.size[:, None] > self.form.problem.memory_bytes)
+        full = self.on_acc & ~fits(self.held + self.form.size[:, None], self.form.problem.memory_bytes)
         got[full | ~self.allowed] = np.inf
         got[members, self.device] = np.inf
         return left, got

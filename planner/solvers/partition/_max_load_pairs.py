@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.solvers.partition import Progress
-from planner.solvers.partition._cp_sat import careful_solver
+from planner.solvers.partition._cp_sat import careful_solver, memory_units
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._max_load_form import Form, form_of, reduce_form
 from planner.solvers.partition._max_load_moves import Loads
 from planner.solvers.partition.local_search_max_load import group_devices
@@ -33,7 +33,6 @@ _WORK_EACH = 0.5
 _LEAST_WORK = 0.01
 """What a small problem counts at the least: building it takes time as well."""
 _TIME_BITS = 40
-_MEMORY_BITS = 40
 _BETTER = 1 - 1e-9
 
 
@@ -57,7 +56,7 @@ def divide_anew(
     start: MaxLoadDecision,
     *,
     work_limit: float,
-    deadline: float,
+    deadline: Deadline,
     bound: float = 0.0,
     progress: Progress | None = None,
 ) -> Divided:
@@ -67,19 +66,18 @@ def divide_anew(
         problem: the problem, whose plans need not be contiguous.
         start: a feasible plan.
         work_limit: stop after so much work as the engine counts it.
-        deadline: value of `time.monotonic()` at which to stop whatever the work.
+        deadline: when to stop whatever the work.
         bound: a lower bound; the search stops when it is reached.
         progress: called when a better plan is found.
     """
     best, load, work, size = start, problem.judge(start).objective, 0.0, 2
     while size <= MOST_DEVICES and work < work_limit and load > bound * (1 + 1e-9):
-        form, device = _grouped(problem, best, load)
+        form, device = _grouped(problem, best, load, deadline)
         better = form.decision(device) if form.decision(device) != best else None
         for free in _fullest_with_others(Loads(form, device).load, size) if better is None else ():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or work >= work_limit:
-                return Divided(best, work, left_s > 0)
-            found, spent = _divided(form, device, free, left_s)
+            if deadline.passed or work >= work_limit:
+                return Divided(best, work, not deadline.passed)
+            found, spent = _divided(form, device, free, deadline)
             work += max(spent, _LEAST_WORK)
             better = _accepted(problem, form, device, free, found)
             if better is not None:
@@ -93,14 +91,16 @@ def divide_anew(
     return Divided(best, work, True)
 
 
-def _grouped(problem: MaxLoadProblem, plan: MaxLoadDecision, load: float) -> tuple[Form, np.ndarray]:
+def _grouped(
+    problem: MaxLoadProblem, plan: MaxLoadDecision, load: float, deadline: Deadline
+) -> tuple[Form, np.ndarray]:
     """The problem on groups that no better plan tears apart, and the devices of the groups.
 
     A plan that tears some of them stands for another, which is the better one, or else is left as it is on groups that
     it does not tear.
     """
     whole = form_of(problem)
-    form = reduce_form(whole, load)
+    form = reduce_form(whole, load, deadline)
     device = group_devices(form, plan)
     mended = form.decision(device)
     if mended != plan:
@@ -134,12 +134,16 @@ def _accepted(
     return plan if after < before * _BETTER and problem.judge(plan).feasible else None
 
 
-def _divided(form: Form, device: np.ndarray, free: Sequence[int], left_s: float) -> tuple[np.ndarray | None, float]:
+def _divided(
+    form: Form, device: np.ndarray, free: Sequence[int], deadline: Deadline
+) -> tuple[np.ndarray | None, float]:
     """The devices of all groups with those of the free devices divided anew, and the work it took."""
     from ortools.sat.python import cp_model
 
     pair = _Pair(form, device, free)
-    solver = careful_solver(_WORK_EACH, left_s)
+    if deadline.passed:
+        return None, 0.0
+    solver = careful_solver(_WORK_EACH, deadline.left_s)
     status = solver.solve(pair.program)
     work = float(solver.response_proto.deterministic_time)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -201,9 +205,8 @@ class _Pair:
     def _within_memory(self, mine: dict[int, cp_model.IntVar]) -> None:
         if self.form.roomy:
             return
-        unit = 2.0**_MEMORY_BITS / max(self.form.problem.memory_bytes, 1.0)
-        sizes = [(math.floor(float(self.form.size[v]) * unit), here) for v, here in mine.items()]
-        self.program.add(_total(sizes) <= math.floor(self.form.problem.memory_bytes * unit))
+        sizes, room = memory_units(self.form.size, self.form.problem.memory_bytes)
+        self.program.add(_total([(sizes[v], here) for v, here in mine.items()]) <= room)
 
 
 def _total(terms: Sequence[tuple[int, cp_model.IntVar]]) -> cp_model.LinearExprT:

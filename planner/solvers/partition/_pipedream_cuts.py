@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers
 
@@ -73,36 +76,59 @@ class Cuts:
         return np.array(found)
 
 
-def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int) -> Cuts:
-    """Every cut of a layer graph; when there are more than `most`, those along its topological order only.
+def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int, deadline: Deadline) -> Cuts:
+    """Every cut of a layer graph; when there are too many, those along its topological order only.
+
+    Too many are more than `most`, and more than can be listed and priced before the deadline.
 
     Complexity: O(cuts * (layers + edges)) in vectorised operations.
     """
     arcs = [(a, b) for a, b in layers.edges.tolist()]
-    bits = enumerate_ideals(layers.count, arcs, most)
-    complete = bits is not None
-    if bits is None:
+    bits, figures = None, np.zeros((0, 6))
+    with contextlib.suppress(OutOfTime):
+        bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
+        if bits is not None:
+            figures = _figures(layers, boundary, frontiers, bits, deadline.check)
+    complete = len(figures) > 0
+    if bits is None or not complete:
         bits = prefix_ideals(layers.count, [range(layers.count)])
-    parts = [_figures(layers, boundary, frontiers, bits[at : at + _CHUNK]) for at in range(0, len(bits), _CHUNK)]
-    figures = np.concatenate(parts)
+        figures = _figures(layers, boundary, frontiers, bits, lambda: None)
     keep = np.flatnonzero(figures[:, 5] > 0)
     order = keep[np.lexsort((*bits[keep].T, figures[keep, 4], figures[keep, 0]))]
     compute_s, weight_bytes, saved_bytes, cut_bytes = (figures[order, i].copy() for i in range(4))
     return Cuts(bits[order], compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
 
 
-def _figures(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, bits: np.ndarray) -> np.ndarray:
+def _figures(
+    layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, bits: np.ndarray, check: Callable[[], None]
+) -> np.ndarray:
     """Compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed: float64 [rows, 6]."""
-    octets = bits.view(np.uint8).reshape(len(bits), -1)
-    inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
+    parts = []
+    for at in range(0, len(bits), _CHUNK):
+        parts.append(_chunk_figures(layers, boundary, frontiers, bits[at : at + _CHUNK], after, ancestors, check))
+    return np.concatenate(parts)
+
+
+def _chunk_figures(
+    layers: Layers,
+    boundary: BoundaryBytes,
+    frontiers: Frontiers,
+    bits: np.ndarray,
+    after: list[list[int]],
+    ancestors: list[int],
+    check: Callable[[], None],
+) -> np.ndarray:
+    octets = bits.view(np.uint8).reshape(len(bits), -1)
+    inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
     last = inside.copy()
     for layer, readers in enumerate(after):
         if readers:
             last[:, layer] &= ~inside[:, readers].any(axis=1)
     crossing = np.zeros(len(bits))
     for layer, readers in enumerate(after):
+        check()
         if boundary is BoundaryBytes.RELEASED:
             carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
         else:

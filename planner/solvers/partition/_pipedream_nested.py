@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition._pipedream_cuts import Cuts
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_terms import StageCost, StashRule
@@ -99,7 +100,7 @@ class Nested:
             needed = needed + memory.optimizer_per_weight * self.weights
         else:
             needed = -(-behind // replicas) * kept
-        return np.where(needed > memory.device_bytes * _SAME, np.inf, time)
+        return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
     def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
         """Best times of runs on one level: [m][i, j] for cuts i to j on m units; on the last level i is 0 only."""

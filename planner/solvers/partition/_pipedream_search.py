@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._pipedream_cuts import Cuts
 from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep
 
 _FEW = 4000
 _COARSE = (150, 1000, 5000, 20_000, 60_000)
 _RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-
-
-class OutOfTime(Exception):  # noqa: N818 - a signal inside this package, never seen by users
-    """The time limit struck."""
 
 
 @dataclass(slots=True)
@@ -51,7 +47,7 @@ def search(
     devices: Sequence[int],
     pricing: Callable[[int], Pricing],
     outcome: Outcome,
-    time_limit_s: float,
+    deadline: Deadline,
 ) -> Outcome:
     """The fastest plan on one of several numbers of devices.
 
@@ -61,14 +57,9 @@ def search(
         devices: numbers of devices to try, most promising first.
         pricing: what they cost then.
         outcome: what is known before; updated and returned.
-        time_limit_s: stop after about that long.
+        deadline: when to stop.
     """
-    deadline = time.monotonic() + time_limit_s
     layouts: dict[int, Layout] = {}
-
-    def check() -> None:
-        if time.monotonic() > deadline:
-            raise OutOfTime
 
     def below(limit: float, some: Cuts) -> bool:
         """Look for a plan below a limit; true when one was found. Updates the outcome."""
@@ -76,9 +67,10 @@ def search(
         for count in devices:
             if some.compute_s[-1] / count >= goal:
                 continue
+            deadline.check()
             if count not in layouts:
                 layouts[count] = layout_of(count)
-            sweep = Sweep(some, layouts[count], pricing(count), goal, check)
+            sweep = Sweep(some, layouts[count], pricing(count), goal, deadline.check)
             try:
                 found = sweep.run()
             finally:

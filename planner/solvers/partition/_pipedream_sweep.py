@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition._pipedream_cuts import Cuts
 from planner.space.partition.pipedream_terms import Memory, StashRule
 
@@ -226,7 +227,7 @@ class Sweep:
             else:
                 versions = -(-(behind + move.replicas) // move.replicas)
                 needed = versions * (kept + cuts.cut_bytes[rows][:, None]) + memory.optimizer_per_weight * weights
-            stage[needed > memory.device_bytes * _SLACK] = np.inf
+            stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
 
     def _store(self, site: int, tail: Tail, rows: np.ndarray, times: np.ndarray) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.piper import MEMORY_SLACK, PiperProblem
+from planner.memory import room_bytes
+from planner.space.partition.piper import PiperProblem
 
 
 def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
@@ -60,7 +61,7 @@ def cheapest_choices(
     nodes = np.flatnonzero(inside)
     costs = [stage_costs(problem, inside, useful[v], data) for v in nodes]
     sizes = [problem.activation_bytes[useful[v]] * in_flight + problem.fixed_bytes[useful[v]] for v in nodes]
-    picked = cheapest_fitting(costs, sizes, problem.memory_bytes * (1 + MEMORY_SLACK))
+    picked = cheapest_fitting(costs, sizes, room_bytes(problem.memory_bytes))
     if picked is None:
         return None
     total = border_seconds(problem, inside, data) + sum(float(c[i]) for c, i in zip(costs, picked, strict=True))
@@ -119,10 +120,8 @@ def _extend(
     for i, (c, s) in enumerate(zip(costs, sizes, strict=True)):
         wide_size = (size[:, None] + s).ravel()
         wide_cost = (cost[:, None] + c).ravel()
-        fits = (wide_size + least_size[i + 1] <= room * (1 + 1e-15)) & (
-            wide_cost + price * (wide_size - room) + least_rest[i + 1] <= limit
-        )
-        at = np.flatnonzero(fits)
+        possible = (wide_size <= room) & (wide_size + least_size[i + 1] <= room * (1 + 1e-15))
+        at = np.flatnonzero(possible & (wide_cost + price * (wide_size - room) + least_rest[i + 1] <= limit))
         at = at[np.lexsort((wide_cost[at], wide_size[at]))]
         below = np.minimum.accumulate(np.concatenate(([np.inf], wide_cost[at])))
         at = at[wide_cost[at] < below[:-1] - 1e-15 * np.abs(wide_cost[at])]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 
 import numpy as np
+
+from planner.solvers.partition._deadline import NEVER, Deadline, OutOfTime
 
 
 @dataclass(frozen=True)
@@ -31,25 +34,36 @@ _MOST_CHOSEN = 700
 """Of more ideals, about that many are chosen."""
 _MOST_FOUND = 28_000
 """Of more ideals than this, not even the cheapest are looked for."""
+_SHARE = 0.25
+"""Of the time is spent on listing ideals at the most."""
 
 
-def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray) -> Pairs:
+def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadline: Deadline = NEVER) -> Pairs:
     """All pairs of ideals; if there are too many ideals, of those with the cheapest borders.
+
+    Too many are also those that cannot be listed before the deadline.
 
     Args:
         node_count: n.
         edges: [m, 2] source and target.
         edge_bytes: [m] what an edge moves when it crosses a border.
+        deadline: when to stop.
+
+    Raises:
+        OutOfTime: the deadline passed before any pairs were known.
     """
     before = [0] * node_count
     for u, v in edges.tolist():
         before[v] |= 1 << u
-    found = _enumerate(before, _MOST_FOUND)
+    found = None
+    with contextlib.suppress(OutOfTime):
+        found = _enumerate(before, _MOST_FOUND, deadline.within(deadline.left_s * _SHARE))
     ideals = found
     if ideals is None or len(ideals) > _MOST_IDEALS:
-        chain = _prefixes(before)
+        chain = _prefixes(before, deadline)
         ideals = _cheapest(ideals or chain, chain, edges, edge_bytes, _MOST_CHOSEN)
     members = _members(ideals, node_count)
+    deadline.check()
     outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
     np.fill_diagonal(outside, 1)
     lower, upper = np.nonzero(outside == 0)
@@ -79,13 +93,14 @@ def _size(entry: tuple[int, float]) -> int:
     return entry[0].bit_count()
 
 
-def _enumerate(before: list[int], most: int) -> list[int] | None:
+def _enumerate(before: list[int], most: int, deadline: Deadline) -> list[int] | None:
     """All ideals as bit masks, by size and then by value; None when there are more than `most`."""
     layer = {0}
     found = [0]
     for _ in before:
         following = set()
         for mask in layer:
+            deadline.check()
             for v, needed in enumerate(before):
                 if not mask >> v & 1 and needed & ~mask == 0:
                     following.add(mask | 1 << v)
@@ -96,12 +111,13 @@ def _enumerate(before: list[int], most: int) -> list[int] | None:
     return found
 
 
-def _prefixes(before: list[int]) -> list[int]:
+def _prefixes(before: list[int], deadline: Deadline) -> list[int]:
     """The ideals along the topological order that takes the longest-waiting ready node first."""
     found = [0]
     ready_since: dict[int, int] = {}
     mask = 0
     for step in range(len(before)):
+        deadline.check()
         for v, needed in enumerate(before):
             if not mask >> v & 1 and needed & ~mask == 0:
                 ready_since.setdefault(v, step)

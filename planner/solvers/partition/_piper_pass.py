@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._piper_ideals import Pairs
 from planner.space.partition.piper import PiperProblem
 
@@ -51,7 +52,7 @@ class _States:
 
 
 def run_pass(
-    problem: PiperProblem, pairs: Pairs, options: Options, reserve: np.ndarray
+    problem: PiperProblem, pairs: Pairs, options: Options, reserve: np.ndarray, deadline: Deadline
 ) -> tuple[list[tuple[int, int, int, int]] | None, int]:
     """Stages (row, tensor, data, replicas after) of a plan, in order, and how many states there were.
 
@@ -60,9 +61,13 @@ def run_pass(
         pairs: its ideals.
         options: the stages that keep the cap.
         reserve: [i] devices that the nodes of an ideal take at the least.
+        deadline: when to stop.
 
     Returns:
         None for the stages when there is no plan.
+
+    Raises:
+        OutOfTime: the deadline passed.
     """
     ideals = len(pairs.members)
     most_devices = (problem.devices - np.minimum(reserve, problem.devices + 1)).astype(np.int64)
@@ -70,6 +75,7 @@ def run_pass(
     cost = options.data * options.tensor
     states = _States(ideals)
     for ideal in range(ideals - 2, -1, -1):
+        deadline.check()
         upper = options.upper[first[ideal] : first[ideal + 1]]
         lengths = states.count[upper]
         total = int(lengths.sum())

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import room_bytes
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._piper_choices import useful_choices
 from planner.solvers.partition._piper_ideals import Pairs
-from planner.space.partition.piper import MEMORY_SLACK, PiperProblem
+from planner.space.partition.piper import PiperProblem
 
 UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11
+_ROUNDING = 1e-12
 _MOST_POINTS = 12_000_000
 """Pareto points over all stages that are worth keeping."""
 _MOST_KEPT = 6_000_000
@@ -134,22 +137,43 @@ class RelaxedTable:
 Table = ExactTable | RelaxedTable
 
 
-def tables(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> tuple[list[Table], list[np.ndarray]]:
-    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node."""
+def tables(
+    problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray, deadline: Deadline
+) -> tuple[list[Table], list[np.ndarray]]:
+    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node.
+
+    Raises:
+        OutOfTime: the deadline passed.
+    """
+    deadline.check()
     useful = useful_choices(problem, tensor)
     absent = np.array([float(len(c) == 0) for c in useful])
     total = problem.activation_bytes + problem.fixed_bytes
     least = np.array([total[c].min() if len(c) else 0.0 for c in useful])
-    room = problem.memory_bytes * (1 + MEMORY_SLACK)
-    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least) <= room * (1 + MEMORY_SLACK)))
+    room = _room(problem)
+    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least) <= room))
     if not len(rows):
         return [], useful
     if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
         return [_exact(problem, pairs, rows, useful, data)], useful
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
-    room_bytes = room - _sums(pairs, least)[rows]
-    return [_relaxed(problem, pairs, rows, useful, group, room_bytes) for group in groups], useful
+    left_bytes = room - _sums(pairs, least)[rows]
+    found: list[Table] = []
+    for group in groups:
+        deadline.check()
+        found.append(_relaxed(problem, pairs, rows, useful, group, left_bytes))
+    return found, useful
+
+
+def _room(problem: PiperProblem) -> float:
+    """Bytes that may fit a device, rounding of differences of sums included: limits found with it are upper bounds.
+
+    A stage that is taken for its limit and does not fit after all is ruled out when its choices are worked out.
+    """
+    return room_bytes(problem.memory_bytes) + _ROUNDING * float(
+        problem.activation_bytes.sum() + problem.fixed_bytes.sum()
+    )
 
 
 def _sums(pairs: Pairs, values: np.ndarray) -> np.ndarray:
@@ -288,7 +312,7 @@ def _limits_at(
 ) -> np.ndarray:
     activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
     constant = _sums(pairs, _chosen(base, problem.fixed_bytes))[rows]
-    room = problem.memory_bytes * (1 + MEMORY_SLACK) - constant[:, None] - fixed
+    room = _room(problem) - constant[:, None] - fixed
     limit = np.where(room >= 0, _quotient(room, activation[:, None] + grow), 0)
     return np.where(np.isfinite(added), limit, 0)
 
@@ -299,7 +323,7 @@ def _relaxed(
     rows: np.ndarray,
     useful: list[np.ndarray],
     data: np.ndarray,
-    room_bytes: np.ndarray,
+    left_bytes: np.ndarray,
 ) -> RelaxedTable:
     alone = len(data) == 1
     per_weight = 4 * (float(data[0]) - 1) / problem.batch / problem.bandwidth_bytes_per_s if alone else 0.0
@@ -310,7 +334,7 @@ def _relaxed(
     savings = Savings(pairs.members[:, node], pairs.lower[rows], pairs.upper[rows], step_s, step_bytes)
     kept = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
     activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
-    return RelaxedTable(border, data, activation, room_bytes, savings, kept)
+    return RelaxedTable(border, data, activation, left_bytes, savings, kept)
 
 
 def _savings(

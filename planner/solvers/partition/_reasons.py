@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 from planner.errors import InfeasibleError
 from planner.solvers.partition import Result
+from planner.solvers.partition._deadline import Deadline
 from planner.space.partition.types import PartitionProblem
 from planner.units import format_bytes
 
@@ -39,11 +39,10 @@ def no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, find:
         )
     if find is None:
         return InfeasibleError("no plan keeps all limits", hint="allow more memory and devices")
-    deadline = time.monotonic() + _ALL_TRIALS_S
+    deadline = Deadline(min(_ALL_TRIALS_S, time_limit_s))
 
     def trial(changed: PartitionProblem) -> Any:  # noqa: ANN401
-        left = deadline - time.monotonic()
-        return find(changed, min(left, _TRIAL_S)) if left > 0 else None
+        return None if deadline.passed else find(changed, min(deadline.left_s, _TRIAL_S))
 
     reasons = [text for text in (_memory(problem, trial), _order(problem, trial)) if text]
     if not reasons:

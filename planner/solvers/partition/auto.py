@@ -13,13 +13,13 @@ objective is not the judge's, or whose bound a known plan contradicts.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from planner.errors import UsageError
 from planner.registry import did_you_mean
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._reasons import no_plan
 from planner.space.partition.types import PartitionProblem
 
@@ -121,7 +121,7 @@ class Race:
 
     def __init__(self, problem: PartitionProblem, limit_s: float, progress: Progress | None) -> None:
         self.problem, self.limit_s, self.progress = problem, limit_s, progress
-        self.deadline = time.monotonic() + limit_s
+        self.deadline = Deadline(limit_s)
         self.decision: Any = None
         self.objective, self.bound = math.inf, 0.0
         self.solver, self.space = "", ""
@@ -135,7 +135,7 @@ class Race:
     @property
     def left_s(self) -> float:
         """Time that remains."""
-        return self.deadline - time.monotonic()
+        return self.deadline.left_s
 
     def offer(self, decision: Any, solver: str = "start") -> None:  # noqa: ANN401
         """Begin with a plan when it is feasible and better."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, pipeline_s
 
@@ -30,25 +33,25 @@ def solve_bapipe(
     slot (sno, so), cuts that carry more than some limit are forbidden (the "coarse partition"), for every limit at
     which the best slot changes; these are found by bisection.
     """
-    deadline = time.monotonic() + time_limit_s
-    best, decision, finished, points = math.inf, None, True, 0
+    deadline = Deadline(time_limit_s)
+    best, decision, finished, points = math.inf, None, False, 0
     plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
     for plan in plans:
         verdict = problem.judge(plan)
         if verdict.feasible and verdict.objective < best:
             best, decision = verdict.objective, plan
-    for schedule, size, stages in _points(problem):
-        if time.monotonic() > deadline:
-            finished = False
-            break
-        points += 1
-        for marks in _stages(problem, schedule, size, stages, best):
-            plan = BaPipeDecision(marks, schedule, problem.micro_batches[size])
-            verdict = problem.judge(plan)
-            if verdict.feasible and verdict.objective < best:
-                best, decision = verdict.objective, plan
-                if progress:
-                    progress(NAME, best, 0.0)
+    with contextlib.suppress(OutOfTime):
+        for schedule, size, stages in _points(problem):
+            deadline.check()
+            points += 1
+            for marks in _stages(problem, schedule, size, stages, best, deadline):
+                plan = BaPipeDecision(marks, schedule, problem.micro_batches[size])
+                verdict = problem.judge(plan)
+                if verdict.feasible and verdict.objective < best:
+                    best, decision = verdict.objective, plan
+                    if progress:
+                        progress(NAME, best, 0.0)
+        finished = True
     return verified(problem, decision, best, best if finished else 0.0, NAME, "stages in line", {"points": points})
 
 
@@ -63,7 +66,7 @@ def _points(problem: BaPipeProblem) -> Iterator[tuple[BaPipeSchedule, int, int]]
 
 
 def _stages(
-    problem: BaPipeProblem, schedule: BaPipeSchedule, size: int, stages: int, best: float
+    problem: BaPipeProblem, schedule: BaPipeSchedule, size: int, stages: int, best: float, deadline: Deadline
 ) -> Iterator[tuple[int, ...]]:
     """Stages worth judging at a point."""
     if schedule is BaPipeSchedule.DATA_PARALLEL:
@@ -77,7 +80,7 @@ def _stages(
     fastest = (problem.forward_s[size] + problem.backward_s[size]).min(axis=0)
     if total(fastest.sum() / stages, 0.0) >= best * _SLACK:
         return
-    tables = _Tables(problem, schedule, size, stages, count)
+    tables = _Tables(problem, schedule, size, stages, count, deadline)
     if schedule in (BaPipeSchedule.SNO, BaPipeSchedule.SO) and stages > 1:
         limits = np.unique(tables.cut_s[1:-1])
         yield from _coarse(limits, tables.split, total)
@@ -120,7 +123,10 @@ def _coarse(
 class _Tables:
     """Slots and memory of runs of layers [n + 1, n + 1] (start, stop), device by device."""
 
-    def __init__(self, problem: BaPipeProblem, schedule: BaPipeSchedule, size: int, stages: int, count: int) -> None:
+    def __init__(
+        self, problem: BaPipeProblem, schedule: BaPipeSchedule, size: int, stages: int, count: int, deadline: Deadline
+    ) -> None:
+        self.deadline = deadline
         self.problem, self.schedule, self.size, self.stages, self.count = problem, schedule, size, stages, count
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks[None, :]
@@ -150,9 +156,8 @@ class _Tables:
         kept = 2 * behind_it if schedule in (BaPipeSchedule.SO, BaPipeSchedule.FBP_AS) else behind_it
         if problem.exact_features:
             kept = min(self.count, kept - (schedule is BaPipeSchedule.SO))
-        needed = 2 * self._sums(problem.weight_bytes) + kept * self._sums(problem.feature_bytes[self.size])
-        fits = self.real & (needed <= problem.memory_bytes[stage] * _SLACK)
-        return np.asarray(np.where(fits, slot, np.inf))
+        needed = 2 * run_sums(problem.weight_bytes) + kept * run_sums(problem.feature_bytes[self.size])
+        return np.asarray(np.where(self.real & fits(needed, float(problem.memory_bytes[stage])), slot, np.inf))
 
     def split(self, limit: float) -> Split | None:
         """The stages of the smallest slot whose cuts take no longer than a limit."""
@@ -163,6 +168,7 @@ class _Tables:
         best[0, 0] = 0.0
         choice = np.zeros(best.shape, dtype=np.int64)
         for stage, slot in enumerate(self.slots):
+            self.deadline.check()
             through = np.maximum(best[stage][:, None], slot[np.ix_(marks, marks)])
             choice[stage + 1] = through.argmin(axis=0)
             best[stage + 1] = through.min(axis=0)

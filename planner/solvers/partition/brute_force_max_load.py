@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import time
 from itertools import product
 
 from planner.errors import JobError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-brute-force"
@@ -33,7 +32,6 @@ def solve_by_enumeration(
         JobError: there are too many plans.
     """
     del start
-    deadline = time.monotonic() + time_limit_s
     home: dict[tuple[str, int], int] = {}
     classes = [
         home.setdefault(("class", int(c)) if c >= 0 else ("node", i), len(home)) for i, c in enumerate(problem.colour)
@@ -41,19 +39,12 @@ def solve_by_enumeration(
     if problem.devices ** len(home) > _MOST:
         raise JobError(f"{problem.devices}^{len(home)} plans are too many to try one by one",
                        hint="use another solver")  # fmt: skip
-    best, load, complete = None, math.inf, True
-    for count, devices in enumerate(product(range(problem.devices), repeat=len(home))):
-        plan = MaxLoadDecision(tuple(devices[c] for c in classes))
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < load:
-            best, load = plan, verdict.objective
-            if progress:
-                progress(NAME, load, 0.0)
-        if count % 1024 == 1023 and time.monotonic() > deadline:
-            complete = False
-            break
+    plans = (
+        MaxLoadDecision(tuple(devices[c] for c in classes))
+        for devices in product(range(problem.devices), repeat=len(home))
+    )
     space = "contiguous plans" if problem.contiguous else "all plans"
-    return Result(best, load, load if complete else 0.0, NAME, space, {"classes": len(home)})
+    return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, space=space, progress=progress)
 
 
 PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_enumeration))

@@ -8,13 +8,13 @@ depends on the machine's speed only where the time limit cuts the search off.
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, solved
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
@@ -23,7 +23,6 @@ from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-cp-sat"
 _TIME_BITS = 43
-_MEMORY_BITS = 40
 
 
 def solve_by_cp_sat(
@@ -46,19 +45,23 @@ def solve_by_cp_sat(
         work_limit: stop after so much work as the engine counts it, about a second's each, whatever the clock says;
             `time_limit_s` by default.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
+    work_limit = time_limit_s if work_limit is None else work_limit
     form = form_of(problem)
     start, load, known = opening(problem, form, start, bound)
     if known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
-    form = reduce_form(form, load)
-    model = build_model(form)
-    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
-    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
-    program, binaries = _program(model, scale, known, top)
-    hinted = start is not None and _hint(program, binaries, model, start)
+    form = reduce_form(form, load, deadline)
+    try:
+        model = build_model(form, deadline)
+        top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+        scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
+        program, binaries = _program(model, scale, known, top)
+        hinted = start is not None and _hint(program, binaries, model, start)
+    except OutOfTime:
+        return result(problem, start, known, NAME)
     found = _Watch(problem, model, start, load, known, scale, progress)
-    infeasible = _search(program, binaries, found, deadline, time_limit_s if work_limit is None else work_limit)
+    infeasible = work_limit > 0 and _search(program, binaries, found, deadline, work_limit)
     if infeasible and hinted:
         raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
     return found.result(infeasible)
@@ -82,6 +85,7 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
     binaries = [program.new_bool_var(f"b{i}") for i in range(model.binaries)]
     largest = program.new_int_var(_down(known * (1 - 1e-12), scale), math.ceil(top * (1 + 1e-9) * scale), "load")
     for row in model.rows:
+        model.deadline.check()
         total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in row.terms], [c for _, c in row.terms])
         program.add_linear_constraint(total, row.least, row.most)
     for load in model.loads:
@@ -95,11 +99,12 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
         bounded = program.add(total <= largest)
         if load.unless >= 0:
             bounded.only_enforce_if(~binaries[load.unless])
+    sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
     for memory in model.memory:
-        unit = 2.0**_MEMORY_BITS / max(model.form.problem.memory_bytes, 1.0)
-        sizes = [_down(s, unit) for _, s in memory.sizes]
-        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in memory.sizes], sizes)
-        bounded = program.add(total <= _down(model.form.problem.memory_bytes, unit))
+        total = cp_model.LinearExpr.weighted_sum(
+            [binaries[b] for b, _ in memory.groups], [sizes[v] for _, v in memory.groups]
+        )
+        bounded = program.add(total <= room)
         if memory.unless >= 0:
             bounded.only_enforce_if(~binaries[memory.unless])
     program.minimize(largest)
@@ -126,7 +131,6 @@ class _Watch:
         decision = canonical(self.problem, self.model.form.decision(plan_of(self.model, value)))
         verdict = self.problem.judge(decision)
         self.plans += 1
-        # Memory is rounded down in the model, so that a plan may exceed it by a hair.
         if verdict.feasible and verdict.objective < self.load * (1 - 1e-12):
             self.best, self.load = decision, verdict.objective
             self.say()
@@ -157,7 +161,7 @@ def _search(
     program: Any,  # noqa: ANN401
     binaries: list[Any],
     found: _Watch,
-    deadline: float,
+    deadline: Deadline,
     work_limit: float,
 ) -> bool:
     """Run the engine; true when it proves the model infeasible."""
@@ -167,7 +171,9 @@ def _search(
         def on_solution_callback(self) -> None:
             found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
 
-    solver = careful_solver(work_limit, deadline - time.monotonic())
+    if deadline.passed:
+        return False
+    solver = careful_solver(work_limit, deadline.left_s)
     status = solved(solver, program, Callback())
     if status == cp_model.INFEASIBLE:
         return True

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-import time
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem
 
 NAME = "hetpipe-dp"
-_SLACK = 1 + 1e-12
 State = tuple[tuple[int, ...], int]
 """Devices used of each type, type of the last."""
 
@@ -32,24 +34,25 @@ def solve_hetpipe(
     type need not be told from another device of it. O(prod(counts + 1) types^2 layers^2), vectorised over layers; for
     pipelines that may leave devices idle once for each length.
     """
-    deadline = time.monotonic() + time_limit_s
-    best, decision, finished, states = math.inf, None, True, 0
+    deadline = Deadline(time_limit_s)
+    best, decision, finished, states = math.inf, None, False, 0
     if start is not None and (verdict := problem.judge(start)).feasible:
         best, decision = verdict.objective, start
     devices = sum(problem.counts)
-    for stages in [devices] if problem.use_all else range(min(devices, problem.layers), 0, -1):
-        if stages > problem.layers:
-            continue
-        if time.monotonic() > deadline:
-            finished = False
-            break
-        line = _Line(problem, stages)
-        slowest, plan = line.run()
-        states += len(line.best)
-        if plan is not None and slowest < best:
-            best, decision = slowest, plan
-            if progress:
-                progress(NAME, best, 0.0)
+    lengths = [devices] if problem.use_all else range(min(devices, problem.layers), 0, -1)
+    with contextlib.suppress(OutOfTime):
+        for stages in lengths:
+            if stages > problem.layers:
+                continue
+            deadline.check()
+            line = _Line(problem, stages, deadline)
+            slowest, plan = line.run()
+            states += len(line.best)
+            if plan is not None and slowest < best:
+                best, decision = slowest, plan
+                if progress:
+                    progress(NAME, best, 0.0)
+        finished = True
     bound = best if finished else 0.0
     return verified(problem, decision, best, bound, NAME, "orders of devices and cuts", {"states": states})
 
@@ -72,19 +75,19 @@ def largest_concurrent(problem: HetPipeProblem, most: int) -> int:
 class _Line:
     """Pipelines of exactly `stages` stages."""
 
-    def __init__(self, problem: HetPipeProblem, stages: int) -> None:
-        self.problem = problem
-        self.stages = stages
+    def __init__(self, problem: HetPipeProblem, stages: int, deadline: Deadline) -> None:
+        self.problem, self.stages, self.deadline = problem, stages, deadline
         self.best: dict[State, np.ndarray] = {}
         self.kinds = [kind for kind, count in enumerate(problem.counts) if count]
         self.compute = {kind: _sums(problem.compute_s[kind]) for kind in self.kinds}
-        self.weights, self.saved = _sums(problem.weight_bytes), _sums(problem.saved_bytes)
+        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes)
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks[None, :]
 
     def run(self) -> tuple[float, HetPipeDecision | None]:
         """The slowest stage of the best pipeline, and it."""
         for used in sorted(self._multisets(), key=lambda used: (sum(used), used)):
+            self.deadline.check()
             for kind in self.kinds:
                 if used[kind]:
                     self.best[used, kind] = self._arrive(used, kind).min(axis=0)
@@ -119,7 +122,7 @@ class _Line:
         kept = min(problem.concurrent, max(self.stages, problem.concurrent) - place)
         versions = (kept if problem.stash_weights else 1) + problem.optimizer_per_weight
         needed = versions * self.weights + kept * self.saved
-        return np.asarray(self.real & (needed <= problem.memory_bytes[kind] * _SLACK))
+        return np.asarray(self.real & fits(needed, problem.memory_bytes[kind]))
 
     def _trace(self, state: State) -> HetPipeDecision:
         marks, types = [self.problem.layers], [state[1]]

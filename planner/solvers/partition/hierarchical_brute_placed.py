@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
 from planner.solvers.partition._every_cut import Cut, every_cut
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
 
 NAME = "hierarchical-brute-placed"
@@ -22,19 +21,9 @@ def try_everything(
     progress: Progress | None = None,
 ) -> Result:
     """The best of all plans; exponential in layers and devices."""
-    del progress
-    deadline = time.monotonic() + time_limit_s
-    best, decision, tried, finished = math.inf, None, 0, True
     plans = _plans(problem, every_cut(problem.layers))
-    for plan in [start, *plans] if start else plans:
-        tried += 1
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < best:
-            best, decision = verdict.objective, plan
-        if time.monotonic() > deadline:
-            finished = False
-            break
-    return Result(decision, best, best if finished else 0.0, NAME, "every plan", {"plans": tried})
+    every = [start, *plans] if start else plans
+    return best_of(problem, every, solver=NAME, time_limit_s=time_limit_s, progress=progress)
 
 
 def _plans(problem: PlacedPipelineProblem, cuts: list[Cut]) -> Iterator[Plan]:

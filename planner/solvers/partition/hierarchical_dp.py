@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 
 from planner.errors import UsageError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
 from planner.solvers.partition._pipedream_layouts import flat_layout
 from planner.solvers.partition._pipedream_nested import Nested
-from planner.solvers.partition._pipedream_search import Outcome, OutOfTime, search
+from planner.solvers.partition._pipedream_search import Outcome, search
 from planner.solvers.partition._pipedream_sweep import Pricing, Step
 from planner.solvers.partition._verified import verified
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
@@ -40,6 +40,7 @@ def solve_pipedream(
     Raises:
         UsageError: memory is to be counted device by device while units may stay idle on several levels.
     """
+    deadline = Deadline(time_limit_s)
     levels = len(problem.machines)
     stashed = problem.memory.rule is StashRule.STASHED and math.isfinite(problem.memory.device_bytes)
     if levels > 1 and stashed and problem.use_fewer:
@@ -50,12 +51,9 @@ def solve_pipedream(
     plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
     known = [(v.objective, plan) for plan in plans if (v := problem.judge(plan)).feasible]
     best, decision = min(known, key=lambda pair: pair[0], default=(math.inf, None))
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts)
+    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
     outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(NAME, a, b)) if progress else None)
-    if levels == 1:
-        found = _flat(problem, cuts, outcome, time_limit_s)
-    else:
-        found = _nested(problem, cuts, outcome, time_limit_s)
+    found = (_flat if levels == 1 else _nested)(problem, cuts, outcome, deadline)
     space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     complete = cuts.complete and (levels == 1 or cuts.count <= MOST_PAIRED)
     space += "" if complete else ", some of the cuts only"
@@ -63,7 +61,7 @@ def solve_pipedream(
     return verified(problem, found or decision, outcome.time, outcome.bound, NAME, space, statistics)
 
 
-def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, time_limit_s: float) -> Plan | None:
+def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
     machines = problem.machines[0]
 
     def pricing(devices: int) -> Pricing:
@@ -77,7 +75,7 @@ def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, time_limit_s:
         )
 
     counts = list(range(machines, 0, -1)) if problem.use_fewer else [machines]
-    search(cuts, lambda devices: flat_layout(problem, devices), counts, pricing, outcome, time_limit_s)
+    search(cuts, lambda devices: flat_layout(problem, devices), counts, pricing, outcome, deadline)
     if outcome.steps is None or outcome.cuts is None:
         return None
     return tuple(_stage(outcome.cuts, step) for step in outcome.steps)
@@ -87,18 +85,12 @@ def _stage(cuts: Cuts, step: Step) -> ReplicatedStage:
     return ReplicatedStage(cuts.layers_between(step.start, step.stop), step.place[1])
 
 
-def _nested(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, time_limit_s: float) -> Plan | None:
-    deadline = time.monotonic() + time_limit_s
-
-    def check() -> None:
-        if time.monotonic() > deadline:
-            raise OutOfTime
-
+def _nested(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
     outcome.bound = float(cuts.compute_s[-1]) / problem.devices
     some = cuts if cuts.count <= MOST_PAIRED else cuts.coarse(MOST_PAIRED)
     outcome.pairs = some.count**2
     try:
-        found, plan = Nested(problem, some, check).solve()
+        found, plan = Nested(problem, some, deadline.check).solve()
     except OutOfTime:
         return None
     if some.complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
 from planner.solvers.partition._pipedream_layouts import placed_layout
 from planner.solvers.partition._pipedream_search import Outcome, search
@@ -30,10 +31,11 @@ def solve_placed(
     A label sweep over (place, last stage, cut) below rising limits; see `_pipedream_sweep`. With more cuts only those
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
+    deadline = Deadline(time_limit_s)
     plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
     known = [(v.objective, plan) for plan in plans if (v := problem.judge(plan)).feasible]
     best, decision = min(known, key=lambda pair: pair[0], default=(math.inf, None))
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts)
+    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
 
     def pricing(devices: int) -> Pricing:
         del devices
@@ -47,7 +49,7 @@ def solve_placed(
 
     counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
     outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(NAME, a, b)) if progress else None)
-    search(cuts, lambda count: placed_layout(problem, count), counts, pricing, outcome, time_limit_s)
+    search(cuts, lambda count: placed_layout(problem, count), counts, pricing, outcome, deadline)
     if outcome.steps is not None and outcome.cuts is not None:
         decision = _stages(outcome.cuts, outcome.steps)
     statistics = {"cuts": cuts.count, "pairs": outcome.pairs}

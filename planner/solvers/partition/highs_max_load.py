@@ -12,13 +12,14 @@ import datetime
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._max_load_bounds import canonical, opening, result
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
@@ -49,17 +50,21 @@ def solve_by_highs(
         bound: a lower bound known already, ms.
         most_nodes: stop after so many nodes of the search tree; 1 for the root alone.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     form = form_of(problem)
     start, load, known = opening(problem, form, start, bound)
     if known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
-    form = reduce_form(form, load)
-    model = build_model(form)
-    top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
-    program, binaries = _program(model, known / top, top)
-    hint = values_of(model, group_devices(form, start)) if start is not None else None
-    found = _solve(program, binaries, hint, max(0.05, deadline - time.monotonic()), most_nodes)
+    form = reduce_form(form, load, deadline)
+    try:
+        model = build_model(form, deadline)
+        top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
+        program, binaries = _program(model, known / top, top)
+        hint = values_of(model, group_devices(form, start)) if start is not None else None
+        deadline.check()
+    except OutOfTime:
+        return result(problem, start, known, NAME)
+    found = _solve(program, binaries, hint, deadline.left_s, most_nodes)
     known = max(known, _bound(found, top, start is not None))
     best = start
     if found.has_primal_feasible_solution():
@@ -82,6 +87,7 @@ def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]
     binaries = [program.add_binary_variable() for _ in range(model.binaries)]
     largest = program.add_variable(lb=least * (1 - 1e-9), ub=1 + 1e-9)
     for row in model.rows:
+        model.deadline.check()
         total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
         program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
     for load in model.loads:
@@ -92,9 +98,10 @@ def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]
                 terms.append((whole, -cost / top))
         _at_most(program, binaries, terms, largest, load.unless)
     for memory in model.memory:
-        held = max(model.form.problem.memory_bytes, 1.0)
-        allowed = min(model.form.problem.memory_bytes, 1.0)
-        _at_most(program, binaries, [(b, s / held) for b, s in memory.sizes], allowed, memory.unless)
+        room = room_bytes(model.form.problem.memory_bytes)
+        held = max(room, 1.0)
+        sizes = [(b, float(model.form.size[v]) / held) for b, v in memory.groups]
+        _at_most(program, binaries, sizes, room / held, memory.unless)
     program.minimize(largest)
     return program, binaries
 

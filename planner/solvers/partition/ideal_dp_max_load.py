@@ -9,13 +9,13 @@ plan found (each is on one device only). Both are handed to CP-SAT with the plan
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
 
 from planner.graph.ideals import enumerate_ideals, prefix_ideals, topological_lines
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_chain import Chain, best_chain
 from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
@@ -25,6 +25,8 @@ from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 NAME = "max-load-ideals"
 _SETTLING_PATIENCE = 4
+_LONG = 800
+"""Groups from which on a first plan comes from the prefixes of a single order."""
 MOST_IDEALS = 400_000
 """With more ideals than this the programme is left to CP-SAT."""
 
@@ -46,7 +48,7 @@ def solve_by_ideals(
         progress: called when incumbent or bound improve.
         most_ideals: leave it to CP-SAT when there are more ideals.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     asked = problem
     if not problem.contiguous:
         problem = chained(problem)
@@ -71,7 +73,7 @@ def chained(problem: MaxLoadProblem) -> MaxLoadProblem:
 class _Search:
     """The incumbent and the bound of one run."""
 
-    def __init__(self, problem: MaxLoadProblem, deadline: float, progress: Progress | None) -> None:
+    def __init__(self, problem: MaxLoadProblem, deadline: Deadline, progress: Progress | None) -> None:
         self.problem, self.deadline, self.progress = problem, deadline, progress
         self.form = form_of(problem)
         self.bound = simple_bound(self.form)
@@ -97,18 +99,24 @@ class _Search:
 
     def by_prefixes(self) -> None:
         """A plan from the prefixes of a few orders, loose groups glued to neighbours first and let free after."""
-        form = reduce_form(self.form, self.load)
+        form = reduce_form(self.form, self.load, self.deadline)
         glued = merge_groups(form, glue(form))
         lines = topological_lines(glued.groups, glued.arcs)
+        if glued.groups > _LONG:
+            # All orders together may take longer than there is time; one by itself takes a small part of that.
+            self._take(glued, best_chain(glued, prefix_ideals(glued.groups, lines[:1]), self.load, self.deadline))
         chain = best_chain(glued, prefix_ideals(glued.groups, lines), self.load, self.deadline)
         self._take(glued, chain)
         self._settle()
 
     def by_all_ideals(self, most: int) -> bool:
         """Bound and plan from all ideals; false when a gap is left."""
-        form = reduce_form(self.form, self.load)
+        form = reduce_form(self.form, self.load, self.deadline)
         self.statistics["groups"] = form.groups
-        ideals = enumerate_ideals(form.groups, form.arcs, most, only=form.ordered)
+        try:
+            ideals = enumerate_ideals(form.groups, form.arcs, most, only=form.ordered, check=self.deadline.check)
+        except OutOfTime:
+            return False
         if ideals is None:
             return False
         self.statistics["ideals"] = len(ideals)
@@ -128,9 +136,11 @@ class _Search:
 
     def by_cp_sat(self) -> None:
         """What remains, by CP-SAT."""
-        left = self.deadline - time.monotonic()
+        if self.deadline.passed:
+            return
+        left_s = self.deadline.left_s
         found = solve_by_cp_sat(
-            self.problem, time_limit_s=left, start=self.best, progress=self.progress, bound=self.bound
+            self.problem, time_limit_s=left_s, start=self.best, progress=self.progress, bound=self.bound
         )  # fmt: skip
         self.statistics |= {f"cp_sat_{name}": count for name, count in found.statistics.items()}
         self.offer(found.decision)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
+from collections.abc import Iterator
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
 
 _MOST_PLANS = 2_000_000
@@ -22,26 +23,24 @@ def solve_iteration_by_force(
     Raises:
         UsageError: more plans than can be tried.
     """
-    del start, progress
+    del start
     configs = len(problem.config_devices)
     if (configs + 1) ** problem.layers > _MOST_PLANS:
         message = f"brute force cannot try {problem.layers} layers in {configs} configurations"
         raise UsageError(message, hint="use the solver 'iteration-dp'")
-    deadline = time.monotonic() + time_limit_s
-    best, found, tried = float("inf"), None, 0
+    return best_of(
+        problem, _plans(problem), solver="iteration-brute-force", time_limit_s=time_limit_s, progress=progress
+    )
+
+
+def _plans(problem: IterationProblem) -> Iterator[IterationDecision]:
+    """Every cut with every configuration of its stages, as far as the devices go."""
     for cuts in itertools.product((False, True), repeat=problem.layers - 1):
-        if time.monotonic() > deadline:
-            return Result(found, best, 0.0, "iteration-brute-force", "everything", {"tried": tried})
         starts = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), problem.layers]
-        for chosen in itertools.product(range(configs), repeat=len(starts) - 1):
-            tried += 1
+        for chosen in itertools.product(range(len(problem.config_devices)), repeat=len(starts) - 1):
             if int(np.sum(problem.config_devices[list(chosen)])) <= problem.devices:
                 pairs = zip(starts, starts[1:], chosen, strict=False)
-                decision = IterationDecision(tuple(MeshStage(a, b - 1, c) for a, b, c in pairs))
-                verdict = problem.judge(decision)
-                if verdict.feasible and verdict.objective < best:
-                    best, found = verdict.objective, decision
-    return Result(found, best, best, "iteration-brute-force", "everything", {"tried": tried})
+                yield IterationDecision(tuple(MeshStage(a, b - 1, c) for a, b, c in pairs))
 
 
 PARTITION_SOLVERS.register(

@@ -8,12 +8,12 @@ fit is it repeated stage by stage from the end, keeping states that beat all wit
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._iteration_tables import (
     Tables,
     backward,
@@ -38,6 +38,7 @@ class _Search:
     tables: Tables
     relaxed: np.ndarray
     """[G, L, L] stage times with one micro-batch in flight."""
+    deadline: Deadline
     passes: int = 0
     staged_passes: int = 0
 
@@ -50,7 +51,7 @@ def solve_iteration(
     A pass takes O(L^2 G D) for L layers, G mesh sizes and D devices, and as much again for every stage when memory
     binds.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     best, objective = None, np.inf
     if isinstance(start, IterationDecision):
         verdict = problem.judge(start)
@@ -60,10 +61,14 @@ def solve_iteration(
     if not tables.sizes:
         return Result(None, np.inf, np.inf, NAME, _SPACE)
     values = tables.candidates()
-    search = _Search(tables, tables.stage_seconds(1))
+    search = _Search(tables, tables.stage_seconds(1), deadline)
     ranges = LongestStage(values, problem.micro_batches - 1, objective)
-    while time.monotonic() <= deadline and (step := ranges.next_cap()) is not None:
-        least, stages = _least_sum(search, *step)
+    bound = ranges.bound
+    while (step := ranges.next_cap()) is not None:
+        try:
+            least, stages = _least_sum(search, *step)
+        except OutOfTime:
+            break
         longest = np.inf
         if stages is not None:
             verdict = problem.judge(IterationDecision(tuple(stages)))
@@ -71,17 +76,20 @@ def solve_iteration(
             if verdict.objective < objective:
                 best, objective = IterationDecision(tuple(stages)), verdict.objective
         ranges.settle(least if stages is not None else np.inf, longest)
+        bound = ranges.bound
         if progress:
-            progress(NAME, objective, min(ranges.bound, objective))
+            progress(NAME, objective, min(bound, objective))
+    else:
+        bound = ranges.bound
     counts = {"candidates": len(values), "passes": search.passes, "staged_passes": search.staged_passes}
-    return verified(problem, best, objective, ranges.bound, NAME, _SPACE, counts)
+    return verified(problem, best, objective, bound, NAME, _SPACE, counts)
 
 
 def _least_sum(search: _Search, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """The least sum of stage times under a cap, and its plan; None when nothing below `enough` exists."""
     search.passes += 1
     problem = search.tables.problem
-    table = backward(search.tables, search.relaxed, cap)
+    table = backward(search.tables, search.relaxed, cap, search.deadline)
     least = float(table[0, problem.devices])
     if not least < enough:
         return least, None
@@ -126,7 +134,7 @@ def _least_staged_sum(search: _Search, cap: float, enough: float) -> tuple[float
     """As `_least_sum`, with memory: states by the number of stages they take, fewest first."""
     search.staged_passes += 1
     tables, problem = search.tables, search.tables.problem
-    before = forward(tables, search.relaxed, cap)
+    before = forward(tables, search.relaxed, cap, search.deadline)
     layers, devices = problem.layers, problem.devices
     current = np.full((layers + 1, devices + 1), np.inf)
     current[layers, 0 if problem.use_all else slice(None)] = 0.0
@@ -142,6 +150,7 @@ def _least_staged_sum(search: _Search, cap: float, enough: float) -> tuple[float
             break
         following = np.full_like(current, np.inf)
         for first in range(int(active[-1]) - 1, -1, -1):
+            search.deadline.check()
             row = extend(tables, capped, reach, current, first, int(active[0]))
             row[(row >= best[first]) | (row + before[first] >= enough)] = np.inf
             following[first] = row

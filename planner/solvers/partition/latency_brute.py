@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 
 from planner.errors import UsageError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.latency import LatencyDecision, LatencyProblem
 
 _MOST_NODES = 6
@@ -21,24 +21,18 @@ def solve_latency_by_force(
     Raises:
         UsageError: more nodes than can be tried.
     """
-    del start, progress
+    del start
     if problem.nodes > _MOST_NODES:
         message = f"brute force takes {_MOST_NODES} nodes at most, the problem has {problem.nodes}"
         raise UsageError(message, hint="use the solver 'latency-cp-sat'")
-    deadline = time.monotonic() + time_limit_s
     orders = list(_orders(problem, ()))
-    best, found, tried = float("inf"), None, 0
-    for places in itertools.product(range(problem.devices), repeat=problem.nodes):
-        if time.monotonic() > deadline:
-            return Result(found, best, 0.0, "latency-brute-force", "everything", {"tried": tried})
-        if not problem.judge(LatencyDecision(places, orders[0])).feasible:
-            continue
-        for order in orders:
-            tried += 1
-            verdict = problem.judge(LatencyDecision(places, order))
-            if verdict.objective < best:
-                best, found = verdict.objective, LatencyDecision(places, order)
-    return Result(found, best, best, "latency-brute-force", "everything", {"tried": tried})
+    plans = (
+        LatencyDecision(places, order)
+        for places in itertools.product(range(problem.devices), repeat=problem.nodes)
+        if problem.judge(LatencyDecision(places, orders[0])).feasible
+        for order in orders
+    )
+    return best_of(problem, plans, solver="latency-brute-force", time_limit_s=time_limit_s, progress=progress)
 
 
 def _orders(problem: LatencyProblem, done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -8,14 +8,14 @@ depends on the machine's speed only where the time limit cuts the search off.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, solved
-from planner.solvers.partition._latency_bounds import earliest_begin, latency_bound, least_rest
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
+from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition._latency_bounds import earliest_begin, least_rest
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.latency_list import SPACE, solve_latency_by_list
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "latency-cp-sat"
 _TIME_BITS = 40
-_MEMORY_BITS = 40
 _LIST_SHARE = 0.2
 _WORK = 0.06
 """Work for each second of `work_s`, as the engine counts it; a slow core does that in half a second."""
@@ -40,22 +39,25 @@ def solve_latency_by_cp_sat(
     progress: Progress | None = None,
 ) -> Result:
     """The least latency, given time (see `planner.solvers.partition.Run`)."""
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     work_s = time_limit_s if work_s is None else work_s
     listed = solve_latency_by_list(
         problem, time_limit_s=time_limit_s * _LIST_SHARE, work_s=work_s * _LIST_SHARE, start=start, progress=progress
     )
     best, known = listed.decision, listed.objective
-    bound = latency_bound(problem)
+    bound = listed.bound
     if not np.isfinite(problem.time_ms).any(axis=1).all():
         return Result(None, math.inf, math.inf, NAME, SPACE)
-    left = deadline - time.monotonic()
-    if listed.proven or left <= 0:
+    if listed.proven:
         return verified(problem, best, known, bound, NAME, SPACE)
-    model = _Model(problem, known)
-    if best is not None:
-        model.hint(best)
-    found, proven, branches = model.solve(_WORK * work_s, left, progress, known)
+    try:
+        model = _Model(problem, known, bound, deadline)
+        if best is not None:
+            model.hint(best)
+        deadline.check()
+    except OutOfTime:
+        return verified(problem, best, known, bound, NAME, SPACE)
+    found, proven, branches = model.solve(_WORK * work_s, deadline.left_s, progress, known)
     bound = max(bound, proven)
     if found is not None:
         verdict = problem.judge(found)
@@ -67,10 +69,10 @@ def solve_latency_by_cp_sat(
 class _Model:
     """The programme and its variables."""
 
-    def __init__(self, problem: LatencyProblem, known_ms: float) -> None:
+    def __init__(self, problem: LatencyProblem, known_ms: float, bound_ms: float, deadline: Deadline) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem = problem
+        self.problem, self.bound_ms, self.deadline = problem, bound_ms, deadline
         self.program = cp_model.CpModel()
         top = known_ms
         if not math.isfinite(top):
@@ -91,6 +93,7 @@ class _Model:
         self.on: list[list[cp_model.IntVar | None]] = []
         first_of_colour: dict[int, list[cp_model.IntVar | None]] = {}
         for v in range(p.nodes):
+            self.deadline.check()
             colour = int(p.colour[v])
             row = first_of_colour.get(colour)
             if row is None:
@@ -112,21 +115,21 @@ class _Model:
         p = self.problem
         if not math.isfinite(p.memory_bytes):
             return
-        unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(p.memory_bytes, 1e-300))[1])
-        sizes = [math.floor(min(float(s), 2 * p.memory_bytes + 1) * unit) for s in p.size_bytes]
+        sizes, room = memory_units(p.size_bytes, p.memory_bytes)
         for d in range(p.devices):
             if p.limited[d]:
                 terms = [size * x for size, row in zip(sizes, self.on, strict=True) if (x := row[d]) is not None]
-                self.program.add(sum(terms) <= math.ceil(p.memory_bytes * unit))
+                self.program.add(sum(terms) <= room)
 
     def _time(self) -> None:
         p = self.problem
-        head = np.where(np.isfinite(p.time_ms), earliest_begin(p), np.inf).min(axis=1)
-        tail = least_rest(p)
+        head = np.where(np.isfinite(p.time_ms), earliest_begin(p, self.deadline), np.inf).min(axis=1)
+        tail = least_rest(p, self.deadline)
         self.begin: list[cp_model.IntVar] = []
         self.latency = self.program.new_int_var(0, self.horizon, "latency")
         intervals: list[list[Any]] = [[] for _ in range(p.devices)]
         for v in range(p.nodes):
+            self.deadline.check()
             begin = self.program.new_int_var(self._whole(float(head[v])), self.horizon, f"begin{v}")
             self.begin.append(begin)
             for d in range(p.devices):
@@ -139,12 +142,13 @@ class _Model:
                 self.program.add(self.latency >= begin + length + rest).only_enforce_if(x)
         for d in range(p.devices):
             self.program.add_no_overlap(intervals[d])
-        self.program.add(self.latency >= self._whole(latency_bound(p)))
+        self.program.add(self.latency >= self._whole(self.bound_ms))
         self.program.minimize(self.latency)
 
     def _follow(self) -> None:
         p = self.problem
         for u, v in p.edges.tolist():
+            self.deadline.check()
             for a in range(p.devices):
                 x = self.on[u][a]
                 if x is None or not math.isfinite(p.time_ms[u, a]):
@@ -164,6 +168,7 @@ class _Model:
             if not _alike(p, d - 1, d):
                 continue
             for v in range(p.nodes):
+                self.deadline.check()
                 x = self.on[v][d]
                 earlier = [y for u in range(v) if (y := self.on[u][d - 1]) is not None]
                 if x is not None:

@@ -7,16 +7,18 @@ one. Several ways to count times and transfers are tried; then urgencies are sha
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._latency_bounds import latency_bound, least_rest
 from planner.solvers.partition._verified import verified
-from planner.space.partition.latency import MEMORY_SLACK, LatencyDecision, LatencyProblem, topological
+from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
 
 NAME = "latency-list"
 SPACE = "all placements and orders"
@@ -45,8 +47,8 @@ def solve_latency_by_list(
 ) -> Result:
     """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
     work_s = time_limit_s if work_s is None else work_s
-    deadline = time.monotonic() + time_limit_s
-    bound = latency_bound(problem)
+    deadline = Deadline(time_limit_s)
+    bound = latency_bound(problem, deadline)
     if not np.isfinite(bound):  # some node runs on no device
         return Result(None, np.inf, np.inf, NAME, SPACE)
     best, decision = float("inf"), None
@@ -57,25 +59,25 @@ def solve_latency_by_list(
         verdict = problem.judge(plan)
         if verdict.feasible and verdict.objective < best:
             best, decision = verdict.objective, plan
-    graph = _graph(problem)
+    graph, rounds = _graph(problem), 0
     random = np.random.default_rng(_SEED)
-    urgencies = _urgencies(problem)
-    leading, rounds = urgencies[0], 0
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
-    for rounds in range(min(_ROUNDS + len(urgencies), affordable)):
-        if best <= bound * (1 + 1e-12) or (rounds and time.monotonic() > deadline):
-            break
-        shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
-        urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
-        found = _schedule(graph, urgency)
-        if found is None:
-            continue
-        verdict = problem.judge(found)
-        if verdict.feasible and verdict.objective < best:
-            best, decision, leading = verdict.objective, found, urgency
-            if progress:
-                progress(NAME, best, bound)
-    return verified(problem, decision, best, bound, NAME, SPACE, {"rounds": rounds + 1})
+    with contextlib.suppress(OutOfTime):
+        urgencies = _urgencies(problem, deadline)
+        leading = urgencies[0]
+        while rounds < min(_ROUNDS + len(urgencies), affordable) and best > bound * (1 + 1e-12):
+            shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
+            urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
+            rounds += 1
+            found = _schedule(graph, urgency, deadline)
+            if found is None:
+                continue
+            verdict = problem.judge(found)
+            if verdict.feasible and verdict.objective < best:
+                best, decision, leading = verdict.objective, found, urgency
+                if progress:
+                    progress(NAME, best, bound)
+    return verified(problem, decision, best, bound, NAME, SPACE, {"rounds": max(1, rounds)})
 
 
 def _graph(problem: LatencyProblem) -> _Graph:
@@ -91,20 +93,21 @@ def _graph(problem: LatencyProblem) -> _Graph:
     return _Graph(problem, reads, readers, groups)
 
 
-def _urgencies(problem: LatencyProblem) -> list[np.ndarray]:
+def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
     """[n] each: longest paths by least, mean and most times, with and without mean transfers."""
     usable = np.isfinite(problem.time_ms)
     times = np.where(usable, problem.time_ms, 0.0)
     mean = times.sum(axis=1) / np.maximum(usable.sum(axis=1), 1)
     least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
     share = float(problem.hops.mean())
-    found = [(least_rest(problem) + problem.time_ms).min(axis=1)]
+    found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
     order = topological(problem.nodes, problem.edges)
     readers: list[list[int]] = [[] for _ in range(problem.nodes)]
     for u, v in problem.edges.tolist():
         readers[u].append(v)
     for base in (least, mean, times.max(axis=1)):
         for weight in (0.0, share, 2 * share):
+            deadline.check()
             urgency = np.zeros(problem.nodes)
             for u in reversed(order):
                 ahead = max((float(urgency[v]) for v in readers[u]), default=0.0)
@@ -122,20 +125,20 @@ class _Plan:
     finish: list[float]
     busy: list[list[tuple[float, float]]]
     """By device, (begin, end) of its nodes, in time order."""
-    room: list[float]
+    held: list[float]
+    """Bytes by device."""
 
 
-def _schedule(graph: _Graph, urgency: np.ndarray) -> LatencyDecision | None:
+def _schedule(graph: _Graph, urgency: np.ndarray, deadline: Deadline) -> LatencyDecision | None:
     """Place nodes one by one; None when memory leaves a node no device."""
     problem = graph.problem
-    memory = problem.memory_bytes * (1 + MEMORY_SLACK)
-    room = [memory if limited else float("inf") for limited in problem.limited.tolist()]
     n = problem.nodes
-    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], room)
+    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], [0.0] * problem.devices)
     waiting = [len(reads) for reads in graph.reads]
     ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
     heapq.heapify(ready)
     while ready:
+        deadline.check()
         node = heapq.heappop(ready)[1]
         if not _place(graph, plan, node):
             return None
@@ -156,7 +159,9 @@ def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
     size = float(problem.size_bytes[group].sum())
     best: tuple[float, float, int] | None = None
     for device in range(problem.devices) if fixed < 0 else (fixed,):
-        if not np.isfinite(problem.time_ms[group, device]).all() or (fixed < 0 and size > plan.room[device]):
+        if not np.isfinite(problem.time_ms[group, device]).all():
+            continue
+        if fixed < 0 and problem.limited[device] and not fits(plan.held[device] + size, problem.memory_bytes):
             continue
         seconds = float(problem.time_ms[node, device])
         arrival = 0.0
@@ -170,7 +175,7 @@ def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
         return False
     plan.finish[node], plan.begin[node], plan.place[node] = best
     if fixed < 0:
-        plan.room[best[2]] -= size
+        plan.held[best[2]] += size
     busy = plan.busy[best[2]]
     busy.append((best[1], best[0]))
     busy.sort()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 from planner.errors import UsageError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 
 _MOST_PLANS = 1_000_000
@@ -20,21 +20,12 @@ def solve_layerwise_by_force(
     Raises:
         UsageError: more combinations than can be tried.
     """
-    del start, progress
+    del start
     if problem.strategies**problem.layers > _MOST_PLANS:
         message = f"brute force cannot try {problem.strategies} strategies for {problem.layers} layers"
         raise UsageError(message, hint="use the solver 'layerwise-labels'")
-    deadline = time.monotonic() + time_limit_s
-    best, found, tried = float("inf"), None, 0
-    for chosen in itertools.product(range(problem.strategies), repeat=problem.layers):
-        tried += 1
-        decision = LayerwiseDecision(chosen)
-        verdict = problem.judge(decision)
-        if verdict.feasible and verdict.objective < best:
-            best, found = verdict.objective, decision
-        if tried % 1000 == 0 and time.monotonic() > deadline:
-            return Result(found, best, 0.0, "layerwise-brute-force", "everything", {"tried": tried})
-    return Result(found, best, best, "layerwise-brute-force", "everything", {"tried": tried})
+    plans = map(LayerwiseDecision, itertools.product(range(problem.strategies), repeat=problem.layers))
+    return best_of(problem, plans, solver="layerwise-brute-force", time_limit_s=time_limit_s, progress=progress)
 
 
 PARTITION_SOLVERS.register(

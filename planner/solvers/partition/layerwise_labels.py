@@ -9,13 +9,14 @@ on how many labels are worth keeping, not on the size of the memory.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from planner.memory import fits, room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
-from planner.space.partition.layerwise import MEMORY_SLACK, LayerwiseDecision, LayerwiseProblem
+from planner.solvers.partition._deadline import Deadline
+from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 
 _SPACE = "all strategies of every layer"
 _STEP = 1e-11
@@ -34,7 +35,7 @@ class _Search:
     room: float
     least_memory: np.ndarray
     """[L + 1] memory that the layers from l on take at the least."""
-    deadline: float
+    deadline: Deadline
     incumbent: float = float("inf")
     decision: LayerwiseDecision | None = None
     labels: int = 0
@@ -58,13 +59,13 @@ def solve_layerwise(
     usable = np.where(np.isfinite(problem.time_s), problem.memory_bytes, np.inf)
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
     most = float(problem.memory_bytes.max(axis=1).sum())
-    room = min(problem.capacity_bytes * (1 + MEMORY_SLACK / 2), most * (1 + RELATIVE_TOLERANCE))
-    search = _Search(problem, room, least, time.monotonic() + time_limit_s)
+    room = min(room_bytes(problem.capacity_bytes), most * (1 + RELATIVE_TOLERANCE))
+    search = _Search(problem, room, least, Deadline(time_limit_s))
     if isinstance(start, LayerwiseDecision):
         verdict = problem.judge(start)
         if verdict.feasible:
             search.incumbent, search.decision = verdict.objective, start
-    if least[0] > room:
+    if least[0] > room * (1 + _SAME):
         return Result(None, np.inf, np.inf, "layerwise-labels", _SPACE)
     price, bound = _dual(search)
     _report(progress, search, bound)
@@ -74,7 +75,7 @@ def solve_layerwise(
         for width in _WIDTHS:
             bound = max(bound, _labels(search, prices, ahead, width))
             _report(progress, search, bound)
-            if bound >= search.incumbent * (1 - _STEP) or time.monotonic() > search.deadline:
+            if bound >= search.incumbent * (1 - _STEP) or search.deadline.passed:
                 break
     statistics = {"labels": search.labels, "widest": search.widest}
     bound = min(bound, search.incumbent * (1 - _STEP))
@@ -134,7 +135,7 @@ def _dual(search: _Search) -> tuple[float, float]:
                 break
         else:
             low, ends[0] = price, chosen
-        if high - low <= 1e-9 * high and _fits(search, ends[1]):
+        if search.deadline.passed or (high - low <= 1e-9 * high and _fits(search, ends[1])):
             break
     _splice(search, ends[0], ends[1])
     return best
@@ -148,6 +149,8 @@ def _fits(search: _Search, chosen: np.ndarray) -> bool:
 def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
     """Plans that follow one plan up to some layer and then the other one."""
     for cut in range(1, search.problem.layers):
+        if search.deadline.passed:
+            return
         search.offer(np.concatenate([over[:cut], under[cut:]]))
         search.offer(np.concatenate([under[:cut], over[cut:]]))
 
@@ -155,8 +158,7 @@ def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
 def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
     """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
     problem = search.problem
-    fits = problem.memory_bytes[0] + search.least_memory[1] <= search.room * (1 + _SAME)
-    state = np.flatnonzero(np.isfinite(problem.time_s[0]) & fits)
+    state = np.flatnonzero(np.isfinite(problem.time_s[0]) & _may_fit(search, 0, problem.memory_bytes[0]))
     memory, seconds = problem.memory_bytes[0, state], problem.time_s[0, state]
     came = np.zeros(len(state), dtype=np.int64)
     proven = np.inf
@@ -177,7 +179,7 @@ def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most:
         trail.append((state, came))
         if not len(kept):
             return min(proven, search.incumbent)
-        if time.monotonic() > search.deadline:
+        if search.deadline.passed:
             return min(proven, float(bounds[kept].min()))
     best = int(np.argmin(seconds))
     expected = float(seconds[best])
@@ -213,11 +215,17 @@ def _extended(
         wide_memory = memory[part, None] + problem.memory_bytes[layer]
         wide_seconds = seconds[part, None] + (problem.switch_before(layer)[state[part]] + problem.time_s[layer])
         bound = wide_seconds + ahead[layer] - price * (search.room - wide_memory)
-        fits = wide_memory + search.least_memory[layer + 1] <= search.room * (1 + _SAME)
-        row, column = np.nonzero(fits & (bound < search.incumbent * (1 - _STEP)) & np.isfinite(wide_seconds))
+        possible = _may_fit(search, layer, wide_memory)
+        row, column = np.nonzero(possible & (bound < search.incumbent * (1 - _STEP)) & np.isfinite(wide_seconds))
         parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
     memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return memory, seconds, state, came
+
+
+def _may_fit(search: _Search, layer: int, memory: np.ndarray) -> np.ndarray:
+    """Whether labels with so much memory in layers 0..layer fit themselves, and leave room for the layers after it."""
+    ahead = memory + search.least_memory[layer + 1] <= search.room * (1 + _SAME)
+    return np.asarray(fits(memory, search.problem.capacity_bytes) & ahead)
 
 
 def _bounds(

@@ -7,16 +7,17 @@ the cut is looked for again, until the best one has only exact stages: then no c
 
 from __future__ import annotations
 
-import time
+import contextlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.memory import fits, room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._longest_stage import STEP, LongestStage
 from planner.solvers.partition._verified import verified
 from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import MEMORY_SLACK
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
 
 NAME = "layerwise-pipeline"
@@ -30,7 +31,7 @@ class _Search:
     problem: LayerwisePipelineProblem
     seconds: np.ndarray
     """[p, L, L] time of the stage that has k + 1 stages from it to the end; a lower bound until it is solved."""
-    deadline: float
+    deadline: Deadline
     solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     """By (in flight, first, last): the best strategies, none when nothing fits."""
     objective: float = float("inf")
@@ -49,17 +50,22 @@ def solve_layerwise_pipeline(
 
     O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts.
     """
-    search = _Search(problem, _bounds(problem), time.monotonic() + time_limit_s)
+    deadline = Deadline(time_limit_s)
+    search = _Search(problem, np.zeros(0), deadline)
     if isinstance(start, LayerwisePipelineDecision):
         _offer(search, start)
-    bound = 0.0
-    while True:
-        lowest, starts = _best_cut(search)
-        bound = max(bound, lowest)
-        if progress:
-            progress(NAME, search.objective, min(bound, search.objective))
-        if starts is None or bound >= search.objective * (1 - STEP) or not _solve_stages(search, starts):
-            break
+    # Every layer takes its least time somewhere, and the longest stage no less than an even share of that.
+    least = float(problem.time_s.min(axis=1).sum())
+    bound = least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP)
+    with contextlib.suppress(OutOfTime):
+        search.seconds = _bounds(problem, deadline)
+        while True:
+            lowest, starts = _best_cut(search)
+            bound = max(bound, lowest)
+            if progress:
+                progress(NAME, search.objective, min(bound, search.objective))
+            if starts is None or bound >= search.objective * (1 - STEP) or not _solve_stages(search, starts):
+                break
     counts = {"stages_solved": len(search.solved), "passes": search.passes}
     return verified(problem, search.decision, search.objective, bound, NAME, _SPACE, counts)
 
@@ -85,9 +91,9 @@ def _solve_stages(search: _Search, starts: tuple[int, ...]) -> bool:
         in_flight = min(k + 1, problem.micro_batches)
         key = in_flight, first, last
         if key not in search.solved:
-            left = search.deadline - time.monotonic()
-            found = solve_layerwise(problem.part(first, last, in_flight), time_limit_s=max(left, 0.0))
-            if left <= 0 or not (found.proven or (found.decision is None and found.bound == np.inf)):
+            search.deadline.check()
+            found = solve_layerwise(problem.part(first, last, in_flight), time_limit_s=search.deadline.left_s)
+            if not (found.proven or (found.decision is None and found.bound == np.inf)):
                 return False
             search.solved[key] = found.decision.strategies if found.decision else ()
             for same in range(problem.stages):
@@ -106,6 +112,7 @@ def _best_cut(search: _Search) -> tuple[float, tuple[int, ...] | None]:
     ranges = LongestStage(values, search.problem.micro_batches - 1)
     best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
     while (step := ranges.next_cap()) is not None:
+        search.deadline.check()
         search.passes += 1
         cap, enough = step
         total, longest, starts = _least_sum(search, cap)
@@ -141,7 +148,7 @@ def _least_sum(search: _Search, cap: float) -> tuple[float, float, tuple[int, ..
     return float(after[stages, 0]), longest, tuple(starts)
 
 
-def _bounds(problem: LayerwisePipelineProblem) -> np.ndarray:
+def _bounds(problem: LayerwisePipelineProblem, deadline: Deadline) -> np.ndarray:
     """[p, L, L] lower bounds on stage times: the best over prices of memory; infinite where nothing can fit."""
     layers = problem.layers
     found = np.full((problem.stages, layers, layers), np.inf)
@@ -154,14 +161,16 @@ def _bounds(problem: LayerwisePipelineProblem) -> np.ndarray:
         usable = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
         sums = np.concatenate(([0.0], np.cumsum(usable)))
         with np.errstate(invalid="ignore"):
-            least = sums[None, 1:] - sums[:-1, None]
+            # A difference of two sums is off by their rounding; a bound has to stay below.
+            least = sums[None, 1:] - sums[:-1, None] - STEP * sums[-1]
         best = np.zeros((layers, layers))
         for price in (0.0, *_price_grid(problem, memory)):
+            deadline.check()
             np.maximum(best, _priced(problem, memory, price), out=best)
         best *= 1 - STEP
-        fits = np.triu(np.ones((layers, layers), dtype=bool)) & ~(least > problem.capacity_bytes * (1 + 1e-9))
+        possible = np.triu(fits(least, problem.capacity_bytes))
         boundary = np.where(np.arange(layers) > 0, problem.boundary_s, 0.0)
-        found[k] = np.where(fits, best + boundary[:, None], np.inf)
+        found[k] = np.where(possible, best + boundary[:, None], np.inf)
     return found
 
 
@@ -183,7 +192,7 @@ def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float)
     """[L, L] least time + price * (memory - capacity) of layers i..j, 0 below the diagonal."""
     layers, count = problem.time_s.shape
     cost = problem.time_s + price * memory
-    room = price * problem.capacity_bytes * (1 + MEMORY_SLACK) if price else 0.0
+    room = price * room_bytes(problem.capacity_bytes) if price else 0.0
     found = np.zeros((layers, layers))
     table = np.zeros((layers, count))
     for layer in range(layers):

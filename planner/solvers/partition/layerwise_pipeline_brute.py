@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 from planner.errors import UsageError
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._every_plan import best_of
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
 
 NAME = "layerwise-pipeline-brute-force"
@@ -25,23 +25,17 @@ def solve_layerwise_pipeline_by_force(
     Raises:
         UsageError: more combinations than can be tried.
     """
-    del start, progress
+    del start
     count = problem.time_s.shape[1]
     if count**problem.layers > _MOST_PLANS:
         message = f"brute force cannot try {count} strategies for {problem.layers} layers"
         raise UsageError(message, hint="use the solver 'layerwise-pipeline'")
-    deadline = time.monotonic() + time_limit_s
-    best, found, tried = float("inf"), None, 0
-    for inner in itertools.combinations(range(1, problem.layers), problem.stages - 1):
-        for chosen in itertools.product(range(count), repeat=problem.layers):
-            tried += 1
-            decision = LayerwisePipelineDecision((0, *inner), chosen)
-            verdict = problem.judge(decision)
-            if verdict.feasible and verdict.objective < best:
-                best, found = verdict.objective, decision
-        if time.monotonic() > deadline:
-            return Result(found, best, 0.0, NAME, "everything", {"tried": tried})
-    return Result(found, best, best, NAME, "everything", {"tried": tried})
+    plans = (
+        LayerwisePipelineDecision((0, *inner), chosen)
+        for inner in itertools.combinations(range(1, problem.layers), problem.stages - 1)
+        for chosen in itertools.product(range(count), repeat=problem.layers)
+    )
+    return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, progress=progress)
 
 
 PARTITION_SOLVERS.register(

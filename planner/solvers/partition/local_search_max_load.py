@@ -9,11 +9,11 @@ number of runs without success, so that equal problems give equal plans; only th
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import NEVER, Deadline
 from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
 from planner.solvers.partition._max_load_moves import Loads
@@ -44,7 +44,7 @@ def solve_by_moves(
         start: a feasible plan; without one, the problem's trivial plans are tried.
         progress: called when a better plan is found.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     form = form_of(problem)
     bound = simple_bound(form)
     plans = [start] if start is not None else []
@@ -59,7 +59,7 @@ def solve_by_moves(
 def improve(
     problem: MaxLoadProblem,
     start: MaxLoadDecision,
-    deadline: float,
+    deadline: Deadline,
     *,
     bound: float = 0.0,
     patience: int = _PATIENCE,
@@ -70,7 +70,7 @@ def improve(
     Args:
         problem: the problem.
         start: a feasible plan.
-        deadline: value of `time.monotonic()` at which to stop.
+        deadline: when to stop.
         bound: a lower bound; the search stops when it is reached.
         patience: stop after so many runs in a row without a better plan; each run after the first begins with regions
             of the plan merged and moved as a whole.
@@ -80,7 +80,7 @@ def improve(
     random = np.random.default_rng(len(start.device_of))
     cycle, last = -1, 0
     while (cycle := cycle + 1) - last < patience:
-        form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load)
+        form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load, deadline)
         movable = ~form.ordered if problem.contiguous else np.ones(form.groups, dtype=bool)
         if not movable.any():
             return best
@@ -101,7 +101,7 @@ def improve(
                     best, load, last = plan, verdict.objective, cycle
                     if progress:
                         progress(NAME, load, bound)
-            if time.monotonic() > deadline or load <= bound * (1 + 1e-9):
+            if deadline.passed or load <= bound * (1 + 1e-9):
                 return best
     return best
 
@@ -149,7 +149,7 @@ def tabu(
     power: float,
     rounds: int,
     random: np.random.Generator,
-    deadline: float = math.inf,
+    deadline: Deadline = NEVER,
 ) -> tuple[float, np.ndarray]:
     """Run a number of moves, each the best for the sum of powers among groups that have not moved lately.
 
@@ -161,7 +161,7 @@ def tabu(
     blocked[~movable] = rounds + 1
     tenure = random.integers(*_TENURE, size=rounds)
     for step in range(rounds):
-        if step % 256 == 255 and time.monotonic() > deadline:
+        if deadline.passed:
             break
         left, got = loads.moves()
         scale = float(loads.load.max())

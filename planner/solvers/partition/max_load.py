@@ -10,9 +10,9 @@ a machine that is busy with other things; where the clock strikes all the same, 
 from __future__ import annotations
 
 import math
-import time
 
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_form import form_of
 from planner.solvers.partition._max_load_pairs import divide_anew
@@ -64,7 +64,7 @@ class _Search:
 
     def __init__(self, problem: MaxLoadProblem, time_limit_s: float, work_s: float, progress: Progress | None) -> None:
         self.problem, self.limit_s, self.work_s, self.progress = problem, time_limit_s, work_s, progress
-        self.deadline = time.monotonic() + time_limit_s
+        self.deadline = Deadline(time_limit_s)
         self.bound = simple_bound(form_of(problem))
         self.best: MaxLoadDecision | None = None
         self.load = math.inf
@@ -74,7 +74,7 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.deadline.left_s
 
     @property
     def proven(self) -> bool:
@@ -97,23 +97,23 @@ class _Search:
         """Tabu moves, which end by themselves."""
         if self.best is None:
             return
-        until = min(self.deadline, time.monotonic() + _MOVES_SHARE * self.limit_s)
+        until = self.deadline.within(_MOVES_SHARE * self.limit_s)
         moved = improve(self.problem, self.best, until, bound=self.bound, progress=self.progress)
-        self.out_of_time |= time.monotonic() > until
+        self.out_of_time |= until.passed
         self.offer(canonical(self.problem, moved))
 
     def by_root(self) -> None:
         """The root of HiGHS' search."""
-        until = time.monotonic() + _ROOT_SHARE * self.left_s
+        until = self.deadline.within(_ROOT_SHARE * self.left_s)
         root = solve_by_highs(
             self.problem,
-            time_limit_s=until - time.monotonic(),
+            time_limit_s=until.left_s,
             start=self.best,
             progress=self.progress,
             bound=self.bound,
             most_nodes=1,
         )
-        self.out_of_time |= time.monotonic() > until
+        self.out_of_time |= until.passed
         self.offer(root.decision)
         self.bound = max(self.bound, root.bound)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 
 from planner.errors import UsageError
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.space.partition.piper import MEMORY_SLACK, PiperDecision, PiperProblem, PiperStage, stage_figures
+from planner.solvers.partition._deadline import Deadline
+from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, stage_figures
 
 _MOST_NODES = 7
 
@@ -25,10 +26,10 @@ def solve_piper_by_force(
     if problem.node_count > _MOST_NODES:
         message = f"brute force takes {_MOST_NODES} nodes at most, the problem has {problem.node_count}"
         raise UsageError(message, hint="use the solver 'piper-dp'")
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     best, found, tried, complete = float("inf"), None, 0, True
     for stages in _ordered_partitions(problem, frozenset(range(problem.node_count))):
-        if time.monotonic() > deadline:
+        if deadline.passed:
             complete = False
             break
         for degrees in itertools.product(_degrees(problem), repeat=len(stages)):
@@ -78,7 +79,7 @@ def _fill(
         for choices in itertools.product(*(range(len(problem.options(v, t))) for v in nodes)):
             stage = PiperStage(nodes, t, d, choices)
             seconds, needed = stage_figures(problem, stage, in_flight)
-            if needed <= problem.memory_bytes * (1 + MEMORY_SLACK) and (best is None or seconds < best[0]):
+            if fits(needed, problem.memory_bytes) and (best is None or seconds < best[0]):
                 best = seconds, stage
         if best is None:
             return None

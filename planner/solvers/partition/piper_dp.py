@@ -10,12 +10,12 @@ and a stage that fails is ruled out for that cap and the pass repeated.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._piper_choices import cheapest_choices
 from planner.solvers.partition._piper_ideals import Pairs, pairs_of
 from planner.solvers.partition._piper_pass import Options, run_pass
@@ -38,7 +38,7 @@ class _Search:
     """[c, k] time of a stage of one node with choice c at the k-th data degree, transfers left out."""
     share_s: np.ndarray
     """[c, k] the same in device-seconds: what the node adds to any stage's time, times the stage's devices."""
-    deadline: float
+    deadline: Deadline
     ruled_out: dict[tuple[int, int, int], list[tuple[int, float]]] = field(default_factory=dict)
     """By (row, tensor, data): in-flight counts from which on a stage needs that much time (infinite: never fits)."""
     passes: int = 0
@@ -53,13 +53,17 @@ def solve_piper(
     With r pairs of ideals, t tensor and d data degrees, a pass takes O(r t d log n) for the limits and as much again as
     there are undominated states.
     """
-    deadline = time.monotonic() + time_limit_s
-    search = _prepare(problem, deadline)
+    deadline = Deadline(time_limit_s)
     best: tuple[float, PiperDecision] | None = None
     if isinstance(start, PiperDecision):
         verdict = problem.judge(start)
         if verdict.feasible:
             best = verdict.objective, start
+    try:
+        search = _prepare(problem, deadline)
+    except OutOfTime:
+        objective, decision = best if best is not None else (np.inf, None)
+        return Result(decision, objective, 0.0, "piper-dp", _SPACE)
     if not np.isfinite(_least_shares(search, np.inf)).all():  # no choice at any degree that the devices allow
         return Result(None, np.inf, np.inf, "piper-dp", _SPACE, _statistics(search))
     floor = _floor(search)
@@ -87,8 +91,8 @@ def _statistics(search: _Search) -> dict[str, int]:
     }
 
 
-def _prepare(problem: PiperProblem, deadline: float) -> _Search:
-    pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes)
+def _prepare(problem: PiperProblem, deadline: Deadline) -> _Search:
+    pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes, deadline)
     most = min(problem.devices, problem.batch)
     divisors = np.array([d for d in range(1, most + 1) if problem.batch % d == 0], dtype=np.int64)
     found: dict[int, list[Table]] = {}
@@ -96,7 +100,7 @@ def _prepare(problem: PiperProblem, deadline: float) -> _Search:
     for tensor in problem.tensor_degrees:
         data = divisors[divisors * tensor <= problem.devices]
         if len(data):
-            found[tensor], useful[tensor] = tables(problem, pairs, tensor, data)
+            found[tensor], useful[tensor] = tables(problem, pairs, tensor, data, deadline)
     exchange = 4 * (divisors - 1) / problem.batch / problem.bandwidth_bytes_per_s * problem.weight_bytes[:, None]
     alone = (problem.time_s[:, None] + exchange) / divisors
     devices = problem.choice_tensor[:, None] * divisors
@@ -136,7 +140,7 @@ def _bisect(
     factor, unchecked = 1.02, True
     start = bound
     while best is None or bound < best[0] * (1 - RELATIVE_TOLERANCE / 2):
-        if time.monotonic() > search.deadline:
+        if search.deadline.passed:
             break
         if best is None:
             cap = max(start, 1e-300) * factor if factor < 10 else np.inf
@@ -145,7 +149,10 @@ def _bisect(
             cap, unchecked = best[0] * (1 - _STEP), False
         else:
             cap = (bound + best[0]) / 2
-        stages = _attempt(search, cap)
+        try:
+            stages = _attempt(search, cap)
+        except OutOfTime:
+            break
         if stages is None:
             bound = max(bound, cap)
             if cap == np.inf:
@@ -179,14 +186,14 @@ def _attempt(search: _Search, cap: float) -> list[PiperStage] | None:
     options = _options(search, cap)
     while True:
         search.passes += 1
-        path, states = run_pass(search.problem, search.pairs, options, reserve)
+        path, states = run_pass(search.problem, search.pairs, options, reserve, search.deadline)
         search.states += states
         if path is None:
             return None
         stages = [_settle(search, cap, *step) for step in path]
         if all(stage is not None for stage in stages):
             return [stage for stage in stages if stage is not None]
-        if time.monotonic() > search.deadline:
+        if search.deadline.passed:
             return []
         options = _options(search, cap)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from collections.abc import Iterator
 
 import numpy as np
 
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
+from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition._run_sums import run_sums
 from planner.solvers.partition._verified import verified
 from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
 
@@ -32,23 +35,23 @@ def solve_twobw(
     micro-batch time and gradient time, O(depth layers^2) vectorised; with a flush, where the two add up, once for each
     gradient time that a stage can have. Points that cannot beat the best are skipped.
     """
-    deadline = time.monotonic() + time_limit_s
-    best, decision, finished, points = math.inf, None, True, 0
+    deadline = Deadline(time_limit_s)
+    best, decision, finished, points = math.inf, None, False, 0
     if start is not None and (verdict := problem.judge(start)).feasible:
         best, decision = verdict.objective, start
-    for point in _points(problem):
-        if time.monotonic() > deadline:
-            finished = False
-            break
-        points += 1
-        for marks in _stages(problem, point, best):
-            width, size, recompute, schedule, _ = point
-            plan = TwoBWDecision(marks, width, problem.micro_batches[size], recompute, schedule)
-            verdict = problem.judge(plan)
-            if verdict.feasible and verdict.objective < best:
-                best, decision = verdict.objective, plan
-                if progress:
-                    progress(NAME, best, 0.0)
+    with contextlib.suppress(OutOfTime):
+        for point in _points(problem):
+            deadline.check()
+            points += 1
+            for marks in _stages(problem, point, best, deadline):
+                width, size, recompute, schedule, _ = point
+                plan = TwoBWDecision(marks, width, problem.micro_batches[size], recompute, schedule)
+                verdict = problem.judge(plan)
+                if verdict.feasible and verdict.objective < best:
+                    best, decision = verdict.objective, plan
+                    if progress:
+                        progress(NAME, best, 0.0)
+        finished = True
     kind = "equal" if problem.equal else "unequal"
     return verified(problem, decision, best, best if finished else 0.0, NAME, f"{kind} stages", {"points": points})
 
@@ -71,7 +74,7 @@ def _points(problem: TwoBWProblem) -> Iterator[Point]:
                         yield width, size, recompute, schedule, depth
 
 
-def _stages(problem: TwoBWProblem, point: Point, best: float) -> Iterator[tuple[int, ...]]:
+def _stages(problem: TwoBWProblem, point: Point, best: float, deadline: Deadline) -> Iterator[tuple[int, ...]]:
     """Stages worth judging at a point: equal ones, or those that a DP finds below `best`."""
     width, size, recompute, schedule, depth = point
     layers = problem.layers
@@ -83,7 +86,7 @@ def _stages(problem: TwoBWProblem, point: Point, best: float) -> Iterator[tuple[
     work = problem.forward_s[size] * (2 if recompute else 1) + problem.backward_s[size]
     if rounds * work.sum() / depth >= best * _SLACK:
         return
-    tables = _Tables(problem, point, count)
+    tables = _Tables(problem, point, count, deadline)
     if schedule not in _FLUSHED:
         marks, _ = tables.split(np.maximum(tables.gradient_s, 0.0), count, best)
         if marks:
@@ -102,13 +105,13 @@ def _stages(problem: TwoBWProblem, point: Point, best: float) -> Iterator[tuple[
 class _Tables:
     """Time, gradients and memory of all runs of layers [n + 1, n + 1] (start, stop) at one point of the space."""
 
-    def __init__(self, problem: TwoBWProblem, point: Point, count: int) -> None:
-        self.problem, self.point, self.count = problem, point, count
+    def __init__(self, problem: TwoBWProblem, point: Point, count: int, deadline: Deadline) -> None:
+        self.problem, self.point, self.count, self.deadline = problem, point, count, deadline
         width, size, recompute, _, _ = point
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks[None, :]
         forward, backward = self._sums(problem.forward_s[size]), self._sums(problem.backward_s[size])
-        self.weights, self.saved = self._sums(problem.weight_bytes), self._sums(problem.saved_bytes[size])
+        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes[size])
         crossing = problem.boundary_bytes[size].copy()
         crossing[0] = crossing[-1] = 0.0
         moved = (crossing[:, None] + crossing[None, :]) / problem.bandwidth_byte_per_s
@@ -128,12 +131,13 @@ class _Tables:
         in_flight = self.count if schedule is TwoBWSchedule.GPIPE else depth
         if problem.in_flight_by_stage and schedule is not TwoBWSchedule.GPIPE:
             in_flight = min(self.count, depth - stage)
-        versions = {TwoBWSchedule.TWO_BW: 2, TwoBWSchedule.DREAM: depth}.get(schedule, 1)
-        activations = in_flight * self.saved
+        kept = schedule.versions(depth) * self.weights
         if recompute:
-            activations = self.saved + in_flight * problem.boundary_bytes[size][:, None]
-        needed = (versions + problem.optimizer_per_weight) * self.weights + activations
-        return np.asarray(self.real & (needed <= problem.memory_bytes * _SLACK))
+            kept = kept + self.saved + in_flight * problem.boundary_bytes[size][:, None]
+        else:
+            kept = kept + in_flight * self.saved
+        needed = problem.optimizer_per_weight * self.weights + kept
+        return np.asarray(self.real & fits(needed, problem.memory_bytes))
 
     def split(self, floor: np.ndarray, rounds: int, below: float) -> tuple[tuple[int, ...] | None, float]:
         """Stages that minimise the largest of `rounds` * time and `floor`; None unless that is less than `below`."""
@@ -143,6 +147,7 @@ class _Tables:
         best[0, 0] = 0.0
         choice = np.zeros(best.shape, dtype=np.int64)
         for stage in range(depth):
+            self.deadline.check()
             through = np.maximum(best[stage][:, None], np.where(self._fits(stage), cost, np.inf))
             choice[stage + 1] = through.argmin(axis=0)
             best[stage + 1] = through.min(axis=0)

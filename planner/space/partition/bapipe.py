@@ -28,6 +28,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -228,7 +229,7 @@ class BaPipeProblem:
     def _memory(self, size: int, device: int, start: int, stop: int, kept: int) -> list[Violation]:
         weights, features = self.weight_bytes[start:stop], self.feature_bytes[size, start:stop]
         needed, have = 2 * math.fsum(weights) + kept * math.fsum(features), float(self.memory_bytes[device])
-        if needed <= have:
+        if fits(needed, have):
             return []
         return [Violation("memory", device, f"device {device} keeps {needed:.0f} of {have:.0f} bytes", needed, have)]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import UsageError
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -118,7 +119,7 @@ class HetPipeProblem:
         versions = (kept if self.stash_weights else 1) + self.optimizer_per_weight
         needed = versions * math.fsum(self.weight_bytes[start:stop]) + kept * math.fsum(self.saved_bytes[start:stop])
         have = float(self.memory_bytes[kind])
-        if needed <= have:
+        if fits(needed, have):
             return []
         return [Violation("memory", stage, f"stage {stage} keeps {needed:.0f} of {have:.0f} bytes", needed, have)]
 

@@ -22,11 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import JobError
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
-
-MEMORY_SLACK = 1e-12
-"""Relative excess over the memory limit that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class IterationProblem:
             return []
         at = stage.first, stage.last, stage.config
         needed = float(self.fixed_bytes[at] + in_flight * self.activation_bytes[at])
-        if needed <= self.memory_bytes * (1 + MEMORY_SLACK):
+        if fits(needed, self.memory_bytes):
             return []
         message = f"needs {needed:.0f} bytes with {in_flight} micro-batches in flight"
         return [Violation("memory", position, message, needed, self.memory_bytes)]

@@ -22,11 +22,9 @@ import numpy as np
 
 from planner.errors import JobError
 from planner.importers.operator_graph import OperatorGraph
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
-
-MEMORY_SLACK = 1e-9
-"""Relative excess over a device's memory that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +134,13 @@ class LatencyProblem:
         return tuple(found)
 
     def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        held = [0.0] * self.devices
+        held: list[list[float]] = [[] for _ in range(self.devices)]
         for node, device in enumerate(decision.devices):
-            held[device] += float(self.size_bytes[node])
+            held[device].append(float(self.size_bytes[node]))
         return tuple(
             Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
-            for device, size in enumerate(held)
-            if self.limited[device] and size > self.memory_bytes * (1 + MEMORY_SLACK)
+            for device, size in enumerate(map(math.fsum, held))
+            if self.limited[device] and not fits(size, self.memory_bytes)
         )
 
     def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
-
-MEMORY_SLACK = 1e-12
-"""Relative excess over the capacity that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class LayerwiseProblem:
             for layer, seconds in enumerate(parts)
             if not np.isfinite(seconds)
         ]
-        if needed > self.capacity_bytes * (1 + MEMORY_SLACK):
+        if not fits(needed, self.capacity_bytes):
             message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
             violations.append(Violation("memory", -1, message, needed, self.capacity_bytes))
         return Verdict(sum(parts), tuple(violations), tuple(parts))

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError
-from planner.space.partition.layerwise import MEMORY_SLACK, LayerwiseProblem
+from planner.memory import fits
+from planner.space.partition.layerwise import LayerwiseProblem
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -113,7 +114,7 @@ class LayerwisePipelineProblem:
             times.append(seconds)
             if not np.isfinite(seconds):
                 violations.append(Violation("option", position, "a layer cannot run by its strategy"))
-            if needed > self.capacity_bytes * (1 + MEMORY_SLACK):
+            if not fits(needed, self.capacity_bytes):
                 message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
                 violations.append(Violation("memory", position, message, needed, self.capacity_bytes))
         total = sum(times) + (self.micro_batches - 1) * max(times)

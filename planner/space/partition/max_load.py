@@ -25,6 +25,7 @@ import numpy as np
 
 from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import OperatorGraph
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -147,7 +148,7 @@ class MaxLoadProblem:
             Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
                       self.memory_bytes)
             for d, need in enumerate(needs)
-            if need > self.memory_bytes
+            if not fits(need, self.memory_bytes)
         )  # fmt: skip
 
     def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:

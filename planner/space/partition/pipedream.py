@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
+from planner.memory import fits
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
@@ -211,7 +212,7 @@ class PlanJudge:
         saved = math.fsum(problem.layers.saved_bytes[members])
         in_flight, have = problem.memory.in_flight(behind, replicas), problem.memory.device_bytes
         needed = problem.memory.needed(weights, saved, received, in_flight)
-        if needed > have:
+        if not fits(needed, have):
             self._fault("memory", number, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes", needed, have)
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:

@@ -27,6 +27,7 @@ from enum import StrEnum
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
+from planner.memory import fits
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import NO_LIMIT, BoundaryBytes, CutJudge, Frontiers, Memory, StageCost
 from planner.space.partition.types import Verdict
@@ -207,7 +208,7 @@ class PlacedPipelineProblem:
         saved = math.fsum(self.layers.saved_bytes[list(stage.layers)])
         in_flight, have = self.memory.in_flight(behind, stage.replicas), self.memory.device_bytes
         needed = self.memory.needed(weights, saved, received, in_flight)
-        if needed <= have:
+        if fits(needed, have):
             return []
         text = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
         return [Violation("memory", number, text, needed, have)]

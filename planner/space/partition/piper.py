@@ -15,6 +15,7 @@ lead to the same stage or a later one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +23,9 @@ import numpy as np
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
-
-MEMORY_SLACK = 1e-12
-"""Relative excess over the memory limit that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class PiperProblem:
             in_flight = -(-ahead // stage.data)
             seconds, needed = stage_figures(self, stage, in_flight)
             times.append(seconds)
-            if needed > self.memory_bytes * (1 + MEMORY_SLACK):
+            if not fits(needed, self.memory_bytes):
                 message = f"stage {position} needs {needed:.0f} bytes with {in_flight} samples in flight"
                 violations.append(Violation("memory", position, message, needed, self.memory_bytes))
         times.reverse()
@@ -213,7 +212,9 @@ def stage_figures(problem: PiperProblem, stage: PiperStage, in_flight: int) -> t
     d = stage.data
     exchange_bytes = 2 * moved_bytes(Collective.ALL_REDUCE, weights, d) / problem.batch
     seconds = work_s / d + (transfer_bytes / d + exchange_bytes) / problem.bandwidth_bytes_per_s
-    kept = sum(float(problem.activation_bytes[c]) * in_flight + float(problem.fixed_bytes[c]) for c in chosen.values())
+    kept = math.fsum(
+        float(problem.activation_bytes[c]) * in_flight + float(problem.fixed_bytes[c]) for c in chosen.values()
+    )
     return seconds, kept
 
 

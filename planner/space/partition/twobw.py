@@ -30,6 +30,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
+from planner.memory import fits
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -214,7 +215,7 @@ class TwoBWProblem:
         needed = self.optimizer_per_weight * weights + stage_bytes(
             decision.schedule, weights, saved, entering, depth, in_flight, recompute=decision.recompute
         )
-        if needed <= self.memory_bytes:
+        if fits(needed, self.memory_bytes):
             return []
         message = f"stage {stage} keeps {needed:.0f} of {self.memory_bytes:.0f} bytes"
         return [Violation("memory", stage, message, needed, self.memory_bytes)]
