@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     import onnx
 
 
+MOST_NESTED = 32
+"""Depth of bodies inside bodies at the most."""
+MOST_NODES = 1 << 20
+"""Operators of a model at the most, all bodies written out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Where a list of nodes stands: operator set versions, how often it runs, and the module it belongs to."""
@@ -79,7 +85,7 @@ class Resolver:
         handlers: Mapping[str, Handler],
         call: Caller,
     ) -> None:
-        self.model, self.dims, self.where = model, dims, where
+        self.model, self.dims, self.where, self.nested = model, dims, where, 0
         self.handlers, self.call = handlers, call
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
@@ -131,12 +137,22 @@ class Resolver:
     # -- what handlers use
 
     def walk(self, nodes: Iterable[onnx.NodeProto], frame: Frame) -> None:
-        """Process nodes in dependency order."""
+        """Process the nodes of a body in dependency order.
+
+        Raises:
+            ModelError: bodies are nested without end (a function that calls itself).
+        """
+        if self.nested >= MOST_NESTED:
+            raise self.damaged(f"bodies are nested more than {MOST_NESTED} deep, as of a function that calls itself")
+        self.nested += 1
         self._walk_in_order(in_order(list(nodes), self.where), frame)
+        self.nested -= 1
 
     def _walk_in_order(self, nodes: Sequence[onnx.NodeProto], frame: Frame) -> None:
         for node in nodes:
             self.work.total_nodes += 1
+            if self.work.total_nodes > MOST_NODES:
+                raise self.damaged(f"its functions written out are more than {MOST_NODES:,} operators")
             self._process(node, frame)
 
     def emit(self, node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
@@ -205,6 +221,33 @@ class Resolver:
         """The value of a small known tensor."""
         return self.work.values.get(name) if name else None
 
+    def number(self, name: str, reader: str) -> int | None:
+        """The first entry of a small known tensor; None where it is not known.
+
+        Raises:
+            ModelError: it has no entry, or one that is no number.
+        """
+        value = self.value(name)
+        if value is None:
+            return None
+        if not value.size or not np.isfinite(value.reshape(-1)[0]):
+            raise self.damaged(f"{reader} takes a number from {name!r}, which has none")
+        return int(value.reshape(-1)[0])
+
+    def axis(self, axis: object, rank: int, reader: str) -> int:
+        """An axis of a tensor, not negative.
+
+        Raises:
+            ModelError: the tensor has no such axis.
+        """
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            raise self.damaged(f"{reader} works along axis {axis} of a tensor of {rank} dimensions")
+        return axis % rank
+
+    def damaged(self, message: str) -> ModelError:
+        """The error of a file that contradicts itself."""
+        return ModelError(message, where=self.where, hint="the file is damaged: export it again")
+
     def work_node(self, node: onnx.NodeProto, frame: Frame) -> WorkNode:
         """A node of the file as a working node."""
         domain = plain_domain(node.domain)
@@ -221,7 +264,9 @@ class Resolver:
         key = (node.domain, node.op_type, node.overload)
         if key in self.functions:
             self.call(self, node, self.functions[key], frame)
-        elif plain_domain(node.domain) == "" and node.op_type in self.handlers:
+            return
+        self.inference.check(node, frame.versions)
+        if plain_domain(node.domain) == "" and node.op_type in self.handlers:
             self.handlers[node.op_type](self, node, frame)
         elif node.op_type == "Constant" and plain_domain(node.domain) == "":
             self._constant(node)
