@@ -14,15 +14,13 @@ from planner.errors import Problem
 from planner.hardware.catalog import citations, device_names
 from planner.hardware.document import Document, Location
 from planner.hardware.schema import ClusterFile, DeviceFile
+from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 ProfileFile = ClusterFile | DeviceFile
-
-MOST_DEVICES = 1 << 20
-"""Devices that a cluster has at the most."""
 
 
 def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:

@@ -14,7 +14,7 @@ from tests.fuzz.trials import Fault, limited_memory, names, trial
 
 CHUNK = 250
 """Trials of one process."""
-STUCK_S = 600.0
+STUCK_S = 60.0
 """Seconds after which a process with a chunk of trials is given up."""
 
 
