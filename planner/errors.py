@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 LONGEST = 4000
 """Characters of an error's line at the most; what a file says may be of any length."""
 

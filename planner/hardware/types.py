@@ -9,7 +9,6 @@ from enum import StrEnum
 
 import numpy as np
 
-
 MOST_DEVICES = 1 << 20
 """Devices that a cluster has at the most."""
 

@@ -169,11 +169,14 @@ def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
 
 def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
     """Two levels of one name, which figures and messages could not tell apart."""
-    problems, seen = [], set()
+    problems: list[Problem] = []
+    seen: set[str] = set()
     for place in ("node", "network"):
         for i, entry in enumerate(_list(data, place)):
             name = entry.get("level")
-            if isinstance(name, str) and name in seen:
+            if not isinstance(name, str):
+                continue
+            if name in seen:
                 problems.append(document.problem((place, i, "level"), f"two levels are called {name!r}", "rename one"))
             seen.add(name)
     return problems

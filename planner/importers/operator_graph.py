@@ -22,7 +22,7 @@ from typing import Any
 
 from planner.errors import ModelError, Problem
 from planner.graph import Note, NoteLevel
-from planner.hardware.types import MOST_DEVICES
+from planner.importers.types import MOST_INSTANCE_DEVICES
 from planner.json_text import LARGEST_FIGURE, JsonError, is_figure, read_json
 
 _SHOWN = 8
@@ -177,8 +177,8 @@ class _Reader:
 
     def count(self, item: Mapping[str, Any], key: str, path: str) -> int:
         value = self.number(item, key, path)
-        if value != int(value) or value > MOST_DEVICES:
-            limit = f"a whole number up to {MOST_DEVICES:,}"
+        if value != int(value) or value > MOST_INSTANCE_DEVICES:
+            limit = f"a whole number up to {MOST_INSTANCE_DEVICES:,}"
             self.wrong(f"`{key}` is {value!r}, not {limit}", f"{path}.{key}" if path else key)
         return int(value)
 

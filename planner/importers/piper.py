@@ -22,7 +22,7 @@ from typing import Any
 
 from planner.errors import ModelError, Problem
 from planner.graph import Note, NoteLevel
-from planner.hardware.types import MOST_DEVICES
+from planner.importers.types import MOST_INSTANCE_DEVICES
 from planner.json_text import LARGEST_FIGURE, MOST_DIGITS, JsonError, is_figure, read_json
 
 _SLOW_SAMPLE_S = 1.0
@@ -132,8 +132,8 @@ class _Reader:
             self.complain("", "is not an object", "a Piper instance has maxDevices, bandwidth, nodes, edges, ...")
             return None
         devices = self.whole(document, "maxDevices", "")
-        if devices > MOST_DEVICES:
-            self.complain("maxDevices", f"is {devices}", f"at most {MOST_DEVICES:,}")
+        if devices > MOST_INSTANCE_DEVICES:
+            self.complain("maxDevices", f"is {devices}", f"at most {MOST_INSTANCE_DEVICES:,}")
         memory = self.number(document, "maxMemoryPerDevice", "")
         bandwidth = self.number(document, "bandwidth", "", positive=True)
         batch_field = "maxBatchSize" if "maxBatchSize" in document and "mbsInBatch" not in document else "mbsInBatch"

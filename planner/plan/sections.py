@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.costs.precision import Precision
+from planner.errors import ModelError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Collective
 from planner.operators.types import Origin
@@ -81,6 +82,8 @@ def predictions_section(
 ) -> Predictions:
     """What the judge and the solver say of the answer; `shared` are the parameters that several stages hold."""
     iteration_s = significant(evaluation.iteration_s)
+    if iteration_s <= 0:
+        raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
     batch = decision.micro_batch * decision.micro_batches * decision.copies
     return Predictions(
         iteration_s=iteration_s,

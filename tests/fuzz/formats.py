@@ -1,4 +1,4 @@
-"""What is mutated and what is done with it: by format, the inputs to begin with and the command lines that read them."""
+"""What is mutated and what is done with it: by format, the inputs to begin with and the commands that read them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,9 @@ def _scalar(root: Message, field: Any, old: Any, rng: random.Random) -> Any:
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return rng.choice([entry.number for entry in field.enum_type.values])
     if kind in _WHOLE or kind in _NATURAL:
-        low, high = (-(1 << _WHOLE[kind]), (1 << _WHOLE[kind]) - 1) if kind in _WHOLE else (0, (1 << _NATURAL[kind]) - 1)
+        low, high = (
+            (-(1 << _WHOLE[kind]), (1 << _WHOLE[kind]) - 1) if kind in _WHOLE else (0, (1 << _NATURAL[kind]) - 1)
+        )
         near = [old + 1, old - 1, old * 2, -old] if isinstance(old, int) else []
         return min(high, max(low, rng.choice([*INTEGERS, *near, *near, rng.randrange(32)])))
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.foreign import infer_foreign
+from planner.importers.onnx_graph.foreign import infer_foreign, rank_fault
 from planner.importers.onnx_graph.shapes import SHAPE_INPUTS, Partial, standard_form
 from planner.importers.onnx_graph.signature import Signature, check_call, signature_of
 from planner.importers.onnx_graph.values import evaluate
@@ -28,7 +28,7 @@ _INT64 = 7
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a node's outputs: types by position (None where open), values, and why a rule failed."""
+    """What is known of a node's outputs: types by position (None where open), values, why the standard refuses it."""
 
     kinds: list[TensorType | None]
     values: list[Array]
@@ -64,19 +64,15 @@ class Inference:
             ModelError: the node makes a sequence that cannot be followed.
         """
         partial, failure = self._standard(proto, node, versions)
+        if failure:
+            return Outcome([None] * len(node.outputs), [], failure)
         if any(p is None or p.complete is None for p, name in zip(partial, node.outputs, strict=True) if name):
             partial = self._fill_gaps(proto, node, partial, versions)
-            if failure and partial[0] is not None and partial[0].complete is not None:
-                self._work.warn(
-                    "shape-conflict",
-                    f"{node.label}: {failure}; the shape that the file states is used",
-                    node.outputs[0],
-                )
         kinds = [p.complete if p is not None else None for p in partial]
         values = self._evaluate(node, kinds, versions.get("", self._work.opset))
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
-        return Outcome(kinds, values, failure)
+        return Outcome(kinds, values)
 
     def shape_operands(self, node: WorkNode) -> list[str]:
         """Inputs that a node needs by value to know its output shape."""
@@ -114,6 +110,8 @@ class Inference:
     ) -> list[Partial | None]:
         """What ONNX left open, by our own rules, then by the file's own statement."""
         inputs = [self._work.types[name] if name else None for name in node.inputs]
+        if fault := rank_fault(node, inputs):
+            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         ours = infer_foreign(node, inputs)
         result: list[Partial | None] = []
         for i, name in enumerate(node.outputs):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.wire import WireError, strip_tensor_data
 from planner.importers.onnx_graph.signature import MOST_VERSION
+from planner.importers.onnx_graph.wire import WireError, strip_tensor_data
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
     """Refuse a model that has nothing to plan.
 
     Raises:
-        ModelError: no graph, no nodes, no outputs or one without a name, or an operator set version that there cannot be.
+        ModelError: no graph, no nodes, no outputs or one without a name, or an impossible operator set version.
     """
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError("the file is not an ONNX model: it holds no graph", where=where, hint=_AGAIN)
@@ -135,9 +135,7 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
         for entry in holder.opset_import:
             if not 0 <= entry.version <= MOST_VERSION:
                 name = entry.domain or "ai.onnx"
-                raise ModelError(
-                    f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN
-                )
+                raise ModelError(f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN)
 
 
 def _starts_as_onnx(path: Path) -> bool:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 MOST_NESTED = 32
 """Depth of bodies inside bodies at the most."""
+MOST_ELEMENTS = 1 << 56
+"""Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
 MOST_NODES = 1 << 20
 """Operators of a model at the most, all bodies written out."""
 
@@ -159,7 +161,7 @@ class Resolver:
         """Add a node whose output types are known."""
         for name, kind in zip(node.outputs, kinds, strict=False):
             if name and kind is not None:
-                self.work.types[name] = kind
+                self._define(name, kind)
         self.work.nodes.append(node)
 
     def alias(self, source: str, target: str, frame: Frame, *, pinned: bool = False) -> None:
@@ -179,9 +181,21 @@ class Resolver:
     def store(self, name: str, kind: TensorType, value: Array | None = None) -> None:
         """Add a tensor that the file holds."""
         self.work.stored[name] = None
-        self.work.types[name] = kind
+        self._define(name, kind)
         if value is not None and value.size <= MAX_CONSTANT_ELEMENTS:
             self.work.values[name] = value
+
+    def _define(self, name: str, kind: TensorType) -> None:
+        """Say what a tensor is, once.
+
+        Raises:
+            ModelError: it was said already, or the tensor has a negative size or more elements than can be counted.
+        """
+        if name in self.work.types:
+            raise self.damaged(f"{name!r} is computed or stored twice")
+        if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
+            raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
+        self.work.types[name] = kind
 
     def store_initializers(self, graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         """Add a graph's initializers, under their new names."""
@@ -319,7 +333,7 @@ class Resolver:
         self, node: WorkNode, inputs: Sequence[TensorType | None], kinds: Sequence[TensorType | None], failure: str
     ) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
-        bound = upper_bound(node.op, inputs, self.work.values, node)
+        bound = None if failure else upper_bound(node.op, inputs, self.work.values, node)
         if bound is not None:
             self.work.warn(
                 "data-dependent-shape",
@@ -336,7 +350,7 @@ class Resolver:
         if failure:
             raise ModelError(
                 f"shapes do not fit at {node.label}: {failure}", where=self.where,
-                hint="a size is baked into the export: bind the axes to the sizes it was exported with",
+                hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
             )  # fmt: skip
         first = next((kind for kind in inputs if kind is not None), None)
         if node.op in HEAVY or first is None:
