@@ -172,7 +172,7 @@ def _checked_output() -> Iterator[None]:
     stream = sys.stdout
     checked = _CheckedStream(stream)
     try:
-        with contextlib.redirect_stdout(checked):  # type: ignore[type-var]
+        with contextlib.redirect_stdout(checked):
             yield
     finally:
         if checked.failed:

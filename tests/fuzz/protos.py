@@ -12,7 +12,8 @@ from google.protobuf.message import Message
 INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 4, 7, 8, 64, 4097, 2**20, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 FLOATS = (0.0, -1.0, 0.5, 1e-38, 1e38, float("inf"), float("nan"))
 WORDS = ("", "x", "y", "ghost", "axis", "1", "-1", "0", "9" * 400, "1e3", "a b", "/", "..", "\x00", "é", "n" * 6000,
-         "['a', 'b']", "MatMul", "Reshape", "Loop", "SequenceAt", "com.microsoft", "ai.onnx", "data.bin", "inf")  # fmt: skip
+         "['a', 'b']", "MatMul", "Reshape", "Loop", "SequenceAt", "com.microsoft", "ai.onnx", "data.bin",
+         "inf")  # fmt: skip
 _WHOLE = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
 _NATURAL = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}
 
@@ -105,9 +106,8 @@ def _scalar(root: Message, field: Any, old: Any, rng: random.Random) -> Any:
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return rng.choice([entry.number for entry in field.enum_type.values])
     if kind in _WHOLE or kind in _NATURAL:
-        low, high = (
-            (-(1 << _WHOLE[kind]), (1 << _WHOLE[kind]) - 1) if kind in _WHOLE else (0, (1 << _NATURAL[kind]) - 1)
-        )
+        bits = _WHOLE.get(kind) or _NATURAL[kind]
+        low, high = (-(1 << bits) if kind in _WHOLE else 0), (1 << bits) - 1
         near = [old + 1, old - 1, old * 2, -old] if isinstance(old, int) else []
         return min(high, max(low, rng.choice([*INTEGERS, *near, *near, rng.randrange(32)])))
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):

@@ -37,7 +37,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         ModelError: the file is cut off, holds text or something else, or has no graph.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         with path.open("rb") as stream:

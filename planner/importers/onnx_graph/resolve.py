@@ -42,12 +42,8 @@ if TYPE_CHECKING:
     import onnx
 
 
-MOST_NESTED = 32
-"""Depth of bodies inside bodies at the most."""
 MOST_ELEMENTS = 1 << 56
 """Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
-MOST_NODES = 1 << 20
-"""Operators of a model at the most, all bodies written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class Resolver:
         handlers: Mapping[str, Handler],
         call: Caller,
     ) -> None:
-        self.model, self.dims, self.where, self.nested = model, dims, where, 0
+        self.model, self.dims, self.where = model, dims, where
         self.handlers, self.call = handlers, call
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
@@ -139,22 +135,12 @@ class Resolver:
     # -- what handlers use
 
     def walk(self, nodes: Iterable[onnx.NodeProto], frame: Frame) -> None:
-        """Process the nodes of a body in dependency order.
-
-        Raises:
-            ModelError: bodies are nested without end (a function that calls itself).
-        """
-        if self.nested >= MOST_NESTED:
-            raise self.damaged(f"bodies are nested more than {MOST_NESTED} deep, as of a function that calls itself")
-        self.nested += 1
+        """Process nodes in dependency order."""
         self._walk_in_order(in_order(list(nodes), self.where), frame)
-        self.nested -= 1
 
     def _walk_in_order(self, nodes: Sequence[onnx.NodeProto], frame: Frame) -> None:
         for node in nodes:
             self.work.total_nodes += 1
-            if self.work.total_nodes > MOST_NODES:
-                raise self.damaged(f"its functions written out are more than {MOST_NODES:,} operators")
             self._process(node, frame)
 
     def emit(self, node: WorkNode, kinds: Sequence[TensorType | None]) -> None:

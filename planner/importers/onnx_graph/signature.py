@@ -53,6 +53,7 @@ def signature_of(op: str, domain: str, version: int) -> Signature | None:
         schema = defs.get_schema(op, version, domain)
     except defs.SchemaError:
         return None
+    attributes: Mapping[str, Any] = schema.attributes
     single = defs.OpSchema.FormalParameterOption.Single
     return Signature(
         schema,
@@ -60,8 +61,8 @@ def signature_of(op: str, domain: str, version: int) -> Signature | None:
         (schema.min_output, schema.max_output),
         tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
         tuple(i for i, formal in enumerate(schema.outputs) if formal.option == single),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
-        tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+        {name: int(attribute.type.value) for name, attribute in attributes.items()},
+        tuple(name for name, attribute in attributes.items() if attribute.required),
     )
 
 
