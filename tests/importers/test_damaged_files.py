@@ -153,3 +153,22 @@ def test_attributes_that_the_standard_does_not_know_are_refused() -> None:
     wrong = node("Relu", ["x"], ["y"])
     wrong.attribute.append(AttributeProto(name="sharpness", type=AttributeProto.INT, i=3))
     refused(one(wrong), "Unrecognized attribute: sharpness")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (node("Conv", ["x", "w"], ["y"], strides=[1, 1, 1]), "Conv 'y' has 3 strides for 2 spatial dimensions"),
+        (node("Conv", ["x", "v"], ["y"], kernel_shape=[3, 3]), "reads 3-dimensional weights, its input has 4"),
+        (node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1]), "MaxPool 'y' has 2 pads for 2 spatial"),
+        (node("GRU", ["v", "v", "w"], ["y"], hidden_size=3), "GRU 'y' reads 'w' of 4 dimensions, where it takes 3"),
+        (
+            node("GroupQueryAttention", ["v", "v", "v"], ["y"], domain="com.microsoft", num_heads=2, kv_num_heads=0),
+            r"GroupQueryAttention 'y' has the attribute 'kv_num_heads' = 0",
+        ),
+    ],
+)
+def test_windows_ranks_and_counts(wrong: onnx.NodeProto, message: str) -> None:
+    inputs = [value("x", [1, 3, 8, 8]), value("v", [4, 1, 3])]
+    stored = [absent("w", [3, 3, 3, 3])]
+    refused(model([wrong], inputs, [value("y", [1, 3, 8, 8])], stored, domains={"com.microsoft": 1}), message)

@@ -348,7 +348,7 @@ def _prefix(node: onnx.NodeProto) -> str:
 
 
 def _loop_name(node: onnx.NodeProto) -> str:
-    return node.name or node.output[0]
+    return node.name or next(iter(node.output), "")
 
 
 def _scope(node: onnx.NodeProto, frame: Frame) -> Scope:

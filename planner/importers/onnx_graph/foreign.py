@@ -27,33 +27,6 @@ def infer_foreign(node: WorkNode, inputs: Inputs) -> list[Partial | None] | None
         return [None] * len(node.outputs)
 
 
-_MATRIX, _ROWS, _EXPERTS = (2,), (3,), (3,)
-_RANKS: dict[str, dict[int, tuple[int, ...]]] = {
-    "com.microsoft.Attention": {0: _ROWS, 1: _MATRIX, 4: (5,)},
-    "com.microsoft.QAttention": {0: _ROWS, 1: _MATRIX, 8: (5,)},
-    "com.microsoft.PackedAttention": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.MultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4), 6: (4,), 7: (4,)},
-    "com.microsoft.DecoderMaskedMultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)},
-    "com.microsoft.GroupQueryAttention": {0: _ROWS, 1: _ROWS, 2: _ROWS, 3: (4,), 4: (4,)},
-    "com.microsoft.SparseAttention": {0: _ROWS, 1: _ROWS, 2: _ROWS, 3: (4,), 4: (4,)},
-    "com.microsoft.EmbedLayerNormalization": {0: _MATRIX, 2: _MATRIX, 3: _MATRIX, 4: _MATRIX},
-    "com.microsoft.FusedGemm": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.MoE": {1: _MATRIX, 2: _EXPERTS, 4: _EXPERTS, 6: _EXPERTS},
-    "com.microsoft.QMoE": {1: _MATRIX, 2: _EXPERTS, 5: _EXPERTS, 8: _EXPERTS},
-}
-"""For operators that ONNX does not check, the numbers of dimensions that an input may have, by its position."""
-
-
-def rank_fault(node: WorkNode, inputs: Inputs) -> str:
-    """What is wrong with the numbers of dimensions of an operator's inputs, "" for nothing."""
-    for position, ranks in _RANKS.get(node.op, {}).items():
-        kind = _at(inputs, position)
-        if kind is not None and len(kind.shape) not in ranks:
-            expected = " or ".join(map(str, ranks))
-            return f"reads {node.inputs[position]!r} of {len(kind.shape)} dimensions, where it takes {expected}"
-    return ""
-
-
 def _like(kind: TensorType | None, shape: Sequence[int | None] | None = None) -> Partial | None:
     if kind is None:
         return None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.foreign import infer_foreign, rank_fault
+from planner.importers.onnx_graph.foreign import infer_foreign
+from planner.importers.onnx_graph.ranks import contradiction
 from planner.importers.onnx_graph.shapes import SHAPE_INPUTS, Partial, standard_form
 from planner.importers.onnx_graph.signature import Signature, check_call, signature_of
 from planner.importers.onnx_graph.values import evaluate
@@ -61,8 +62,11 @@ class Inference:
         """All that can be said of a node's outputs.
 
         Raises:
-            ModelError: the node makes a sequence that cannot be followed.
+            ModelError: the node makes a sequence that cannot be followed, or cannot take what it reads.
         """
+        fault = contradiction(node, [self._work.types[name] if name else None for name in node.inputs])
+        if fault:
+            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         partial, failure = self._standard(proto, node, versions)
         if failure:
             return Outcome([None] * len(node.outputs), [], failure)
@@ -110,8 +114,6 @@ class Inference:
     ) -> list[Partial | None]:
         """What ONNX left open, by our own rules, then by the file's own statement."""
         inputs = [self._work.types[name] if name else None for name in node.inputs]
-        if fault := rank_fault(node, inputs):
-            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         ours = infer_foreign(node, inputs)
         result: list[Partial | None] = []
         for i, name in enumerate(node.outputs):
