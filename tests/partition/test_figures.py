@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from planner import ModelError, load_instance
+from planner import ModelError, UsageError, check_partition, load_instance, partition
 from tests.partition.instances import PIPEDREAM, operator_graph, piper
 
 LITERALS = ("1e308", "9" * 400, "9" * 5000, "1e400", "Infinity", "NaN", "-1")
@@ -62,3 +63,20 @@ def test_too_many_devices(document: dict[str, object], key: str, tmp_path: Path)
 def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
     text = '{"maxFPGAs": ' + "[" * 100_000 + "]" * 100_000 + "}"
     assert "nested too deeply" in refused(text, tmp_path / "g.json")
+
+
+@pytest.mark.parametrize("options", [{"devices": 10**8}, {"cpus": 4097}, {"machines": "1024x1025"}])
+def test_options_that_ask_for_too_many_devices(options: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(operator_graph()))
+    with pytest.raises(UsageError, match="are too many"):
+        partition(path, **options)  # type: ignore[arg-type]
+
+
+def test_a_plan_that_records_too_many_devices(tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(operator_graph()))
+    plan = partition(path, time_limit=5.0)
+    asked = dataclasses.replace(plan, options=dict(plan.options) | {"devices": 10**8})
+    findings = check_partition(asked, load_instance(path))
+    assert any(finding.fault == "options" and "100000000 are too many" in finding.message for finding in findings)
