@@ -4,12 +4,15 @@ BIN := .venv/bin
 MODEL ?= gpt2
 HARDWARE ?= dgx-a100
 GLOBAL_BATCH ?= 512
+INPUTS ?= 100000
+SEED ?= 1
 
-.PHONY: help plan test check format bench clean
+.PHONY: help plan test fuzz check format bench clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
 	@echo "make test    run all tests"
+	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 
@@ -25,6 +28,9 @@ plan: $(BIN)/.ready
 
 test: $(BIN)/.ready
 	$(BIN)/python -m pytest -n 2
+
+fuzz: $(BIN)/.ready
+	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .

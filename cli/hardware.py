@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -293,7 +294,7 @@ def init_profile(base: str, output: Path | None, force: bool) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
-    if output.exists() and not force:
+    if os.path.exists(output) and not force:
         raise UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
     write_whole(output, text)
     click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import click
 
@@ -74,15 +76,16 @@ def main(argv: list[str] | None = None) -> None:
     arguments = [argument for argument in given if argument != "--debug"]
     gc.set_threshold(GARBAGE_THRESHOLD)
     try:
-        result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
-        sys.stdout.flush()
+        with _checked_output():
+            result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
+            sys.stdout.flush()
     except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
+        _say("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         sys.exit(_report_usage(error))
     except (BrokenPipeError, SystemExit):  # click ends with a SystemExit where nobody reads the output any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         sys.exit(141)
     except Exception as error:
         if len(arguments) < len(given):
@@ -99,7 +102,7 @@ def _report_usage(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     name = context.command_path if context else "shardplan"
     message = " ".join(error.format_message().split())
-    click.echo(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)", err=True)
+    _say(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)")
     return int(error.exit_code)
 
 
@@ -110,9 +113,67 @@ def _report(error: Exception) -> int:
     if isinstance(error, ShardplanError):
         findings = error.problems or (error.problem,)
         for finding in findings:
-            click.echo(f"shardplan: error: {finding}", err=True)
+            _say(f"shardplan: error: {finding}")
             if finding.excerpt:
-                click.echo(finding.excerpt, err=True)
+                _say(finding.excerpt)
         return int(error.exit_code)
-    click.echo(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)", err=True)
+    _say(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)")
     return 70
+
+
+def _say(text: str) -> None:
+    """Print a line on standard error; where that cannot be written either, the exit code has to do."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere, so that Python does not fail over it again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _CheckedStream:
+    """Standard output whose failures (a full device) are errors of the output, not of this program."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed = False
+
+    def write(self, text: str) -> int:
+        with self._checked():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._checked():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            from planner import OutputError
+
+            self.failed = True
+            what, hint = f"cannot write: {error.strerror or error}", "make room, or use -o FILE"
+            raise OutputError(what, where="standard output", hint=hint) from error
+
+
+@contextlib.contextmanager
+def _checked_output() -> Iterator[None]:
+    """Let writing to standard output end in an `OutputError` where it fails."""
+    stream = sys.stdout
+    checked = _CheckedStream(stream)
+    try:
+        with contextlib.redirect_stdout(checked):
+            yield
+    finally:
+        if checked.failed:
+            _discard(stream)

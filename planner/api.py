@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
@@ -66,7 +67,7 @@ def load_graph(
     """
     chosen = options or ImportOptions()
     sizes = dict(dims or {})
-    if str(model) in bundled_names() and not Path(model).exists():
+    if str(model) in bundled_names() and not os.path.exists(model):
         unknown = [name for name in sizes if name not in _BUNDLED_DIMS]
         if unknown:
             raise UsageError(
@@ -74,7 +75,7 @@ def load_graph(
             )
         built = build_bundled(str(model), batch=sizes.get("batch", 1), seq=sizes.get("seq"))
         return graph_from_proto(built, name=str(model), options=chosen)
-    if not Path(model).exists():
+    if not os.path.exists(model):
         near = did_you_mean(str(model), bundled_names())
         raise ModelError(
             "no such file or bundled model", where=str(model), hint=f"an ONNX file or a bundled name; {near}"

@@ -9,6 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LONGEST = 4000
+"""Characters of an error's line at the most; what a file says may be of any length."""
+
+
+def one_line(text: str) -> str:
+    """A text with its control characters written out, and without its middle where it is too long for a line."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -21,7 +31,7 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{text} ({self.hint})" if self.hint else text
+        return one_line(f"{text} ({self.hint})" if self.hint else text)
 
 
 class ShardplanError(Exception):

@@ -19,16 +19,16 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     Raises:
         OutputError: the folder is missing or the file cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
     try:
+        data = content.encode() if isinstance(content, str) else content
         mode = _mode(path)
         if mode is not None and not stat.S_ISREG(mode):
             with open(path, "wb") as special:
                 special.write(data)
         else:
             _replace(Path(os.path.realpath(path)), data, mode)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # a name with a null byte, or half a character in a text, is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(
             f"cannot write: {reason}", where=str(path), hint="choose a folder that exists and is writable"
         ) from error

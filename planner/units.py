@@ -33,6 +33,9 @@ class Dimension(StrEnum):
     PRICE = "a price"
 
 
+LEAST, MOST = 1e-30, 1e30
+"""Smallest and largest quantity in SI units, but for zero: products and quotients of several stay finite."""
+
 UNITS: Mapping[Dimension, Mapping[str, float]] = {
     Dimension.BYTES: _BYTES,
     Dimension.BYTE_RATE: {f"{u}/s": f for u, f in _BYTES.items()}
@@ -73,9 +76,13 @@ def parse(text: object, dimension: Dimension) -> float:
     number, unit = match[1].replace("_", ""), match[2] or ""
     if unit in units:
         # In decimal, so that "2.039 TB/s" is the float nearest to 2.039e12.
-        value = float(Decimal(number) * Decimal(repr(units[unit])))
-        if not math.isfinite(value):
-            raise UsageError(f"{text} is too large", hint="write a finite quantity")
+        try:
+            value = float(Decimal(number) * Decimal(repr(units[unit])))
+        except ArithmeticError:  # an exponent beyond those of decimals
+            value = math.inf
+        if value and not LEAST <= abs(value) <= MOST:
+            what = "large" if abs(value) > MOST else "small"
+            raise UsageError(f"{text} is too {what}", hint=f"write a finite quantity, from {LEAST:g} to {MOST:g}")
         return value
     if not unit:
         raise UsageError(f"{text} has no unit: expected {dimension}", hint=f"write {text} with {_choices(dimension)}")

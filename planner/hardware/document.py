@@ -106,6 +106,10 @@ def parse_document(text: str, name: str) -> Document:
     except RecursionError:
         document.problems.append(document.problem_at(Mark(0, 0), _TOO_MUCH, "a profile is a few levels deep"))
         return document
+    except Exception as error:  # of the library alone: it stumbles over text that is no YAML 1.1 or 1.2 in many ways
+        what = " ".join(f"{type(error).__name__} {error}".split())
+        document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {what}", "write YAML 1.2"))
+        return document
     if root is None:
         document.problems.append(document.problem_at(Mark(0, 0), "the file is empty"))
         return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ def profile_path(name_or_path: str | Path) -> Path:
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or looks_like_path(text):
-        if not Path(text).is_file():
+        if not os.path.isfile(text):
             raise HardwareError("no such hardware profile file", where=text, hint="see `shardplan hardware list`")
         return Path(text)
     path = bundled_path(text)

@@ -9,6 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 
+MOST_DEVICES = 1 << 20
+"""Devices that a cluster has at the most."""
+
 
 class Collective(StrEnum):
     """Ways in which a group of devices exchanges data."""

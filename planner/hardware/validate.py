@@ -14,15 +14,13 @@ from planner.errors import Problem
 from planner.hardware.catalog import citations, device_names
 from planner.hardware.document import Document, Location
 from planner.hardware.schema import ClusterFile, DeviceFile
+from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 ProfileFile = ClusterFile | DeviceFile
-
-MOST_DEVICES = 1 << 20
-"""Devices that a cluster has at the most."""
 
 
 def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
@@ -171,11 +169,14 @@ def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
 
 def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
     """Two levels of one name, which figures and messages could not tell apart."""
-    problems, seen = [], set()
+    problems: list[Problem] = []
+    seen: set[str] = set()
     for place in ("node", "network"):
         for i, entry in enumerate(_list(data, place)):
             name = entry.get("level")
-            if isinstance(name, str) and name in seen:
+            if not isinstance(name, str):
+                continue
+            if name in seen:
                 problems.append(document.problem((place, i, "level"), f"two levels are called {name!r}", "rename one"))
             seen.add(name)
     return problems

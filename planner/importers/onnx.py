@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
 from planner.graph import Graph
+from planner.importers.onnx_graph.expansion import require_bounded
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.modules import assign_modules
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
@@ -70,10 +71,12 @@ def graph_from_proto(
         where: file name for errors.
 
     Raises:
-        ModelError: an axis without a size, contradicting shapes, or a needed shape that cannot be found.
+        ModelError: an axis without a size, contradicting shapes, a needed shape that cannot be found, or functions
+            without end.
         UsageError: options that name no parameter.
     """
     check_model(model, where)
+    require_bounded(model, where)
     work = resolve(model, name, dims or {}, where)
     for transform in PASSES:
         transform(work, options or ImportOptions())

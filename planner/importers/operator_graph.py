@@ -14,7 +14,6 @@ or null.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from typing import Any
 
 from planner.errors import ModelError, Problem
 from planner.graph import Note, NoteLevel
+from planner.importers.types import MOST_INSTANCE_DEVICES
+from planner.json_text import LARGEST_FIGURE, JsonError, is_figure, read_json
 
 _SHOWN = 8
 _COST_TOLERANCE = 1e-9
@@ -104,9 +105,9 @@ def load_operator_graph(path: str | Path) -> OperatorGraph:
         reason = error.strerror or str(error)
         raise ModelError(f"cannot be read: {reason}", where=str(file), hint="check path and permissions") from None
     try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise ModelError(f"not JSON: {error}", where=str(file), hint="export or copy the graph again") from None
+        document = read_json(content)
+    except JsonError as error:
+        raise ModelError(str(error), where=str(file), hint="export or copy the graph again") from None
     return operator_graph_from(document, file.stem, hashlib.sha256(content).hexdigest(), where=str(file))
 
 
@@ -160,23 +161,25 @@ class _Reader:
             raise ModelError(first.message, where=first.where, hint=first.hint, problems=self.problems)
 
     def number(self, item: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
-        """A finite number that is not negative."""
+        """A number from 0 to `LARGEST_FIGURE`."""
         value = item.get(key, default)
         label = f"{path}.{key}" if path else key
         if value is None:
             self.wrong(f"{_who(item)}`{key}` is missing", label, "every node and edge needs its figures")
         elif isinstance(value, bool) or not isinstance(value, int | float):
             self.wrong(f"{_who(item)}`{key}` is {value!r}, not a number", label)
-        elif not math.isfinite(value) or value < 0:
-            self.wrong(f"{_who(item)}`{key}` is {value!r}; it must be finite and not negative", label)
+        elif not is_figure(value):
+            limit = f"it must be finite, not negative and at most {LARGEST_FIGURE:g}"
+            self.wrong(f"{_who(item)}`{key}` is {value!r}; {limit}", label)
         else:
             return float(value)
         return 0.0
 
     def count(self, item: Mapping[str, Any], key: str, path: str) -> int:
         value = self.number(item, key, path)
-        if value != int(value):
-            self.wrong(f"`{key}` is {value!r}, not a whole number", f"{path}.{key}" if path else key)
+        if value != int(value) or value > MOST_INSTANCE_DEVICES:
+            limit = f"a whole number up to {MOST_INSTANCE_DEVICES:,}"
+            self.wrong(f"`{key}` is {value!r}, not {limit}", f"{path}.{key}" if path else key)
         return int(value)
 
     def flag(self, item: Mapping[str, Any], key: str, path: str, default: bool | None = None) -> bool:

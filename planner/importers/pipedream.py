@@ -22,10 +22,11 @@ from pathlib import Path
 from planner.errors import ModelError, Problem
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
 from planner.importers.types import FORMATS, Format, ImportOptions
+from planner.json_text import LARGEST_FIGURE, is_figure
 
-_NODE = re.compile(r"node(\d+)$")
+_NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
-_PICK = re.compile(r"__getitem__\((\d+)\)")
+_PICK = re.compile(r"__getitem__\((\d{1,9})\)", re.ASCII)
 _HEAD = re.compile(rb"\s*node\d+ -- ")
 _FP32_BYTES = 4
 
@@ -130,8 +131,8 @@ def _node_line(parts: list[str]) -> _Line:
         raise ValueError(f"{parts[0]} lacks {', '.join(missing)}")
     sizes = tuple(float(s) for s in re.findall(r"[-+.\deE]+", fields["activation_size"]))
     times = [float(fields[f]) for f in ("forward_compute_time", "backward_compute_time", "parameter_size")]
-    if min(*times, *sizes) < 0:
-        raise ValueError(f"{parts[0]} has a negative figure")
+    if not all(is_figure(figure) for figure in (*times, *sizes)):
+        raise ValueError(f"{parts[0]} has a figure that is negative, not finite or above {LARGEST_FIGURE:g}")
     return _Line(_number(parts[0]), parts[1], times[0], times[1], sizes, times[2])
 
 

@@ -14,7 +14,6 @@ other way round. Files written so are read so, and said.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from typing import Any
 
 from planner.errors import ModelError, Problem
 from planner.graph import Note, NoteLevel
+from planner.importers.types import MOST_INSTANCE_DEVICES
+from planner.json_text import LARGEST_FIGURE, MOST_DIGITS, JsonError, is_figure, read_json
 
 _SLOW_SAMPLE_S = 1.0
 """A layer that takes longer a sample than this is more likely given in milliseconds."""
@@ -100,11 +101,11 @@ def read_piper(path: str | Path) -> PiperFile:
     """
     file = Path(path)
     try:
-        document = json.loads(file.read_bytes())
+        document = read_json(file.read_bytes())
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(file), hint="check the path") from None
-    except ValueError as error:
-        raise ModelError(f"not JSON: {error}", where=str(file), hint="expected a Piper instance") from None
+    except JsonError as error:
+        raise ModelError(str(error), where=str(file), hint="expected a Piper instance") from None
     return piper_from_document(document, str(file))
 
 
@@ -131,6 +132,8 @@ class _Reader:
             self.complain("", "is not an object", "a Piper instance has maxDevices, bandwidth, nodes, edges, ...")
             return None
         devices = self.whole(document, "maxDevices", "")
+        if devices > MOST_INSTANCE_DEVICES:
+            self.complain("maxDevices", f"is {devices}", f"at most {MOST_INSTANCE_DEVICES:,}")
         memory = self.number(document, "maxMemoryPerDevice", "")
         bandwidth = self.number(document, "bandwidth", "", positive=True)
         batch_field = "maxBatchSize" if "maxBatchSize" in document and "mbsInBatch" not in document else "mbsInBatch"
@@ -156,8 +159,9 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.complain(field, f"is {value!r}, not a finite number")
             return math.nan
-        if value < 0 or (positive and value == 0):
-            self.complain(field, f"is {value}", "must be above zero" if positive else "must not be negative")
+        if not is_figure(value) or (positive and value == 0):
+            limit = "must be above zero" if positive else "must not be negative"
+            self.complain(field, f"is {value}", f"{limit}, and at most {LARGEST_FIGURE:g}")
         return float(value)
 
     def whole(self, owner: Mapping[str, Any], key: str, at: str) -> int:
@@ -200,7 +204,7 @@ class _Reader:
         found: dict[int, tuple[PiperChoice, ...]] = {}
         for key, choices in table.items():
             field = f"{at}.TMPCs[{key!r}]"
-            if not key.isdecimal() or int(key) < 1:
+            if not _is_natural(key) or int(key) < 1:
                 self.complain(field, "is no tensor degree", "keys are whole numbers from 1, as text")
             elif int(key) in found:
                 self.complain(field, "repeats a tensor degree")
@@ -230,7 +234,7 @@ class _Reader:
             return {}
         found = {}
         for neighbour in table:
-            if neighbour.isdecimal():
+            if _is_natural(neighbour):
                 found[int(neighbour)] = self.number(table, neighbour, f"{at}.{key}")
             else:
                 self.complain(f"{at}.{key}", f"{neighbour!r} is no node id")
@@ -301,6 +305,10 @@ class _Reader:
                 "bytes per millisecond too, else transfers count a thousand times too little"
             )
             self.notes.append(Note(NoteLevel.WARNING, "time-unit", message, f"node {slowest[1]}"))
+
+
+def _is_natural(text: str) -> bool:
+    return text.isdecimal() and len(text) < MOST_DIGITS
 
 
 def _turn(node: PiperNode) -> PiperNode:

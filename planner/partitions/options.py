@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlanError, UsageError
-from planner.hardware.types import Cluster
+from planner.hardware.types import MOST_DEVICES, Cluster
+from planner.importers.types import MOST_INSTANCE_DEVICES
 from planner.partitions.types import Scalar
 from planner.registry import did_you_mean
 from planner.units import Dimension, parse
@@ -50,6 +51,18 @@ class Options:
     transfers: bool | None = None
     idle: bool | None = None
     batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more devices than can be told apart in time.
+
+        Raises:
+            UsageError: names the option.
+        """
+        counts = (("devices", self.devices, MOST_INSTANCE_DEVICES), ("cpus", self.cpus, MOST_INSTANCE_DEVICES),
+                  ("machines", math.prod(self.machines or ()), MOST_DEVICES))  # fmt: skip
+        for name, count, most in counts:
+            if count is not None and count > most:
+                raise UsageError(f"{count} are too many", where=FLAGS[name], hint=f"at most {most:,}")
 
     def given(self) -> dict[str, Any]:
         """What was said, by name."""

@@ -16,6 +16,7 @@ from planner.plan.orders import RankOrder
 from planner.plan.records import Boundary, PlanNote, Provenance, Stage
 from planner.plan.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
 from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
+from planner.plan.sizes import require_sizes
 from planner.plan.system_sections import ExchangeSection, SystemSection, TensorExchange
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.space.types import Job
@@ -93,6 +94,7 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
             with line, column and path.
     """
     plan = strict.parse(text, Plan, FORMAT, SCHEMA_VERSION, name=name)
+    require_sizes(plan, name)
     try:
         len(plan.block_table)
         for sharding in plan.shardings:

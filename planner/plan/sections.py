@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from planner.costs.precision import Precision
+from planner.errors import ModelError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Collective
 from planner.operators.types import Origin
@@ -95,6 +96,8 @@ def predictions_section(
     `shared` are the parameters that several stages hold, `node_size` the number of devices of a machine.
     """
     iteration_s = significant(evaluation.iteration_s)
+    if iteration_s <= 0:
+        raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
     batch = decision.micro_batch * decision.micro_batches * decision.copies
     return Predictions(
         iteration_s=iteration_s,

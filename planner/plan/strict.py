@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError, Problem
+from planner.json_text import JsonError, Pairs, read_json
 from planner.plan import locate
 from planner.registry import did_you_mean
 
@@ -89,25 +89,19 @@ def _decode(text: str | bytes, name: str) -> str:
 
 
 def _document(text: str, form: str, name: str) -> dict[str, Any]:
-    """The JSON's content, refused when keys repeat or numbers are not finite."""
+    """The JSON's content, refused when keys repeat or numbers are out of range."""
     repeated: list[str] = []
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def pairs(items: Pairs) -> dict[str, Any]:
         found = dict(items)
         repeated.extend(key for key, count in _counts(key for key, _ in items) if count > 1 and key in found)
         return found
 
-    def refuse(literal: str) -> float:
-        raise PlanError(f"{literal} is not JSON", where=name, hint=MAKE_AGAIN)
-
     try:
-        document = json.loads(text, object_pairs_hook=pairs, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"not JSON: {error.msg}", where=f"{name}:{error.lineno}:{error.colno}", hint="the file may be cut off"
-        ) from error
-    except RecursionError as error:
-        raise PlanError("not a plan: nested too deeply", where=name, hint=MAKE_AGAIN) from error
+        document = read_json(text, pairs=pairs)
+    except JsonError as error:
+        where, hint = f"{name}:{error.line}:{error.column}", f"the file may be cut off; {MAKE_AGAIN}"
+        raise PlanError(error.message, where=where, hint=hint) from error
     if repeated:
         raise PlanError(f"key {repeated[0]!r} appears twice in one object", where=name, hint="remove one of them")
     if not isinstance(document, dict) or document.get("format") != form:

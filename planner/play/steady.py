@@ -127,13 +127,19 @@ def _exchange_s(trace: Trace, iterations: int) -> float:
 
 
 def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:
-    """[iterations, actions] starts of the forwards and backwards of an iteration's last micro-batches, in one order."""
+    """[iterations, actions] starts of the forwards and backwards of an iteration's last micro-batches, in one order.
+
+    Raises:
+        PlanError: iterations differ in their actions.
+    """
     program = trace.program
     chosen = np.flatnonzero(
         program.of(FORWARD, BACKWARD, INPUT_GRAD)
         & (program.micro_batch < iterations * micro_batches)
         & (program.micro_batch % micro_batches >= micro_batches - last)
     )
+    if not len(chosen) or len(chosen) % iterations:
+        raise PlanError("the orders do not run the same actions in every iteration", hint="plan again")
     order = np.lexsort((program.kind[chosen], program.stage[chosen], program.micro_batch[chosen]))
     return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
 

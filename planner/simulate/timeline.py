@@ -14,6 +14,7 @@ from planner.memory import fits
 from planner.plan.figures import BUBBLE_CONVENTION
 from planner.plan.order_text import rows
 from planner.plan.types import Plan
+from planner.plan.validate import require_sound
 from planner.plan.works import counterparts, leaders, malformed, work_of
 from planner.play.engine import StageTimes, Trace, Transfers, run
 from planner.play.measure import Cost
@@ -113,9 +114,10 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     gradients travel beside the work, the slower of the two counts.
 
     Raises:
-        PlanError: actions are missing, repeated, read weights that are not held, or wait for each other in a cycle (the
-            message shows it).
+        PlanError: stages, ranks or predictions contradict each other; actions are missing, repeated, read weights that
+            are not held, or wait for each other in a cycle (the message shows it).
     """
+    require_sound(plan)
     wrong = malformed(plan)
     if wrong:
         raise PlanError(wrong[0], where="schedule", hint="plan again")

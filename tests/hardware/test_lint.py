@@ -289,3 +289,24 @@ def test_more_devices_than_can_be_numbered(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("size: 4", "size: 1000000000"))
     assert any("devices" in problem.message and "000,000" in problem.message for problem in lint(path))
+
+
+@pytest.mark.parametrize("version", ["1.5", "3.0", "0.1"])
+def test_yaml_of_another_version(tmp_path: Path, version: str) -> None:
+    found = _lint(tmp_path, f"%YAML {version}\n---\n{GOOD}")
+    assert len(found) == 1
+    place, message, _ = found[0]
+    assert place.startswith("1:")
+    assert message.startswith("not valid YAML")
+
+
+@pytest.mark.parametrize("name", ["[a]", "{a: b}", "5", "null"])
+def test_a_level_whose_name_is_no_text(tmp_path: Path, name: str) -> None:
+    found = _lint(tmp_path, GOOD.replace("level: ethernet", f"level: {name}"))
+    assert any("'level' should be" in message for _, message, _ in found)
+
+
+@pytest.mark.parametrize("count", ["9" * 400, "9" * 5000, "1e308", ".inf", ".nan", "-1", "1e999999999"])
+def test_counts_and_quantities_out_of_range(tmp_path: Path, count: str) -> None:
+    for text in (GOOD.replace("nodes: 2", f"nodes: {count}"), GOOD.replace("50 us", f"{count} us")):
+        assert _lint(tmp_path, text)

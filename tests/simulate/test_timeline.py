@@ -123,3 +123,10 @@ def test_same_plan_same_timeline() -> None:
     first, second = simulate(toy_plan()), simulate(toy_plan())
     assert np.array_equal(first.trace.end_s, second.trace.end_s)
     assert isinstance(first, Timeline)
+
+
+def test_stages_out_of_order_are_not_played() -> None:
+    plan = toy_plan()
+    moved = dataclasses.replace(plan.stages[1], index=2)
+    with pytest.raises(PlanError, match="stage 2 stands at place 1"):
+        simulate(dataclasses.replace(plan, stages=(plan.stages[0], moved, plan.stages[2])))

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _INT64 = TensorType((), 7)
 _GRAPH = 5
+_NO_LIMIT = 1 << 40
+"""Larger trip counts stand for none: exporters write the largest integer."""
+MOST_TRIPS = 1 << 20
+"""Turns of a loop at the most."""
 
 
 def loop_names(graph: onnx.GraphProto) -> list[str]:
@@ -67,14 +71,14 @@ def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.Funct
 
 def _if(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     branches = {a.name: a.g for a in node.attribute if a.type == _GRAPH}
-    condition = resolver.value(node.input[0])
     label = node.name or node.output[0]
     resolver.type_of(node.input[0], f"If {label!r}")
+    condition = resolver.number(node.input[0], f"If {label!r}")
     resolver.work.fates["plumbing"] += 1
     if condition is None:
         outputs = _costlier_branch(resolver, node, branches, frame)
     else:
-        chosen = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+        chosen = "then_branch" if condition else "else_branch"
         outputs = _body(resolver, node, branches[chosen], {}, frame)
         resolver.work.info("if-branch", f"If {label!r}: its condition is constant, only the {chosen} runs", label)
     for source, target in zip(outputs, node.output, strict=False):
@@ -112,6 +116,8 @@ def _costlier_branch(
 
 def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     body = next(a.g for a in node.attribute if a.name == "body")
+    states = len(node.input) - 2
+    _require_body(resolver, node, body, inputs=2 + states, outputs=1 + states)
     trips = _trip_count(resolver, node)
     inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
     prefix = _prefix(node)
@@ -141,15 +147,18 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
             f"{label} is of operator set 8, which batches in another way", where=resolver.where,
             hint="convert the model to operator set 9 or later",
         )  # fmt: skip
-    states = len(body.input) - scanned
-    formals = [value.name for value in body.input]
-    actuals = list(node.input)[-len(formals) :]
+    states = len(node.input) - scanned
+    if not 0 <= states < len(node.input):
+        raise resolver.damaged(f"{label} scans {scanned} of its {len(node.input)} inputs")
+    _require_body(resolver, node, body, inputs=len(node.input), outputs=states)
+    formals, actuals = [value.name for value in body.input], list(node.input)
     sources = actuals[states:]
-    axes = _ints(attributes.get("scan_input_axes", (0,) * scanned))
     shapes = [resolver.type_of(name, label).shape for name in sources]
-    if not shapes:
-        raise ModelError(f"{label} scans nothing", where=resolver.where, hint="the file is damaged: export it again")
-    trips = shapes[0][axes[0]]
+    said = _ints(attributes.get("scan_input_axes", (0,) * scanned))
+    if len(said) != scanned:
+        raise resolver.damaged(f"{label} has {len(said)} axes for {scanned} inputs to scan")
+    axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(said, shapes, strict=True)]
+    trips = _limited(resolver, label, shapes[0][axes[0]])
     inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
     prefix = _prefix(node)
     names = {formal: prefix + formal for formal in formals}
@@ -158,7 +167,6 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     index = prefix + "index"
     resolver.store(index, _INT64)
     for formal, source, axis, shape in zip(formals[states:], sources, axes, shapes, strict=True):
-        axis %= len(shape)
         taken = TensorType((*shape[:axis], *shape[axis + 1 :]), resolver.type_of(source, label).element)
         step = WorkNode("Gather", [source, index], [names[formal]], {"axis": axis}, "", inner.scope, inner.repeat)
         resolver.emit(step, [taken])
@@ -174,22 +182,46 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
 
 def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
     name = _loop_name(node)
-    limit = resolver.value(node.input[0]) if node.input[0] else None
-    work = resolver.work
+    label = f"Loop {name!r}"
+    trips, work = resolver.number(node.input[0], label), resolver.work
     if name in resolver.dims:
-        work.info("loop-trips", f"Loop {name!r}: its body is priced {resolver.dims[name]} times, as given", name)
-        return resolver.dims[name]
-    if limit is None or int(limit.reshape(-1)[0]) > 1 << 40:
+        work.info("loop-trips", f"{label}: its body is priced {resolver.dims[name]} times, as given", name)
+        return _limited(resolver, label, resolver.dims[name])
+    if trips is None or trips > _NO_LIMIT:
         raise ModelError(
-            f"how often Loop {name!r} runs is not in the file", where=resolver.where,
+            f"how often {label} runs is not in the file", where=resolver.where,
             hint=f"say it, for example --dim {name}=10",
         )  # fmt: skip
-    trips = int(limit.reshape(-1)[0])
     if trips < 1:
-        work.warn("loop-trips", f"Loop {name!r} runs {trips} times in the file; it is priced as if it ran once", name)
+        work.warn("loop-trips", f"{label} runs {trips} times in the file; it is priced as if it ran once", name)
         return 1
-    work.info("loop-trips", f"Loop {name!r}: its body is priced {trips} times, its limit in the file", name)
+    work.info("loop-trips", f"{label}: its body is priced {trips} times, its limit in the file", name)
+    return _limited(resolver, label, trips)
+
+
+def _limited(resolver: Resolver, label: str, trips: int) -> int:
+    """A number of turns that can be written out where a loop's results are put together.
+
+    Raises:
+        ModelError: it is larger.
+    """
+    if trips > MOST_TRIPS:
+        raise ModelError(
+            f"{label} runs {trips:,} times, at most {MOST_TRIPS:,} can be priced", where=resolver.where,
+            hint="export the model for a shorter input",
+        )  # fmt: skip
     return trips
+
+
+def _require_body(
+    resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProto, *, inputs: int, outputs: int
+) -> None:
+    """Refuse a loop whose body does not take what it is given, or makes less than it is to carry on."""
+    if len(body.input) != inputs or len(body.output) < outputs:
+        raise resolver.damaged(
+            f"{node.op_type} {node.name or node.output[0]!r} has a body of {len(body.input)} inputs and "
+            f"{len(body.output)} outputs, where {inputs} and at least {outputs} are needed"
+        )
 
 
 def _body(
@@ -239,7 +271,7 @@ def _stack(
     resolver: Resolver, source: str, target: str, axis: int, trips: int, frame: Frame, inner: Frame, label: str
 ) -> None:
     kind = resolver.type_of(source, label)
-    axis %= len(kind.shape) + 1
+    axis = resolver.axis(axis, len(kind.shape) + 1, label)
     single = (*kind.shape[:axis], 1, *kind.shape[axis:])
     where, turn = f"{target}/axis", f"{target}/turn"
     resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
@@ -316,7 +348,7 @@ def _prefix(node: onnx.NodeProto) -> str:
 
 
 def _loop_name(node: onnx.NodeProto) -> str:
-    return node.name or node.output[0]
+    return node.name or next(iter(node.output), "")
 
 
 def _scope(node: onnx.NodeProto, frame: Frame) -> Scope:

@@ -47,6 +47,8 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
                 where=where,
                 hint="export the model with input shapes or named axes",
             )
+        if value.name in found:
+            raise ModelError(f"two inputs are called {value.name!r}", where=where, hint="export the model again")
         found[value.name] = tuple(
             "" if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or f"{value.name}.{i}"
             for i, dim in enumerate(tensor.shape.dim)

@@ -11,7 +11,9 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.foreign import infer_foreign
+from planner.importers.onnx_graph.ranks import contradiction
 from planner.importers.onnx_graph.shapes import SHAPE_INPUTS, Partial, standard_form
+from planner.importers.onnx_graph.signature import Signature, check_call, signature_of
 from planner.importers.onnx_graph.values import evaluate
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS, Array, TensorType, WorkGraph, WorkNode
 
@@ -27,7 +29,7 @@ _INT64 = 7
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a node's outputs: types by position (None where open), values, and why a rule failed."""
+    """What is known of a node's outputs: types by position (None where open), values, why the standard refuses it."""
 
     kinds: list[TensorType | None]
     values: list[Array]
@@ -55,28 +57,26 @@ class Inference:
         self._versions, self._ir_version, self._where = versions, ir_version, where
         self._protos: dict[str, onnx.TypeProto] = {}
         self._data: dict[str, onnx.TensorProto] = {}
-        self._schemas: dict[tuple[str, str, int], Any] = {}
 
     def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
         """All that can be said of a node's outputs.
 
         Raises:
-            ModelError: the node makes a sequence that cannot be followed.
+            ModelError: the node makes a sequence that cannot be followed, or cannot take what it reads.
         """
+        fault = contradiction(node, [self._work.types[name] if name else None for name in node.inputs])
+        if fault:
+            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         partial, failure = self._standard(proto, node, versions)
+        if failure:
+            return Outcome([None] * len(node.outputs), [], failure)
         if any(p is None or p.complete is None for p, name in zip(partial, node.outputs, strict=True) if name):
             partial = self._fill_gaps(proto, node, partial, versions)
-            if failure and partial[0] is not None and partial[0].complete is not None:
-                self._work.warn(
-                    "shape-conflict",
-                    f"{node.label}: {failure}; the shape that the file states is used",
-                    node.outputs[0],
-                )
         kinds = [p.complete if p is not None else None for p in partial]
         values = self._evaluate(node, kinds, versions.get("", self._work.opset))
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
-        return Outcome(kinds, values, failure)
+        return Outcome(kinds, values)
 
     def shape_operands(self, node: WorkNode) -> list[str]:
         """Inputs that a node needs by value to know its output shape."""
@@ -87,18 +87,19 @@ class Inference:
         self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
     ) -> tuple[list[Partial | None], str]:
         """Output types by ONNX's own rules; a message where they contradict each other."""
+        from onnx.checker import ValidationError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         nothing: list[Partial | None] = [None] * len(node.outputs)
         proto = standard_form(proto)
-        schema = self._schema(proto.op_type, proto.domain, versions)
-        if schema is None:
+        signature = self._signature(proto.op_type, proto.domain, versions)
+        if signature is None:
             return nothing, ""
         known = {name: self._type_proto(name) for name in proto.input if name}
         data = self._operand_values(node)
         try:
-            found = infer_node_outputs(schema, proto, known, data, None, _imports(versions), self._ir_version)
-        except (InferenceError, RuntimeError, ValueError, TypeError) as error:
+            found = infer_node_outputs(signature.schema, proto, known, data, None, _imports(versions), self._ir_version)
+        except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
             return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
         kinds = [found.get(name) for name in proto.output]
         if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in kinds):
@@ -123,7 +124,7 @@ class Inference:
             for more in said:
                 merged = more if merged is None else merged.or_else(more)
             result.append(merged)
-        known = ours is not None or self._schema(proto.op_type, proto.domain, versions) is not None
+        known = ours is not None or self._signature(proto.op_type, proto.domain, versions) is not None
         if not known and result[0] is not None and result[0].complete is not None:
             self.unknown_operators[node.op] += 1
         return result
@@ -164,18 +165,17 @@ class Inference:
                 found[name] = self._data[name]
         return found
 
-    def _schema(self, op: str, domain: str, versions: Mapping[str, int]) -> Any:  # noqa: ANN401
-        domain = plain_domain(domain)
-        version = versions.get(domain, self._versions.get(domain, 1))
-        key = (op, domain, version)
-        if key not in self._schemas:
-            from onnx import defs
+    def check(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+        """Refuse a node that its operator cannot be called as.
 
-            try:
-                self._schemas[key] = defs.get_schema(op, version, domain)
-            except defs.SchemaError:
-                self._schemas[key] = None
-        return self._schemas[key]
+        Raises:
+            ModelError: the number of inputs or outputs, or an attribute.
+        """
+        check_call(proto, self._signature(proto.op_type, proto.domain, versions), self._where)
+
+    def _signature(self, op: str, domain: str, versions: Mapping[str, int]) -> Signature | None:
+        domain = plain_domain(domain)
+        return signature_of(op, domain, versions.get(domain, self._versions.get(domain, 1)))
 
 
 def plain_domain(domain: str) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
+from planner.importers.onnx_graph.signature import MOST_VERSION
 from planner.importers.onnx_graph.wire import WireError, strip_tensor_data
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:
     import onnx
+    from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]
+    from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 _INTEGER_BYTES = {6: 4, 7: 8, 9: 1}
 _SMALL_BYTES = 8 * MAX_CONSTANT_ELEMENTS
+_OFFSET_DIGITS = 19
+"""Decimal digits that no offset in a file has."""
 _AGAIN = "copy or export it again"
 
 
@@ -31,7 +37,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         ModelError: the file is cut off, holds text or something else, or has no graph.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         with path.open("rb") as stream:
@@ -41,34 +47,79 @@ def read_model(path: Path) -> onnx.ModelProto:
     except (WireError, DecodeError) as error:
         what = "is cut off or damaged" if _starts_as_onnx(path) else "is not an ONNX file"
         raise ModelError(f"the file {what}: {error}", where=str(path), hint=_AGAIN) from None
+    if garbled := _garbled(model):
+        raise ModelError(f"the file is damaged: {garbled} holds a text that is not UTF-8", where=str(path), hint=_AGAIN)
     check_model(model, str(path))
-    _read_small_integers(model.graph, path.parent)
+    _read_small_integers(model.graph, path)
     return model
 
 
-def _read_small_integers(graph: onnx.GraphProto, folder: Path) -> None:
+def _garbled(message: Message) -> str:
+    """The kind of the first message with a text that is not UTF-8 ("" where there is none): protobuf lets it through.
+
+    O(fields of the message and those inside).
+    """
+    from google.protobuf.message import Message
+
+    inner, texts = _field_numbers(message.DESCRIPTOR)
+    for field, content in message.ListFields():
+        if field.number in texts:
+            entries = (content,) if isinstance(content, str | bytes) else content
+            if any(isinstance(entry, bytes) for entry in entries):
+                return f"{message.DESCRIPTOR.name}.{field.name}"
+        elif field.number in inner:
+            for child in (content,) if isinstance(content, Message) else content:
+                if found := _garbled(child):
+                    return found
+    return ""
+
+
+@functools.cache
+def _field_numbers(kind: Descriptor) -> tuple[frozenset[int], frozenset[int]]:
+    """Numbers of the fields of a kind of message that hold messages, and of those that hold texts."""
+    inner = frozenset(field.number for field in kind.fields if field.message_type is not None)
+    return inner, frozenset(field.number for field in kind.fields if field.type == field.TYPE_STRING)
+
+
+def _read_small_integers(graph: onnx.GraphProto, path: Path) -> None:
     """Fetch shapes and axes that an exporter put into the data file; weights stay where they are, absent is fine."""
     for tensor in graph.initializer:
         size = math.prod(tensor.dims) * _INTEGER_BYTES.get(tensor.data_type, 0)
-        if tensor.data_location != 1 or not 0 < size <= _SMALL_BYTES:
+        if tensor.data_location != 1 or min(tensor.dims, default=0) < 0 or not 0 < size <= _SMALL_BYTES:
             continue
         entry = {item.key: item.value for item in tensor.external_data}
-        file = (folder / entry.get("location", "")).resolve()
-        if not file.is_relative_to(folder.resolve()) or not file.is_file():
-            continue
-        with file.open("rb") as stream:
-            stream.seek(int(entry.get("offset", "0")))
-            data = stream.read(size)
+        data = _external_bytes(path, tensor.name, entry.get("location", ""), entry.get("offset", "0"), size)
         if len(data) == size:
             tensor.raw_data = data
             tensor.data_location = 0
+
+
+def _external_bytes(path: Path, tensor: str, location: str, offset: str, size: int) -> bytes:
+    """Bytes of a data file in the model's folder; none where there is no such file.
+
+    Raises:
+        ModelError: the offset is not a position in a file, or the file cannot be read.
+    """
+    where = f"{path}: external data of {tensor!r}"
+    if not (offset.isascii() and offset.isdecimal() and len(offset) < _OFFSET_DIGITS):
+        raise ModelError(f"the offset {offset!r} is no position in a file", where=where, hint=_AGAIN)
+    try:
+        file = (path.parent / location).resolve()
+        if not file.is_relative_to(path.parent.resolve()) or not file.is_file():
+            return b""
+        with file.open("rb") as stream:
+            stream.seek(int(offset))
+            return stream.read(size)
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(f"{location!r} cannot be read: {reason}", where=where, hint=_AGAIN) from None
 
 
 def check_model(model: onnx.ModelProto, where: str) -> None:
     """Refuse a model that has nothing to plan.
 
     Raises:
-        ModelError: no graph, no nodes, or no outputs.
+        ModelError: no graph, no nodes, no outputs or one without a name, or an impossible operator set version.
     """
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError("the file is not an ONNX model: it holds no graph", where=where, hint=_AGAIN)
@@ -78,6 +129,13 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
         raise ModelError(
             "the model's graph has no outputs, so every operator is dead", where=where, hint="export it with outputs"
         )
+    if not all(value.name for value in model.graph.output):
+        raise ModelError("an output of the model's graph has no name", where=where, hint=_AGAIN)
+    for holder in (model, *model.functions):
+        for entry in holder.opset_import:
+            if not 0 <= entry.version <= MOST_VERSION:
+                name = entry.domain or "ai.onnx"
+                raise ModelError(f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN)
 
 
 def _starts_as_onnx(path: Path) -> bool:

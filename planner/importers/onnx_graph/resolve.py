@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     import onnx
 
 
+MOST_ELEMENTS = 1 << 56
+"""Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Where a list of nodes stands: operator set versions, how often it runs, and the module it belongs to."""
@@ -143,7 +147,7 @@ class Resolver:
         """Add a node whose output types are known."""
         for name, kind in zip(node.outputs, kinds, strict=False):
             if name and kind is not None:
-                self.work.types[name] = kind
+                self._define(name, kind)
         self.work.nodes.append(node)
 
     def alias(self, source: str, target: str, frame: Frame, *, pinned: bool = False) -> None:
@@ -163,9 +167,21 @@ class Resolver:
     def store(self, name: str, kind: TensorType, value: Array | None = None) -> None:
         """Add a tensor that the file holds."""
         self.work.stored[name] = None
-        self.work.types[name] = kind
+        self._define(name, kind)
         if value is not None and value.size <= MAX_CONSTANT_ELEMENTS:
             self.work.values[name] = value
+
+    def _define(self, name: str, kind: TensorType) -> None:
+        """Say what a tensor is, once.
+
+        Raises:
+            ModelError: it was said already, or the tensor has a negative size or more elements than can be counted.
+        """
+        if name in self.work.types:
+            raise self.damaged(f"{name!r} is computed or stored twice")
+        if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
+            raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
+        self.work.types[name] = kind
 
     def store_initializers(self, graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         """Add a graph's initializers, under their new names."""
@@ -205,6 +221,33 @@ class Resolver:
         """The value of a small known tensor."""
         return self.work.values.get(name) if name else None
 
+    def number(self, name: str, reader: str) -> int | None:
+        """The first entry of a small known tensor; None where it is not known.
+
+        Raises:
+            ModelError: it has no entry, or one that is no number.
+        """
+        value = self.value(name)
+        if value is None:
+            return None
+        if not value.size or not np.isfinite(value.reshape(-1)[0]):
+            raise self.damaged(f"{reader} takes a number from {name!r}, which has none")
+        return int(value.reshape(-1)[0])
+
+    def axis(self, axis: object, rank: int, reader: str) -> int:
+        """An axis of a tensor, not negative.
+
+        Raises:
+            ModelError: the tensor has no such axis.
+        """
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            raise self.damaged(f"{reader} works along axis {axis} of a tensor of {rank} dimensions")
+        return axis % rank
+
+    def damaged(self, message: str) -> ModelError:
+        """The error of a file that contradicts itself."""
+        return ModelError(message, where=self.where, hint="the file is damaged: export it again")
+
     def work_node(self, node: onnx.NodeProto, frame: Frame) -> WorkNode:
         """A node of the file as a working node."""
         domain = plain_domain(node.domain)
@@ -221,7 +264,9 @@ class Resolver:
         key = (node.domain, node.op_type, node.overload)
         if key in self.functions:
             self.call(self, node, self.functions[key], frame)
-        elif plain_domain(node.domain) == "" and node.op_type in self.handlers:
+            return
+        self.inference.check(node, frame.versions)
+        if plain_domain(node.domain) == "" and node.op_type in self.handlers:
             self.handlers[node.op_type](self, node, frame)
         elif node.op_type == "Constant" and plain_domain(node.domain) == "":
             self._constant(node)
@@ -274,7 +319,7 @@ class Resolver:
         self, node: WorkNode, inputs: Sequence[TensorType | None], kinds: Sequence[TensorType | None], failure: str
     ) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
-        bound = upper_bound(node.op, inputs, self.work.values, node)
+        bound = None if failure else upper_bound(node.op, inputs, self.work.values, node)
         if bound is not None:
             self.work.warn(
                 "data-dependent-shape",
@@ -291,7 +336,7 @@ class Resolver:
         if failure:
             raise ModelError(
                 f"shapes do not fit at {node.label}: {failure}", where=self.where,
-                hint="a size is baked into the export: bind the axes to the sizes it was exported with",
+                hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
             )  # fmt: skip
         first = next((kind for kind in inputs if kind is not None), None)
         if node.op in HEAVY or first is None:

@@ -39,6 +39,7 @@ def _erase(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     resolver.work.fates["plumbing"] += 1
     elements = list(_elements(resolver, node))
     position = _position(resolver, node, node.input[1]) if len(node.input) > 1 and node.input[1] else -1
+    _require_element(resolver, node, elements, position)
     del elements[position]
     resolver.sequences[node.output[0]] = elements
 
@@ -47,8 +48,7 @@ def _at(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     resolver.work.fates["plumbing"] += 1
     elements = _elements(resolver, node)
     position = _position(resolver, node, node.input[1])
-    if not -len(elements) <= position < len(elements):
-        raise _cannot(resolver, node, f"element {position} of a sequence of {len(elements)}")
+    _require_element(resolver, node, elements, position)
     resolver.alias(elements[position], node.output[0], frame)
 
 
@@ -60,8 +60,9 @@ def _length(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
 
 def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     attributes = plain_attributes(node)
-    kind = resolver.type_of(node.input[0], f"SplitToSequence {node.output[0]!r}")
-    axis = int(attributes.get("axis", 0)) % len(kind.shape)  # type: ignore[arg-type]
+    label = f"SplitToSequence {node.output[0]!r}"
+    kind = resolver.type_of(node.input[0], label)
+    axis = resolver.axis(attributes.get("axis", 0), len(kind.shape), label)
     size, keep = kind.shape[axis], attributes.get("keepdims", 1)
     has_split = len(node.input) > 1 and bool(node.input[1])
     if has_split:
@@ -69,6 +70,8 @@ def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
         if split is None:
             raise _cannot(resolver, node, "the sizes of its parts depend on data")
         sizes = [int(s) for s in split.reshape(-1)]
+        if min(sizes, default=0) < (split.ndim == 0) or (split.ndim and sum(sizes) != size):
+            raise _cannot(resolver, node, f"parts of {sizes} do not make {size}")
         if split.ndim == 0:
             sizes = [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
         keep = 1
@@ -106,7 +109,9 @@ def _concat(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     kinds = [resolver.type_of(name, base.label) for name in elements]
     new_axis = bool(attributes.get("new_axis", 0))
     rank = len(kinds[0].shape) + new_axis
-    axis = int(attributes["axis"]) % rank  # type: ignore[arg-type]
+    axis = resolver.axis(attributes["axis"], rank, base.label)
+    if any(len(kind.shape) != len(kinds[0].shape) for kind in kinds):
+        raise _cannot(resolver, node, "its elements have different numbers of dimensions")
     inputs = list(elements)
     if new_axis:
         where = f"{node.output[0]}/axis"
@@ -130,19 +135,27 @@ def _elements(resolver: Resolver, node: onnx.NodeProto) -> list[str]:
     return elements
 
 
+def _require_element(resolver: Resolver, node: onnx.NodeProto, elements: list[str], position: int) -> None:
+    if not -len(elements) <= position < len(elements):
+        raise _cannot(resolver, node, f"element {position} of a sequence of {len(elements)}")
+
+
 def _position(resolver: Resolver, node: onnx.NodeProto, name: str) -> int:
-    value = resolver.value(name)
-    if value is None:
+    position = resolver.number(name, _label(node))
+    if position is None:
         raise _cannot(resolver, node, "the position depends on data")
-    return int(value.reshape(-1)[0])
+    return position
 
 
 def _cannot(resolver: Resolver, node: onnx.NodeProto, why: str) -> ModelError:
-    label = f"{node.op_type} {node.name or node.output[0]!r}"
     return ModelError(
-        f"{label} works on a sequence and cannot be followed: {why}", where=resolver.where,
+        f"{_label(node)} works on a sequence and cannot be followed: {why}", where=resolver.where,
         hint="export the model so that it uses tensors only",
     )  # fmt: skip
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or node.output[0]!r}"
 
 
 HANDLERS: dict[str, Handler] = {

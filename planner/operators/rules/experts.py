@@ -94,13 +94,14 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
         packing: weights in one stored element.
     """
     x, router = site.input(0), site.input(1)
+    second = site.input(weights[1])
     weights = tuple(p for p in weights if site.has(p))
     rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
     experts = router.shape[-1]
     chosen = min(site.int_attribute("k", 1), experts)
     stored = sum(site.input(p).elements for p in weights)
     work = 2.0 * rows * chosen * stored * packing / max(1, experts)
-    inner = site.input(weights[1]).elements * packing / max(1, experts * hidden)
+    inner = second.elements * packing / max(1, experts * hidden)
     widths = stored * packing / max(1, experts * hidden) - inner
     touched = min(1.0, rows * chosen / max(1, experts))
     forward = traffic(x, router, site.output())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ def load_instance(path: str | Path) -> Instance:
         ModelError: no such file, no instance of a known family, or damaged.
     """
     file = Path(path)
-    if not file.exists():
+    if not os.path.exists(file):
         raise ModelError("no such instance file", where=str(path), hint="check the path")
     family = instance_family(file)
     if family is None:

@@ -1,0 +1,118 @@
+"""Hold nodes of a file against the operator standard: how many inputs and outputs, which attributes of which kind."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_VERSION = (1 << 31) - 1
+"""Largest operator set version that a schema can be asked for."""
+
+_AGAIN = "the file is damaged: export it again"
+_FORMS = {("Einsum", "equation"): re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")}
+"""What texts must look like that onnx takes unchecked: its inference of a malformed Einsum never ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the standard says of an operator's calls.
+
+    Attributes:
+        schema: onnx's own description.
+        inputs: fewest and most inputs.
+        outputs: fewest and most outputs.
+        needed_inputs: positions of inputs that may not be left out.
+        needed_outputs: positions of outputs that may not be left out.
+        kinds: for each attribute, the number of its type.
+        needed_attributes: attributes that must be given.
+    """
+
+    schema: Any
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    needed_inputs: tuple[int, ...]
+    needed_outputs: tuple[int, ...]
+    kinds: Mapping[str, int]
+    needed_attributes: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def signature_of(op: str, domain: str, version: int) -> Signature | None:
+    """The signature of an operator in an operator set; None for one that the standard does not know."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(op, version, domain)
+    except defs.SchemaError:
+        return None
+    attributes: Mapping[str, Any] = schema.attributes
+    single = defs.OpSchema.FormalParameterOption.Single
+    return Signature(
+        schema,
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
+        tuple(i for i, formal in enumerate(schema.outputs) if formal.option == single),
+        {name: int(attribute.type.value) for name, attribute in attributes.items()},
+        tuple(name for name, attribute in attributes.items() if attribute.required),
+    )
+
+
+def check_call(node: onnx.NodeProto, signature: Signature | None, where: str) -> None:
+    """Refuse a node that its operator cannot be called as; of unknown operators only that they compute something.
+
+    Attributes that the standard does not know are let pass. O(inputs + outputs + attributes).
+
+    Raises:
+        ModelError: too few or too many inputs or outputs, one that is needed left out, an attribute of another kind or
+            absent.
+    """
+    fault = _unnamed(node) if signature is None else _fault(node, signature)
+    if fault:
+        label = node.name or next((name for name in node.output if name), "")
+        raise ModelError(f"{node.op_type} {label!r} {fault}", where=where, hint=_AGAIN)
+
+
+def _unnamed(node: onnx.NodeProto) -> str:
+    return "" if node.output and node.output[0] else "has no first output"
+
+
+def _fault(node: onnx.NodeProto, signature: Signature) -> str:
+    """What is wrong with a call, "" for nothing."""
+    sides = (
+        ("input", node.input, signature.inputs, signature.needed_inputs),
+        ("output", node.output, signature.outputs, signature.needed_outputs),
+    )
+    for side, names, (least, most), needed in sides:
+        if not least <= len(names) <= most:
+            limit = f"takes at most {most}" if len(names) > most else f"needs {least}"
+            return f"has {len(names)} {side}s, the operator {limit}"
+        for position in needed:
+            if position < len(names) and not names[position]:
+                return f"lacks its {side} {position}"
+    given = set()
+    for attribute in node.attribute:
+        kind = signature.kinds.get(attribute.name)
+        if kind is not None and attribute.type != kind:
+            said, expected = (_KINDS.get(number, "none") for number in (attribute.type, kind))
+            return f"has the attribute {attribute.name!r} of type {said}, not {expected}"
+        form = _FORMS.get((node.op_type, attribute.name))
+        if form and not form.fullmatch(attribute.s):
+            return f"has the malformed {attribute.name} {attribute.s.decode('utf-8', 'replace')!r}"
+        given.add(attribute.name)
+    missing = [name for name in signature.needed_attributes if name not in given]
+    return f"lacks the attribute {missing[0]!r}" if missing else ""
+
+
+_KINDS = {
+    1: "FLOAT", 2: "INT", 3: "STRING", 4: "TENSOR", 5: "GRAPH", 6: "FLOATS", 7: "INTS", 8: "STRINGS", 9: "TENSORS",
+    10: "GRAPHS", 11: "SPARSE_TENSOR", 12: "SPARSE_TENSORS", 13: "TYPE_PROTO", 14: "TYPE_PROTOS",
+}  # fmt: skip
