@@ -159,9 +159,3 @@ def layer_heads(chain: Chain) -> list[int]:
     for layer, at in found.items():
         by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
     return max(by_kind.values(), key=len, default=[])
-
-
-def fits_schedule(configuration: Configuration) -> str:
-    """Why the configuration's schedule cannot serve it, empty when it can."""
-    replicas: Sequence[int] = tuple(stage.replicas for stage in configuration.stages)
-    return get(configuration.schedule).supports(Pipeline(tuple(replicas), configuration.micro_batches))
