@@ -112,7 +112,7 @@ class _Model:
         p = self.problem
         if not math.isfinite(p.memory_bytes):
             return
-        unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(p.memory_bytes, 1e-300))[1])
+        unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(p.memory_bytes, 1.0))[1])
         sizes = [math.floor(min(float(s), 2 * p.memory_bytes + 1) * unit) for s in p.size_bytes]
         for d in range(p.devices):
             if p.limited[d]:
