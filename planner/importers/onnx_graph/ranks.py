@@ -10,14 +10,17 @@ _Ranks = dict[int, tuple[int, ...]]
 _MATRIX: tuple[int, ...] = (2,)
 _THREE: tuple[int, ...] = (3,)
 _FOUR: tuple[int, ...] = (4,)
+_MASK: tuple[int, ...] = (1, 2, 3, 4)
 _GROUPED: _Ranks = {0: _THREE, 1: _THREE, 2: _THREE, 3: _FOUR, 4: _FOUR}
 _CELL: _Ranks = {0: _THREE, 1: _THREE, 2: _THREE}
 _RANKS: dict[str, _Ranks] = {
     "LSTM": _CELL, "GRU": _CELL, "RNN": _CELL,
-    "com.microsoft.Attention": {0: _THREE, 1: _MATRIX, 4: (5,)},
-    "com.microsoft.QAttention": {0: _THREE, 1: _MATRIX, 8: (5,)},
+    "com.microsoft.Attention": {0: _THREE, 1: _MATRIX, 3: _MASK, 4: (5,), 5: _MASK},
+    "com.microsoft.QAttention": {0: _THREE, 1: _MATRIX, 5: _MASK, 8: (5,)},
     "com.microsoft.PackedAttention": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.MultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4), 6: _FOUR, 7: _FOUR},
+    "com.microsoft.MultiHeadAttention": {
+        0: (3, 5), 1: (3, 4, 5), 2: (3, 4), 4: _MASK, 5: _MASK, 6: _FOUR, 7: _FOUR,
+    },
     "com.microsoft.DecoderMaskedMultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)},
     "com.microsoft.GroupQueryAttention": _GROUPED,
     "com.microsoft.SparseAttention": _GROUPED,
@@ -53,6 +56,9 @@ def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None]) -> Iter
         count = node.attributes.get(name, 1)
         if isinstance(count, int | float) and count < 1 and node.op.startswith(("com.microsoft.", "Conv")):
             yield f"has the attribute {name!r} = {count}"
+    parts = node.attributes.get("num_outputs", len(node.outputs)) if node.op == "Split" else len(node.outputs)
+    if parts != len(node.outputs):  # onnx's inference would end the whole process
+        yield f"splits into {parts} parts and has {len(node.outputs)} outputs"
     if node.op in _WINDOWED and inputs and inputs[0] is not None:
         spatial, slot = len(inputs[0].shape) - 2, _WINDOWED[node.op]
         weight = inputs[slot] if slot is not None and slot < len(inputs) else None
