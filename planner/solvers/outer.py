@@ -75,7 +75,8 @@ def search(
         diagnose: find out why nothing fits, and what would, where that is so.
 
     Raises:
-        JobError: no allowed micro-batch size divides the global batch, or the job leaves nothing to choose from.
+        JobError: no allowed micro-batch size divides the global batch, which may also be too large, or the job leaves
+            nothing to choose from.
         InfeasibleError: nothing fits; the message says what is in the way, and what would help.
 
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
