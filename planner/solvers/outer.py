@@ -15,7 +15,7 @@ import numpy as np
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.solvers._diagnosis import infeasible
+from planner.solvers._diagnosis import infeasible, may_fit
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
@@ -237,6 +237,9 @@ class _Search:
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             return problem, better_s
+        if math.isinf(cutoff_s) and not may_fit(problem):
+            self._note(task, Outcome.INFEASIBLE, math.inf)
+            return problem, math.inf
         solution = self._solve(problem, self._judge(task.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
         for decision, evaluation in solution.found:
             self._remember(decision, evaluation)
