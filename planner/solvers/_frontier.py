@@ -241,18 +241,25 @@ class Frontier:
         return found
 
     def _outside_s(self, costs: BlockCosts, zero: int) -> float:
-        """Compute of one micro-batch that no single stage can hold; infinite when some block fits nowhere.
+        """Compute of one micro-batch that no single stage can hold; infinite when the blocks fit nowhere.
+
+        They do not where one of them is too large, or where together they take more stages than are allowed.
 
         A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
         beside it the work of all other stages on one micro-batch.
         """
         largest = max(d.usable_bytes for d in self._cluster.devices)
         holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
-        if not holds.diagonal().all():
+        most_stages = self._most_stages()
+        if not holds.diagonal().all() or (most_stages < math.inf and _fewest_stages(holds) > most_stages):
             return math.inf
         prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
         held = np.where(holds, prefix[None, 1:] - prefix[:-1, None], 0.0)
         return float(max(0.0, prefix[-1] - held.max()))
+
+    def _most_stages(self) -> float:
+        limits = (max(self._job.pipeline_stages, default=0), self._job.max_stages)
+        return min((limit for limit in limits if limit), default=math.inf)
 
     def _device_counts(self, ranks: int) -> list[int]:
         """How many devices to deal to the copies: all, or as many as come before a change of device type."""
@@ -277,3 +284,13 @@ def _order(entry: Alike | Unpriced) -> tuple[float, int, int, int, int]:
 
 
 _Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced]
+
+
+def _fewest_stages(holds: np.ndarray) -> float:
+    """Stages that the blocks take at the least, where `holds` [n, n] says which runs one can hold; O(n^2)."""
+    n = len(holds)
+    fewest = np.full(n + 1, math.inf)
+    fewest[0] = 0.0
+    for i in range(n):
+        np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
+    return float(fewest[n])

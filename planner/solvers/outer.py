@@ -15,7 +15,7 @@ import numpy as np
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.solvers._diagnosis import infeasible
+from planner.solvers._diagnosis import infeasible, may_fit
 from planner.solvers._frontier import Alike, Frontier, Task, compute_s
 from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import TrivialPlans
@@ -78,7 +78,8 @@ def search(
         diagnose: find out why nothing fits, and what would, where that is so.
 
     Raises:
-        JobError: no allowed micro-batch size divides the global batch, or the job leaves nothing to choose from.
+        JobError: no allowed micro-batch size divides the global batch, which may also be too large, or the job leaves
+            nothing to choose from.
         InfeasibleError: nothing fits; the message says what is in the way, and what would help.
 
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
@@ -239,6 +240,9 @@ class _Search:
         if better_s is not None:
             self._note(task, Outcome.DOMINATED, better_s)
             return problem, better_s
+        if math.isinf(cutoff_s) and not may_fit(problem):
+            self._note(task, Outcome.INFEASIBLE, math.inf)
+            return problem, math.inf
         solution = self._solve(problem, self._judge(task.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
         for decision, evaluation in solution.found:
             self._remember(decision, evaluation)

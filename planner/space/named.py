@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from planner.graph import Chain
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Cluster
 from planner.schedules import get
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, run_sums
 from planner.space.types import BlockCosts, Job

@@ -115,12 +115,7 @@ class _Model:
         p = self.problem
         if not math.isfinite(p.memory_bytes):
             return
-<<<<<<< HEAD
         sizes, room = memory_units(p.size_bytes, p.memory_bytes)
-=======
-        unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(p.memory_bytes, 1.0))[1])
-        sizes = [math.floor(min(float(s), 2 * p.memory_bytes + 1) * unit) for s in p.size_bytes]
->>>>>>> readers
         for d in range(p.devices):
             if p.limited[d]:
                 terms = [size * x for size, row in zip(sizes, self.on, strict=True) if (x := row[d]) is not None]
