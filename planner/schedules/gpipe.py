@@ -80,7 +80,9 @@ class GPipe(Defaults):
 
         With `recompute` the backward is given with its recomputation; when that is early, only the busiest worker
         counts. The last stage begins its backwards when its forwards are done: the slowest stage of each direction
-        counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two.
+        counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two. Where
+        the last stage has several replicas, the first of them begins its backwards before the last micro-batch has
+        come, and the last one ends no earlier than that micro-batch's way back.
         """
         if self.early:
             return Defaults.critical_s(self, pipeline, forward_s, backward_s, tail_s)
@@ -89,11 +91,13 @@ class GPipe(Defaults):
         forwards = sum(forward_s) + max(
             before // count * f for count, f in zip(pipeline.replicas, forward_s, strict=True)
         )
+        last = sum(forward_s) + max((mine - 1) * f for mine, f in zip(share, forward_s, strict=True))
+        last += (share[-1] - 1) * backward_s[-1]
         total = drained = slowest = 0.0
         for mine, b, tail in zip(reversed(share), reversed(backward_s), reversed(tail_s), strict=True):
             drained += b
             slowest = max(slowest, (mine - 1) * b)
-            total = max(total, forwards + drained + slowest + tail)
+            total = max(total, forwards + drained + slowest + tail, last + drained + tail)
         return total
 
 
