@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
-from planner import schedules
 from planner.bundled import build_bundled, bundled_names
 from planner.errors import InfeasibleError, JobError, ModelError, UsageError
 from planner.graph import Graph, Note, NoteLevel
@@ -29,7 +28,6 @@ from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
-from planner.schedules import Pipeline
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
@@ -39,7 +37,7 @@ from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.settled import settled
-from planner.space.types import Candidate, Certificate, Decision, Job
+from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
@@ -129,7 +127,7 @@ def plan(
         job,
         chosen.decision,
         chosen.evaluation,
-        _certificate(answer, chosen),
+        _certificate(answer, simulated_s),
         origins=profiles[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         alternatives=others,
@@ -168,7 +166,15 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -
         InfeasibleError: nothing fits; if the user's own limits exclude everything, which.
     """
     try:
-        return search(pricer.costs, pricer.cluster, job, shardings=pricer, progress=progress, diagnose=not limited(job))
+        return search(
+            pricer.costs,
+            pricer.cluster,
+            job,
+            shardings=pricer,
+            progress=progress,
+            simulated_s=_simulated_s,
+            diagnose=not limited(job),
+        )
     except InfeasibleError as error:
         if not limited(job):
             raise
@@ -251,34 +257,34 @@ def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
 
 
 def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
-    """The feasible candidate with the shortest simulated iteration, that time, and all other candidates.
+    """The fastest candidate that can be played, its time, and all other candidates.
 
-    Ties go to the earlier candidate; the search's own answer comes first. A runner-up that is also a trivial plan is
-    shown once, by the trivial plan's name.
+    A runner-up that is also a trivial plan is shown once, by the trivial plan's name.
 
     Raises:
         JobError: all have more micro-batches than can be played.
     """
     trivial = {c.decision for c in answer.trivial}
-    kept = (c for c in answer.runners_up if c.decision not in trivial)
-    runners_up = [dataclasses.replace(c, label=f"runner-up {i}") for i, c in enumerate(kept, 1)]
-    rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
-    rivals = [rival for rival in rivals if rival.decision.micro_batches <= MOST_MICRO_BATCHES]
-    if not rivals:
+    found = (answer.best, *answer.runners_up, *(t for t in answer.trivial if t.simulated_s is not None))
+    playable = [c for c in found if c.decision.micro_batches <= MOST_MICRO_BATCHES]
+    if not playable:
         best = answer.best.decision
         raise JobError(
             f"{best.micro_batches:,} micro-batches of {best.micro_batch} in a pipeline: a plan can have "
             f"{MOST_MICRO_BATCHES:,}",
             hint="use a smaller global batch, or one with more divisors",
         )
-    chosen, best_s = rivals[0], math.inf
-    for rival in rivals:
-        if _least_simulated_s(rival) < best_s:
-            simulated_s = simulate_decision(rival.decision, rival.evaluation).makespan_s
-            if simulated_s < best_s:
-                chosen, best_s = rival, simulated_s
-    others = (*rivals, *(t for t in answer.trivial if not t.evaluation.feasible))
-    return chosen, best_s, _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
+    chosen = min(playable, key=lambda c: c.simulated_s or math.inf)
+    others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
+    shown = _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
+    return chosen, chosen.simulated_s or math.inf, shown
+
+
+def _simulated_s(decision: Decision, evaluation: Evaluation) -> float:
+    """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
+    if decision.micro_batches > MOST_MICRO_BATCHES:
+        return evaluation.iteration_s
+    return simulate_decision(decision, evaluation).makespan_s
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Decision]) -> tuple[Candidate, ...]:
@@ -303,24 +309,11 @@ def _shape(decision: Decision) -> tuple[object, ...]:
     return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
 
 
-def _least_simulated_s(candidate: Candidate) -> float:
-    """A chain of waits that no simulation of a decision is shorter than."""
-    decision, terms = candidate.decision, candidate.evaluation.stages
-    chain_s = schedules.get(decision.schedule).critical_s(
-        Pipeline(tuple(stage.replicas for stage in decision.stages), decision.micro_batches),
-        [t.forward_s + t.receive_s for t in terms],
-        [t.backward_s + t.return_s for t in terms],
-        [t.exposed_sync_s + t.update_s for t in terms],
-    )
-    return chain_s * (1 - OPTIMAL_GAP)
-
-
-def _certificate(answer: Answer, chosen: Candidate) -> Certificate:
-    """The search's certificate, its gap measured at the decision taken."""
-    if chosen is answer.best:
-        return answer.certificate
-    gap = max(0.0, 1 - answer.certificate.bound_s / chosen.evaluation.iteration_s)
-    return dataclasses.replace(answer.certificate, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
+def _certificate(answer: Answer, simulated_s: float) -> Certificate:
+    """The search's certificate, its gap measured at the time of the decision taken."""
+    bound_s = min(answer.certificate.bound_s, simulated_s)
+    gap = 1 - bound_s / simulated_s if simulated_s else 0.0
+    return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
 
 
 def default_provenance(model: str = "", hardware: str = "", command: Sequence[str] = ()) -> Provenance:

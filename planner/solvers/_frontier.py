@@ -13,6 +13,7 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._reach import Reach, Share
+from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.joined import alike, least_of
@@ -44,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Problems that differ in schedule and sharding only.
+    """Problems that differ in schedule, ZeRO stage and sharding only.
 
     Of one ZeRO stage the first has every decision of the others, in no more memory. Every stage of a decision picks one
     of the shardings of the shelf; `costs` are what none of them is below.
@@ -79,6 +80,24 @@ class Unpriced:
     bound_s: float
     floor: BlockCosts
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A problem that has been formulated and bounded, but not solved.
+
+    Attributes:
+        task: which it is.
+        known: what is known of it.
+    """
+
+    task: Task
+    known: Bounded
+
+    @property
+    def bound_s(self) -> float:
+        """None of its decisions is faster."""
+        return max(self.task.bound_s, self.known.bound_s)
 
 
 class Frontier:
@@ -136,7 +155,11 @@ class Frontier:
         for each in found:
             self._push(each.at_least(least_s), tight=False)
 
-    def _push(self, entry: Alike | Unpriced, *, tight: bool) -> None:
+    def put_back(self, entry: Looked) -> None:
+        """Leave a problem for when its bound comes up again."""
+        self._push(entry, tight=True)
+
+    def _push(self, entry: Alike | Unpriced | Looked, *, tight: bool) -> None:
         heapq.heappush(self._heap, (*_order(entry), next(self._numbers), tight, entry))
 
     @property
@@ -144,10 +167,10 @@ class Frontier:
         """No decision of what is left is faster; infinite when nothing is."""
         return min((heap[0][0] for heap in (self._heap, self._later) if heap), default=math.inf)
 
-    def pop(self, cutoff_s: Callable[[int], float]) -> Alike | None:
+    def pop(self, cutoff_s: float) -> Alike | Looked | None:
         """The problems with the least bound, narrow slices first; None when all are gone.
 
-        A bound is tightened as far as the cutoff of its slice the first time that it comes up.
+        A bound is tightened as far as the cutoff the first time that it comes up.
         """
         while self._heap or self._later:
             if not self._heap:
@@ -156,16 +179,16 @@ class Frontier:
             if isinstance(entry, Unpriced):
                 self._work_out(entry, cutoff_s)
                 continue
-            if tight or entry.bound_s >= cutoff_s(entry.slice_devices):
+            if tight or isinstance(entry, Looked) or entry.bound_s >= cutoff_s:
                 return entry
-            self._push(entry.at_least(self._tightened(entry, cutoff_s(entry.slice_devices))), tight=True)
+            self._push(entry.at_least(self._tightened(entry, cutoff_s)), tight=True)
         return None
 
-    def _work_out(self, entry: Unpriced, cutoff_s: Callable[[int], float]) -> None:
+    def _work_out(self, entry: Unpriced, cutoff_s: float) -> None:
         """Put what is known more closely in its place, if one of the shardings might win."""
         floors = self._alike((entry.floor,))
         if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
-            reached_s = (max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors)
+            reached_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
         closer, worked_out = self._refine(entry.floor.micro_batch, entry.key)
@@ -174,12 +197,11 @@ class Frontier:
         for shelf in alike(worked_out):
             self._add(shelf, entry.bound_s)
 
-    def _may_win(self, entry: Alike, cutoff_s: Callable[[int], float]) -> bool:
-        most_s = cutoff_s(entry.slice_devices)
-        if entry.bound_s >= most_s:
+    def _may_win(self, entry: Alike, cutoff_s: float) -> bool:
+        if entry.bound_s >= cutoff_s:
             return False
         first = {task.zero: task for task in reversed(entry.tasks)}
-        return any(self.reach(task, entry.costs).possible(most_s) for task in first.values())
+        return any(self.reach(task, entry.costs).possible(cutoff_s) for task in first.values())
 
     def reach(self, task: Task, costs: BlockCosts) -> Reach:
         """What a problem's decisions take at the least, wherever their stages lie."""
@@ -228,11 +250,11 @@ class Frontier:
             if used // copies >= fewest
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
         whole_s = compute_s(costs)
+        least_s = {zero: whole_s if self._any_fits(costs, zero) else math.inf for zero in set(job.zero)}
         found = []
         for copies, width in sorted(slices):
-            bounds = {z: max(batches // copies * whole_s / width + s, whole_s) for z, s in outside_s.items()}
+            bounds = {zero: max(batches // copies * whole_s / width, s) for zero, s in least_s.items()}
             tasks = tuple(
                 Task(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
                 for schedule, zero in kinds
@@ -240,19 +262,10 @@ class Frontier:
             found.append(Alike(min(bounds.values()), shelf, costs, tasks))
         return found
 
-    def _outside_s(self, costs: BlockCosts, zero: int) -> float:
-        """Compute of one micro-batch that no single stage can hold; infinite when some block fits nowhere.
-
-        A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
-        beside it the work of all other stages on one micro-batch.
-        """
+    def _any_fits(self, costs: BlockCosts, zero: int) -> bool:
+        """Whether every block fits on some device by itself."""
         largest = max(d.usable_bytes for d in self._cluster.devices)
-        holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
-        if not holds.diagonal().all():
-            return math.inf
-        prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
-        held = np.where(holds, prefix[None, 1:] - prefix[:-1, None], 0.0)
-        return float(max(0.0, prefix[-1] - held.max()))
+        return bool(fits(np.diagonal(self._formulator.least_bytes(costs, zero)), largest).all())
 
     def _device_counts(self, ranks: int) -> list[int]:
         """How many devices to deal to the copies: all, or as many as come before a change of device type."""
@@ -268,12 +281,12 @@ def compute_s(costs: BlockCosts) -> float:
     return float((costs.forward_s + costs.backward_s).min(axis=0).sum())
 
 
-def _order(entry: Alike | Unpriced) -> tuple[float, int, int, int, int]:
+def _order(entry: Alike | Unpriced | Looked) -> tuple[float, int, int, int, int]:
     """Best bound first; narrow slices, which are solved fastest, before wide ones."""
     if isinstance(entry, Unpriced):
         return entry.bound_s, 0, entry.floor.micro_batch, entry.floor.ranks, 0
-    task = entry.tasks[0]
+    task = entry.task if isinstance(entry, Looked) else entry.tasks[0]
     return entry.bound_s, task.slice_devices, task.micro_batch, task.ranks, task.copies
 
 
-_Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced]
+_Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced | Looked]

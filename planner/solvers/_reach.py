@@ -45,27 +45,31 @@ class Share:
 class Reach:
     """Least times of one problem, to be held against any number of cutoffs.
 
-    With t = f + b of a stage, and e its synchronisation and update, an iteration lasts at least
+    With t = f + b of a stage, m / r micro-batches of a replica, and e its synchronisation and update, an iteration
+    lasts at least
 
-        (m / r - 1) t  +  max(sum of all t,  sum of f before the stage + sum of t from it on + e)
+        max(sum of t before the stage + (m / r) t,  sum of f before the stage + (m / r) t + e,
+            sum of f before the stage + sum of t from it on + e)
 
-    for every stage: the pace of the slowest, and the two ways through one micro-batch's work that end with the last
-    backward and with the stage's update. All of it grows with every block that a stage goes on for.
+    for every stage, whatever the order of work: a replica works on its micro-batches one after the other, begins when
+    the first has come through the stages before and is done when the last one's gradient has gone back through them, or
+    when its update ends. All of it grows with every block that a stage goes on for.
     O(R n^2) to prepare.
     """
 
     def __init__(self, needs: StageNeeds, share: Share) -> None:
         self._needs, self._share = needs, share
         column = (slice(None), None, None)
-        turns = share.micro_batches // share.replicas[column] - 1
+        turns = share.micro_batches // share.replicas[column]
         sync_s = share.sync_s[column] + share.sync_s_per_element[column] * needs.elements
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
         step_s = share.update_share[column] * needs.update_s
 
         end_s = np.maximum(sync_s - share.overlap * needs.hiding_s, 0.0) + step_s
-        ways_s = np.maximum(needs.whole_s, needs.until_s + end_s)
-        self._plain_s = turns * needs.plain_s + ways_s
-        self._again_s = self._plain_s + (turns + 1) * needs.repeat_s
+        until_s = needs.whole_s - needs.before_s + needs.forward_before_s
+        ends_s = np.maximum(needs.before_s, needs.forward_before_s + end_s)
+        self._plain_s = np.maximum(turns * needs.plain_s + ends_s, until_s + end_s)
+        self._again_s = np.maximum(turns * (needs.plain_s + needs.repeat_s) + ends_s, until_s + end_s)
         self._in_flight = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)[0]
 
     def possible(self, cutoff_s: float) -> bool:

@@ -1,27 +1,31 @@
 """The whole search: every mesh, micro-batch size, number of copies, schedule and ZeRO stage, best bound first.
 
-Each combination is a `StageProblem` that the chain DP solves exactly under the best time known so far, unless compute
-and memory alone already take longer or another combination offers the same decisions at no more time and memory.
+Each combination is a `StageProblem`. Its bound is one of the time that its decisions take when they are played out, and
+is worked out more closely whenever it is the least: compute over devices, then what stages need in memory and devices,
+then a relaxation, then the shortest critical path. A problem whose bound stays below the best time known is solved for
+its best decisions, by the critical path and by the closed form, and those that may be fastest are played.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.solvers import chain_dp
+from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._diagnosis import infeasible
-from planner.solvers._frontier import Alike, Frontier, Task, compute_s
-from planner.solvers._registry import SOLVERS
+from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
-from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
+from planner.solvers.critical_path import bounded, critical_s, settle
+from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
@@ -39,7 +43,7 @@ KEEP = 8
 """Runners-up that an answer carries at the most."""
 
 SLACK = 0.02
-"""Decisions slower than the best by up to this fraction are still looked for, as runners-up."""
+"""By the closed form, decisions slower than the best by up to this fraction are still looked for."""
 
 SLACK_UP_TO = 64
 """On more devices only the best decision is looked for."""
@@ -50,9 +54,6 @@ NEAR = 1.2
 MOST_TRIED = 2
 """Micro-batch sizes for which a first tensor parallel plan is looked for."""
 
-SAME = 1e-9
-"""Relative difference below which two times are the same."""
-
 
 def search(
     costs_for: CostsFor,
@@ -61,11 +62,11 @@ def search(
     *,
     shardings: Shardings | None = None,
     progress: Progress | None = None,
-    solver: str = "chain_dp",
+    simulated_s: Measure | None = None,
     any_plan: bool = False,
     diagnose: bool = True,
 ) -> Answer:
-    """Find the fastest decision for a job on a cluster, and prove it.
+    """Find the fastest decision for a job on a cluster, and a bound that none is faster than.
 
     Args:
         costs_for: block costs by micro-batch size.
@@ -73,7 +74,8 @@ def search(
         job: what is to be trained, and which choices are allowed.
         shardings: ways to share operators among several ranks; without them every replica is one device.
         progress: told about every problem that is settled.
-        solver: which solver works on the problems.
+        simulated_s: plays a judged decision out (`planner.simulate.simulate_decision`) and says how long an iteration
+            takes; by default the critical path stands for it, which is no longer.
         any_plan: end with the first problem that has a decision, whether or not it is the fastest.
         diagnose: find out why nothing fits, and what would, where that is so.
 
@@ -84,7 +86,7 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, solver)
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, simulated_s or critical_s)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -96,17 +98,16 @@ class _Search:
         job: Job,
         shardings: Shardings | None,
         progress: Progress | None,
-        solver: str,
+        simulated_s: Measure,
     ) -> None:
         self._sizes = micro_batch_sizes(job)
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
-        self._solve = SOLVERS.get(solver)
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
-        self._known: dict[Decision, Evaluation] = {}
-        self._best_s = self._bound_s = math.inf
+        self._found = Candidates(simulated_s)
+        self._bound_s = math.inf
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search."""
@@ -115,7 +116,7 @@ class _Search:
         first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
-                self._remember(candidate.decision, candidate.evaluation)
+                self._found.add(candidate.decision, candidate.evaluation)
         frontier = Frontier(
             self._formulator,
             self._cluster,
@@ -125,10 +126,14 @@ class _Search:
             self._refine,
             first,
         )
-        while not (any_plan and self._known) and (alike := frontier.pop(self._cutoff_s)) is not None:
-            self._settle(frontier, alike)
+        while not (any_plan and self._found) and (entry := frontier.pop(self._found.best_s)) is not None:
+            if isinstance(entry, Looked):
+                self._solve(entry)
+            else:
+                self._look(frontier, entry)
+            self._report(frontier)
         self._bound_s = min(self._bound_s, frontier.left_out_s)
-        if not self._known:
+        if not self._found:
             if not diagnose or limited(self._job):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
@@ -184,7 +189,7 @@ class _Search:
             return found
         for size in self._sizes:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
-            ended |= {key for f, key in floors if compute_s(f) >= self._best_s or not self._any_block_fits(f)}
+            ended |= {key for f, key in floors if compute_s(f) >= self._found.best_s or not self._any_block_fits(f)}
             found += [(f, key) for f, key in floors if key not in ended]
             if len(ended) >= len(floors) and all(key in ended for _, key in floors):
                 break
@@ -201,62 +206,78 @@ class _Search:
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
-    def _cutoff_s(self, slice_devices: int) -> float:
-        """Only decisions faster than this are looked for."""
-        small = max(slice_devices, self._formulator.devices()) <= SLACK_UP_TO
-        return self._best_s * (1 + (SLACK if small else 0.0))
+    def _report(self, frontier: Frontier) -> None:
+        if self._progress is not None:
+            best_s = self._found.best_s
+            bound_s = min(best_s, frontier.bound_s, self._bound_s)
+            self._progress(len(self._explored), frontier.count, best_s, bound_s)
 
-    def _settle(self, frontier: Frontier, alike: Alike) -> None:
-        """Settle problems that differ in schedule and sharding only, the one with the most decisions first."""
-        solved: list[tuple[StageProblem, float]] = []
-        for number, task in enumerate(alike.tasks, 1):
-            cutoff_s = self._cutoff_s(task.slice_devices)
-            better_s = next((s for other, s in solved if _same_in_less_memory(other, task)), None)
+    def _look(self, frontier: Frontier, alike: Alike) -> None:
+        """Bound problems that differ in schedule, ZeRO stage and sharding only, the one with the most decisions first;
+        what may win is put back."""
+        looked: list[StageProblem] = []
+        for task in alike.tasks:
+            cutoff_s = self._found.best_s
             if task.bound_s >= cutoff_s:
                 self._note(task, Outcome.BOUNDED, task.bound_s)
-            elif better_s is not None:
-                self._note(task, Outcome.DOMINATED, better_s)
             elif not frontier.reach(task, alike.costs).possible(cutoff_s):
                 self._note(task, Outcome.BOUNDED, cutoff_s)
             else:
-                solved.append(self._solved(task, alike.shelf, cutoff_s, solved))
-            if self._progress is not None:
-                ahead_s = min((t.bound_s for t in alike.tasks[number:]), default=frontier.bound_s)
-                bound_s = min(self._best_s, ahead_s, frontier.bound_s, self._bound_s)
-                self._progress(len(self._explored), frontier.count, self._best_s, bound_s)
+                problem = self._formulated(task, alike.shelf)
+                if any(_covers(other, problem) for other in looked):
+                    self._note(task, Outcome.DOMINATED, task.bound_s, counts=False)
+                    continue
+                looked.append(problem)
+                entry = Looked(task, bounded(problem, cutoff_s))
+                if entry.bound_s < cutoff_s:
+                    frontier.put_back(entry)
+                else:
+                    self._note(task, Outcome.BOUNDED, entry.bound_s)
 
-    def _solved(
-        self, task: Task, shelf: Sequence[BlockCosts], cutoff_s: float, alike: list[tuple[StageProblem, float]]
-    ) -> tuple[StageProblem, float]:
-        """Formulate a problem and solve it, unless one of those alike does better whatever is chosen; its bound."""
-        problem = joined([
+    def _formulated(self, task: Task, shelf: Sequence[BlockCosts]) -> StageProblem:
+        return joined([
             self._formulator.problem(
                 costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
             )
             for costs in shelf
         ])  # fmt: skip
-        better_s = next((bound_s for other, bound_s in alike if _covers(other, problem)), None)
-        if better_s is not None:
-            self._note(task, Outcome.DOMINATED, better_s)
-            return problem, better_s
-        solution = self._solve(problem, self._judge(task.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
-        for decision, evaluation in solution.found:
-            self._remember(decision, evaluation)
-        self._note(task, Outcome.SOLVED, solution.bound_s, solution)
-        return problem, solution.bound_s
+
+    def _solve(self, entry: Looked) -> None:
+        """Solve a problem that may hold the fastest decision."""
+        task, known, cutoff_s = entry.task, entry.known, self._found.best_s
+        if entry.bound_s >= cutoff_s:
+            self._note(task, Outcome.BOUNDED, entry.bound_s)
+            return
+        judge = self._judge(task.micro_batch)
+        shortest = settle(known, judge, keep=KEEP, cutoff_s=cutoff_s)
+        self._note(task, Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
+        for decision, evaluation in shortest.found:
+            self._found.add(decision, evaluation)
+        if shortest.bound_s < self._found.best_s * (1 - SAME) and len(np.unique(known.problem.replicas)) > 1:
+            for decision, evaluation in self._beside(known.problem, judge):
+                self._found.add(decision, evaluation)
+
+    def _beside(self, problem: StageProblem, judge: Judge) -> Iterator[tuple[Decision, Evaluation]]:
+        """Decisions of a problem that may be faster than the one with the shortest critical path, which says little of
+        stages with unequal replicas: those that the closed form prefers, and those with equal replicas."""
+        small = max(problem.slice_devices, self._formulator.devices()) <= SLACK_UP_TO
+        cutoff_form_s = self._found.best_form_s * (1 + (SLACK if small else 0.0))
+        yield from chain_dp.solve(problem, judge, cutoff_s=cutoff_form_s, keep=KEEP).found
+        if not problem.uniform:
+            equal = dataclasses.replace(problem, uniform=True)
+            yield from settle(bounded(equal, self._found.best_s), judge, keep=1).found
 
     def _judge(self, micro_batch: int) -> Judge:
         shelf = self._shelves[micro_batch]
         return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
-    def _remember(self, decision: Decision, evaluation: Evaluation) -> None:
-        self._known.setdefault(decision, evaluation)
-        self._best_s = min(self._best_s, evaluation.iteration_s)
-
-    def _note(self, task: Task, outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+    def _note(
+        self, task: Task, outcome: Outcome, bound_s: float, solution: Solution | None = None, *, counts: bool = True
+    ) -> None:
         """Keep account of a problem; one of which not even an infinite time can be reached is infeasible."""
         outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
-        self._bound_s = min(self._bound_s, bound_s)
+        if counts:
+            self._bound_s = min(self._bound_s, bound_s)
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
         states = solution.states if solution else 0
         self._explored.append(
@@ -280,19 +301,13 @@ class _Search:
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
-        found: dict[Decision, Evaluation] = {}
-        for decision, evaluation in sorted(self._known.items(), key=lambda e: (e[1].iteration_s, repr(e[0])))[
-            : 3 * KEEP
-        ]:
-            simple = simplified(decision, evaluation, self._judge(decision.micro_batch))
-            found.setdefault(*simple)
-        ordered = sorted(found.items(), key=lambda e: (e[1].iteration_s, len(e[0].stages), repr(e[0])))
-        candidates = [Candidate("best" if k == 0 else f"runner-up {k}", *e) for k, e in enumerate(ordered[: KEEP + 1])]
-        best_s = candidates[0].evaluation.iteration_s
+        candidates = self._found.fastest(KEEP + 1, self._judge)
+        best_s = self._found.best_s
         bound_s = min(best_s, self._bound_s)
         gap = (best_s - bound_s) / best_s if best_s else 0.0
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
-        return Answer(candidates[0], tuple(candidates[1:]), trivial, certificate, tuple(self._explored))
+        played = tuple(self._found.timed(candidate) for candidate in trivial)
+        return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
 
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:
@@ -319,38 +334,6 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
             hint=f"use a micro-batch size of {either(near)}, or another global batch",
         )
     return chosen
-
-
-def simplified(decision: Decision, evaluation: Evaluation, judge: Judge) -> tuple[Decision, Evaluation]:
-    """The same decision without what gains nothing: idle devices, sharding, recomputation, copies of a single stage."""
-
-    def packed(d: Decision) -> Decision:
-        return dataclasses.replace(d, slice_devices=0)
-
-    def unsharded(d: Decision) -> Decision:
-        return dataclasses.replace(d, zero=0)
-
-    def kept(d: Decision) -> Decision:
-        return dataclasses.replace(d, stages=tuple(dataclasses.replace(s, recompute=False) for s in d.stages))
-
-    def merged(d: Decision) -> Decision:
-        if len(d.stages) > 1 or d.slice_devices:
-            return d
-        only = dataclasses.replace(d.stages[0], replicas=d.copies * d.stages[0].replicas)
-        return dataclasses.replace(d, stages=(only,), copies=1, micro_batches=d.copies * d.micro_batches)
-
-    for simplify in (packed, unsharded, kept, merged):
-        simpler = simplify(decision)
-        if simpler != decision:
-            verdict = judge(simpler)
-            if verdict.feasible and verdict.iteration_s <= evaluation.iteration_s * (1 + SAME):
-                decision, evaluation = simpler, verdict
-    return decision, evaluation
-
-
-def _same_in_less_memory(other: StageProblem, task: Task) -> bool:
-    """Whether a problem alike has the same decisions at the same times, and keeps fewer micro-batches in flight."""
-    return (other.schedule, task.schedule, other.zero) == ("1f1b", "gpipe", task.zero)
 
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:
