@@ -20,10 +20,10 @@ from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
 from planner.play import Transfers
+from planner.space.cuts import balanced
 from planner.space.types import Job, StageChoice
 from planner.systems import Point, get
 from planner.systems._bench import Bench
-from planner.space.cuts import balanced
 from planner.systems._exchanged import by_exchange
 from planner.systems._found import Played
 from planner.systems._play import play

@@ -68,9 +68,8 @@ def rank_table(point: Point) -> np.ndarray:
     """[copies, workers of a copy] the device of each worker."""
     if point.ranks:
         return np.asarray(point.ranks, dtype=np.int64).reshape(point.copies, -1)
-    decision = Decision(
-        point.stages, point.copies, point.micro_batch, point.micro_batches, "1f1b", slice_devices=point.slice_devices
-    )
+    turns = math.lcm(*(stage.replicas for stage in point.stages))  # devices do not depend on how replicas share them
+    decision = Decision(point.stages, point.copies, point.micro_batch, turns, "1f1b", slice_devices=point.slice_devices)
     workers = lay_workers(decision, schedules.get("1f1b"))
     return np.concatenate(workers.ranks, axis=1)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner.simulate.memory import memory_curve
 
+from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, run
+from planner.play.memory import memory_curve
 from planner.schedules import ActionKind, Pipeline, Schedule, get
 from planner.schedules.compiling import compile_orders
-from planner.simulate import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, run
 from tests.schedules.shapes import SHAPES, served
 
 TIMED = ("bapipe-fbp", "bpipe")
