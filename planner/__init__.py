@@ -17,9 +17,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.api import Prediction as Prediction
     from planner.api import default_provenance as default_provenance
     from planner.api import load_graph as load_graph
     from planner.api import plan as plan
+    from planner.api import predict as predict
     from planner.bundled import build_bundled as build_bundled
     from planner.bundled import bundled_families as bundled_families
     from planner.bundled import bundled_info as bundled_info
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from planner.simulate import trace_json as trace_json
     from planner.solvers.partition.auto import solve_partition as solve_partition
     from planner.space import simulate_decision as simulate_decision
+    from planner.space.named import Degrees as Degrees
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
@@ -158,10 +161,13 @@ _EXPORTS = {
     "bundled_info": "planner.bundled",
     "bundled_names": "planner.bundled",
     # the job
+    "Degrees": "planner.space.named",
     "Job": "planner.space.types",
     "Pricer": "planner.space.pricer",
     "ImportOptions": "planner.importers",
     "load_graph": "planner.api",
+    "predict": "planner.api",
+    "Prediction": "planner.api",
     "plan": "planner.api",
     "default_provenance": "planner.api",
     # graph

@@ -103,7 +103,7 @@ def predictions_section(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
         samples_per_s=significant(batch / iteration_s),
-        bubble_fraction=significant(_bubble(decision, evaluation)),
+        bubble_fraction=significant(_bubble(stages, decision, evaluation)),
         bubble_convention=BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
@@ -119,15 +119,15 @@ def predictions_section(
     )
 
 
-def _bubble(decision: Decision, evaluation: Evaluation) -> float:
-    """Idle share of the working devices' time; copies are alike, so one of them is looked at."""
+def _bubble(stages: Sequence[Stage], decision: Decision, evaluation: Evaluation) -> float:
+    """Idle share of the working devices' time, over all copies."""
+    count = decision.micro_batches * decision.copies
     busy = sum(
-        ((terms.forward_s + terms.backward_s) * decision.micro_batches + terms.update_s * choice.replicas)
-        * choice.ranks
-        for choice, terms in zip(decision.stages, evaluation.stages, strict=True)
+        ((terms.forward_s + terms.backward_s) * count + terms.update_s * len(stage.replicas)) * stage.group_ranks
+        for stage, terms in zip(stages, evaluation.stages, strict=True)
     )
-    devices = sum(choice.devices for choice in decision.stages)
-    return 1.0 - busy / (devices * evaluation.iteration_s)
+    devices = len({rank for stage in stages for rank in stage.ranks})
+    return max(0.0, 1.0 - busy / (devices * evaluation.iteration_s))
 
 
 def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:

@@ -157,7 +157,7 @@ def _worker_memory(setting: Setting, stages: Sequence[StageTerms]) -> tuple[Work
 def _together(own: tuple[int, ...], stages: Sequence[StageTerms], peaks: HeldUnits) -> WorkerMemory:
     """What a worker holds of several stages: weights of all, the most activations at a time, one workspace."""
     terms = [stages[stage] for stage in own]
-    if len(own) == 1:
+    if len(own) == 1 and not peaks.guests:
         return WorkerMemory(own, terms[0].memory, terms[0].capacity_bytes)
     working = max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
     memory = MemoryBytes(

@@ -153,6 +153,13 @@ class Pricer:
         by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(math.prod, self.meshes))}
         return [(by_ranks[math.prod(mesh)], (mesh,)) for mesh in self.meshes]
 
+    def shardings_of(self, micro_batch: int, ranks: int) -> list[BlockCosts]:
+        """Every way worth trying to share operators on one axis of so many ranks; of one rank the chain as it is."""
+        if ranks == 1:
+            return [self.costs(micro_batch)]
+        keys = (key for _, key in self._by_boundary(micro_batch, (ranks,)))
+        return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
+
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
         node = self.cluster.node_size or self.cluster.device_count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,9 +56,13 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     beside = count > 1 and not schedule.weight_policy.synchronous
     tied_s = [0.0] * count if beside else _tied_s(setting, groups)
     in_flight, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
-    return tuple(
+    terms = tuple(
         _terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage]) for stage in range(count)
     )
+    if not any(held.guests for held in schedule.peaks(pipeline)):
+        return terms
+    moved_s = _evict_s(setting, [t.unit_bytes for t in terms])
+    return tuple(dataclasses.replace(t, evict_s=s) for t, s in zip(terms, moved_s, strict=True))
 
 
 def _terms(
@@ -109,6 +114,24 @@ def _terms(
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
     )
+
+
+def _evict_s(setting: Setting, unit_bytes: Sequence[float]) -> list[float]:
+    """By stage, the slowest move of a unit's activations to the worker that keeps them, over the link that joins both;
+    O(actions)."""
+    found, work = [0.0] * len(unit_bytes), setting.schedule.work(setting.pipeline)
+    moves = {
+        (action.stage, worker, action.peer)
+        for lane, worker in zip(work.lanes, work.lane_workers, strict=True)
+        for action in lane
+        if action.peer >= 0
+    }
+    for stage, worker, peer in moves:
+        here, there = (int(setting.workers.ranks[w][0, 0]) for w in (worker, peer))
+        sizes = zip(setting.cluster.levels, setting.cluster.group_sizes(), strict=True)
+        level = next(level for level, size in sizes if here // size == there // size)
+        found[stage] = max(found[stage], level.latency_s + unit_bytes[stage] / level.device_byte_per_s)
+    return found
 
 
 def _exchanges_s(setting: Setting, replicas: Replicas, own: Sequence[float], held: float) -> tuple[float, float, float]:

@@ -48,6 +48,7 @@ def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed:
         [(t.backward_s - t.recompute_s) / 2 for t in stages],
         return_s=[t.return_s for t in stages],
         recompute_s=again,
+        evict_s=[t.evict_s for t in stages],
     )
 
 

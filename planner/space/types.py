@@ -118,6 +118,8 @@ class StageTerms:
             `exposed_sync_s`: nothing hides it.
         unit_bytes: activations kept for each micro-batch in flight; what `memory.activations` has beyond `in_flight` of
             these is of the micro-batch whose forward a recomputed stage repeats.
+        evict_s: time to move the activations of a micro-batch to the worker that keeps them, or back; 0 where the
+            schedule moves none.
     """
 
     forward_s: float
@@ -133,6 +135,7 @@ class StageTerms:
     return_s: float = 0.0
     tied_sync_s: float = 0.0
     unit_bytes: float = 0.0
+    evict_s: float = 0.0
 
     @property
     def total_s(self) -> float:

@@ -1,0 +1,154 @@
+"""`shardplan predict`: what exactly one configuration would take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ._options import dims_option, model_argument, parse_dims
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
+
+
+@click.command("predict")
+@model_argument
+@click.option("--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+@click.option("--global-batch", "-b", type=click.IntRange(min=1), required=True, help="Samples per optimizer step.")
+@click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline workers.")
+@click.option("--dp", "data", type=click.IntRange(min=1), help="Data parallel copies. [default: as the devices allow]")
+@click.option(
+    "--interleave", "chunks", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a worker holds."
+)
+@click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples at a time.")
+@click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
+@click.option(
+    "--recompute", type=click.Choice(["never", "always"]), default="never", show_default=True,
+    help="Stages repeat their forward.",
+)  # fmt: skip
+@click.option("--starts", help="First block of each stage but the first, as 12,24,36. [default: equal layers]")
+@click.option("--precision", help="Number formats, as in `plan`. [default: the best that the devices have]")
+@click.option("--optimizer", default="adam", show_default=True, help="As in `plan`.")
+@click.option(
+    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Share of backward work that hides exchanges."
+)
+@dims_option
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    model: str,
+    hardware: str,
+    nodes: int | None,
+    dims: tuple[str, ...],
+    output: str | None,
+    form: str,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Price exactly one configuration of MODEL on a cluster; nothing is searched.
+
+    A configuration that does not fit is priced all the same, and what is missing is said.
+
+    \b
+    Examples:
+      shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 8
+      shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 4 --interleave 5 --zero 1
+      shardplan predict gpt2 -H dgx-a100 -b 64 --pp 4 --schedule zb-h1 --recompute always --format json
+    """
+    import planner
+
+    graph = planner.load_graph(model, dims=parse_dims(dims))
+    cluster = planner.load_cluster(hardware, nodes=nodes)
+    found = planner.predict(
+        graph,
+        cluster,
+        _job(options),
+        _degrees(options),
+        provenance=planner.default_provenance(model, hardware, sys.argv[1:]),
+    )
+    if output:
+        planner.write_plan(found.plan, output)
+    if form == "json":
+        click.echo(json.dumps(_document(found), indent=2))
+        return
+    from ._summary import print_summary
+
+    print_summary(found.plan, batch_given=True, output=output)
+    _print_memory(found)
+
+
+def _job(options: dict[str, Any]) -> Any:  # noqa: ANN401
+    import planner
+
+    given = {name: options[name] for name in ("precision", "optimizer", "overlap", "devices") if options[name]}
+    return planner.Job(options["global_batch"], **given)
+
+
+def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
+    import planner
+
+    names = ("tensor", "pipeline", "chunks", "micro_batch", "zero")
+    return planner.Degrees(
+        **{name: options[name] for name in names},
+        data=options["data"] or 0,
+        schedule=options["schedule"] or "",
+        recompute=options["recompute"] == "always",
+        starts=_starts(options["starts"]),
+    )
+
+
+def _starts(text: str | None) -> tuple[int, ...]:
+    """`12,24,36` as numbers, ascending.
+
+    Raises:
+        click.BadParameter: something else.
+    """
+    if not text:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise click.BadParameter(f"{text!r} is not a list of blocks such as 12,24,36", param_hint="--starts")
+    starts = tuple(map(int, parts))
+    if list(starts) != sorted(set(starts)) or starts[0] < 1:
+        raise click.BadParameter(f"{text!r} is not ascending from 1 on", param_hint="--starts")
+    return starts
+
+
+def _document(found: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The prediction as JSON: time, what is missing, memory of every worker, the plan's own predictions by stage."""
+    import dataclasses
+
+    return {
+        "iteration_s": found.plan.predictions.simulated_iteration_s,
+        "bound_s": found.plan.predictions.bound_s,
+        "fits": found.fits,
+        "problems": list(found.problems),
+        "configuration": dataclasses.asdict(found.configuration),
+        "workers": [
+            {**dataclasses.asdict(worker), "missing_bytes": max(0.0, worker.memory.total - worker.capacity_bytes)}
+            for worker in found.workers
+        ],
+    }
+
+
+def _print_memory(found: Any) -> None:  # noqa: ANN401
+    """The fullest worker's memory by kind, and what it lacks."""
+    from planner import format_bytes
+
+    worker = found.fullest
+    stages = ", ".join(map(str, worker.stages[:6])) + (", ..." if len(worker.stages) > 6 else "")
+    kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
+    click.echo(f"\nfullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}")
+    total, capacity = worker.memory.total, worker.capacity_bytes
+    if found.fits:
+        click.echo(f"fits: {format_bytes(total)} of {format_bytes(capacity)}")
+        return
+    for problem in found.problems:
+        click.echo(f"does not fit: {problem}")
+    if total > capacity:
+        click.echo(f"missing: {format_bytes(total - capacity)} a device")
