@@ -159,6 +159,7 @@ def test_attributes_that_the_standard_does_not_know_are_refused() -> None:
     ("wrong", "message"),
     [
         (node("Conv", ["x", "w"], ["y"], strides=[1, 1, 1]), "Conv 'y' has 3 strides for 2 spatial dimensions"),
+        (node("Split", ["v"], ["y", "z"], num_outputs=1), "Split 'y' splits into 1 parts and has 2 outputs"),
         (node("Conv", ["x", "v"], ["y"], kernel_shape=[3, 3]), "reads 3-dimensional weights, its input has 4"),
         (node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1]), "MaxPool 'y' has 2 pads for 2 spatial"),
         (node("GRU", ["v", "v", "w"], ["y"], hidden_size=3), "GRU 'y' reads 'w' of 4 dimensions, where it takes 3"),

@@ -53,6 +53,9 @@ def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None]) -> Iter
         count = node.attributes.get(name, 1)
         if isinstance(count, int | float) and count < 1 and node.op.startswith(("com.microsoft.", "Conv")):
             yield f"has the attribute {name!r} = {count}"
+    parts = node.attributes.get("num_outputs", len(node.outputs)) if node.op == "Split" else len(node.outputs)
+    if parts != len(node.outputs):  # onnx's inference would end the whole process
+        yield f"splits into {parts} parts and has {len(node.outputs)} outputs"
     if node.op in _WINDOWED and inputs and inputs[0] is not None:
         spatial, slot = len(inputs[0].shape) - 2, _WINDOWED[node.op]
         weight = inputs[slot] if slot is not None and slot < len(inputs) else None
