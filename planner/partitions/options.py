@@ -13,6 +13,7 @@ from planner.hardware.types import MOST_DEVICES, Cluster
 from planner.importers.types import MOST_INSTANCE_DEVICES
 from planner.partitions.types import Scalar
 from planner.registry import did_you_mean
+from planner.space.divisors import check_samples
 from planner.units import Dimension, parse
 
 Quantity = float | int | str
@@ -20,6 +21,9 @@ Quantity = float | int | str
 
 COSTS = ("released", "published")
 LAYOUTS = ("placed", "nested")
+
+MOST_DEVICES = 4096
+"""Devices of a cluster whose size the search itself grows with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,12 @@ def read_options(
 
     Raises:
         UsageError: a quantity without a unit, a number that is not positive, an unknown name.
+        JobError: the batch is too large to be dealt out.
     """
     _least("devices", devices, 0)
     _least("cpus", cpus, 0)
     _least("batch", batch, 1)
+    check_samples(batch or 1)
     _one_of("cost", cost, COSTS)
     _one_of("layout", layout, LAYOUTS)
     return Options(
@@ -199,6 +205,19 @@ def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
     if "memory_bytes" in read:
         read["memory_bytes"] = math.inf if read["memory_bytes"] is None else float(read["memory_bytes"])
     return Options(**read)
+
+
+def check_devices(count: int, where: str) -> None:
+    """Refuse more devices than can be searched, for problems in which each of them may run a replica.
+
+    Raises:
+        UsageError: there are more than `MOST_DEVICES`.
+    """
+    if count > MOST_DEVICES:
+        raise UsageError(
+            f"{count} devices; {MOST_DEVICES:,} are the most that can be planned for", where=where,
+            hint="plan for a part of the cluster",
+        )  # fmt: skip
 
 
 def _quantity(value: Quantity, dimension: Dimension, flag: str) -> float:

@@ -29,6 +29,9 @@ _STEPS = 60
 _SIZES = 2
 _NEGLIGIBLE = 0.01
 _LEAN_OPTIMIZER = "adafactor"
+_ROUNDING = 1e-12
+_COUNTED = 8
+"""Stages up to which the least memory is worked out by their exact number."""
 
 
 def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> InfeasibleError:
@@ -107,17 +110,46 @@ def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
     return Formulator(cluster, job).problem(costs, copies=1, schedule=schedule, zero=max(job.zero))
 
 
-def least_memory_factor(problem: StageProblem) -> float:
-    """Times the present device memory below which no decision fits: a DP over the fullest stage; O(R n^2 W).
+def may_fit(problem: StageProblem) -> bool:
+    """False only where no decision of a problem fits, which a DP over memory alone tells far sooner than a search."""
+    return fits(least_memory_factor(problem) * (1 - _ROUNDING), 1.0)
 
-    A lower bound only for 1F1B with unequal replicas, whose stages may keep more than it counts; infinite without any
-    cut.
+
+def least_memory_factor(problem: StageProblem) -> float:
+    """Times the present device memory below which no decision fits: a DP over the fullest stage.
+
+    A lower bound only where stages may keep more than it counts (1F1B with unequal replicas), blocks are pinned, or
+    more than `_COUNTED` stages are allowed but not any number; infinite without any cut. O(R n^2 W), times the number
+    of stages where that is limited.
     """
     n, width = problem.blocks, problem.slice_devices
+    allowed = problem.stage_counts.tolist() or [*range(1, problem.max_stages + 1)]
     least = np.full((n + 1, width + 1), np.inf)
     least[0] = 0.0
+    if not allowed or max(allowed) > _COUNTED or max(allowed) >= min(n, width):
+        _one_more_stage(problem, least, least)
+        return float(least[n, width])
+    factors = {}
+    for count in range(1, max(allowed) + 1):
+        before, least = least, np.full_like(least, np.inf)
+        _one_more_stage(problem, before, least)
+        factors[count] = float(least[n, width])
+    return min(factors[count] for count in allowed)
+
+
+def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray) -> None:
+    """Lower `after` to the fullest stage, as a part of its memory, of the cuts of `before` with one more stage.
+
+    Args:
+        problem: the problem.
+        before: [n + 1, W + 1] by block and device where the stage begins.
+        after: the same where it ends; `before` itself for any number of stages.
+    """
+    n, width = problem.blocks, problem.slice_devices
     most = problem.in_flight.shape[1] - 1
     for i in range(n):
+        if not np.isfinite(before[i]).any():
+            continue
         for o, r in enumerate(problem.replicas.tolist()):
             at = np.arange(width - r + 1)
             place = problem.place[o, at]
@@ -131,10 +163,9 @@ def least_memory_factor(problem: StageProblem) -> float:
                 needed = np.minimum(needed, again)
             needed = needed + problem.resident_bytes[place, i, i:]
             share = needed / problem.capacity_bytes[kind][:, None]
-            share = np.maximum(share, least[i, at][:, None])
-            target = least[i + 1 :, r : width + 1]
+            share = np.maximum(share, before[i, at][:, None])
+            target = after[i + 1 :, r : width + 1]
             np.minimum(target, share.T, out=target)
-    return float(least[n, width])
 
 
 def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Decision | None:
@@ -183,7 +214,7 @@ def _with_devices(cluster: Cluster, times: int) -> Cluster:
 
 def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
     problem = _leanest(costs, cluster, job)
-    return fits(least_memory_factor(problem), 1.0) and _solved(problem, costs, cluster, job) is not None
+    return may_fit(problem) and _solved(problem, costs, cluster, job) is not None
 
 
 def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:

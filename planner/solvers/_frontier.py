@@ -263,9 +263,15 @@ class Frontier:
         return found
 
     def _any_fits(self, costs: BlockCosts, zero: int) -> bool:
-        """Whether every block fits on some device by itself."""
+        """Whether the blocks fit anywhere: each by itself, and all in as many stages as are allowed."""
         largest = max(d.usable_bytes for d in self._cluster.devices)
-        return bool(fits(np.diagonal(self._formulator.least_bytes(costs, zero)), largest).all())
+        holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
+        most_stages = self._most_stages()
+        return bool(holds.diagonal().all()) and (most_stages == math.inf or _fewest_stages(holds) <= most_stages)
+
+    def _most_stages(self) -> float:
+        limits = (max(self._job.pipeline_stages, default=0), self._job.max_stages)
+        return min((limit for limit in limits if limit), default=math.inf)
 
     def _device_counts(self, ranks: int) -> list[int]:
         """How many devices to deal to the copies: all, or as many as come before a change of device type."""
@@ -290,3 +296,13 @@ def _order(entry: Alike | Unpriced | Looked) -> tuple[float, int, int, int, int]
 
 
 _Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced | Looked]
+
+
+def _fewest_stages(holds: np.ndarray) -> float:
+    """Stages that the blocks take at the least, where `holds` [n, n] says which runs one can hold; O(n^2)."""
+    n = len(holds)
+    fewest = np.full(n + 1, math.inf)
+    fewest[0] = 0.0
+    for i in range(n):
+        np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
+    return float(fewest[n])

@@ -19,7 +19,7 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers._diagnosis import infeasible
+from planner.solvers._diagnosis import infeasible, may_fit
 from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
@@ -80,7 +80,8 @@ def search(
         diagnose: find out why nothing fits, and what would, where that is so.
 
     Raises:
-        JobError: no allowed micro-batch size divides the global batch, or the job leaves nothing to choose from.
+        JobError: no allowed micro-batch size divides the global batch, which may also be too large, or the job leaves
+            nothing to choose from.
         InfeasibleError: nothing fits; the message says what is in the way, and what would help.
 
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
@@ -228,6 +229,9 @@ class _Search:
                     self._note(task, Outcome.DOMINATED, task.bound_s, counts=False)
                     continue
                 looked.append(problem)
+                if math.isinf(cutoff_s) and not may_fit(problem):
+                    self._note(task, Outcome.INFEASIBLE, math.inf)
+                    continue
                 entry = Looked(task, bounded(problem, cutoff_s))
                 if entry.bound_s < cutoff_s:
                     frontier.put_back(entry)

@@ -9,9 +9,9 @@ import pytest
 
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
-from planner.solvers import search
-from planner.solvers._diagnosis import least_memory_factor
-from planner.space import BlockCosts, Job, formulate
+from planner.solvers import get, search
+from planner.solvers._diagnosis import least_memory_factor, may_fit
+from planner.space import BlockCosts, Job, evaluate, formulate
 from tests.space.instances import chain, cluster
 
 GIB = 2**30
@@ -114,3 +114,33 @@ def test_least_memory_by_hand() -> None:
     job = Job(global_batch=8, precision="fp32", zero=(0,))
     problem = formulate(costs_for(1), machine(1.0), job, copies=1, schedule="1f1b", zero=0)
     assert least_memory_factor(problem) == pytest.approx(8.0 + 0.25 + 2.0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "gib"),
+    [
+        ((1,), 16 + 0.25 + 2),  # four blocks, recomputed, one device: 16 GiB of state, 4 / 16 of checkpoints, 2 at work
+        ((2,), 8 + 0.25 + 2),  # as above
+        ((1, 2), 8 + 0.25 + 2),
+    ],
+)
+def test_the_least_memory_of_so_many_stages(counts: tuple[int, ...], gib: float) -> None:
+    job = Job(global_batch=8, precision="fp32", zero=(0,), pipeline_stages=counts)
+    problem = formulate(costs_for(1), machine(1.0), job, copies=1, schedule="1f1b", zero=0)
+    assert least_memory_factor(problem) == pytest.approx(gib)
+
+
+@pytest.mark.parametrize("counts", [(), (1,), (2,), (3,), (1, 3)])
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("recompute", ["auto", "never"])
+def test_what_is_ruled_out_by_memory_is_found_by_nobody(counts: tuple[int, ...], zero: int, recompute: str) -> None:
+    job = Job(global_batch=8, precision="fp32", zero=(zero,), pipeline_stages=counts, recompute=recompute)
+    ruled_out = 0
+    for gib in (4.5, 6.0, 8.5, 10.0, 12.5, 18.0, 27.0):
+        costs, cluster_ = costs_for(1), machine(gib, 3)
+        problem = formulate(costs, cluster_, job, copies=1, schedule="1f1b", zero=zero)
+        oracle = get("brute_force")(problem, lambda d, c=costs, m=cluster_: evaluate(c, m, job, d))
+        if not may_fit(problem):
+            ruled_out += 1
+            assert oracle.found == ()
+    assert 0 < ruled_out < 7

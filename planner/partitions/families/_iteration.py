@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import PlanError
+from planner.errors import JobError, PlanError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance
@@ -23,6 +23,8 @@ from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.piper import PiperProblem
 from planner.space.partition.types import Verdict
 
+_MOST_STAGES = 40_000_000
+"""Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
 _KEPT_PER_WEIGHT = 3.0
 """Bytes a device keeps per byte of weights: weights, gradients, momentum; a synchronous pipeline needs one version."""
 
@@ -55,6 +57,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     place = np.empty(problem.node_count, dtype=np.int64)
     place[order] = np.arange(problem.node_count)
     meshes = _piper_meshes(problem)
+    _check_size(problem.node_count, len(meshes))
     shape = (problem.node_count, problem.node_count, len(meshes))
     time_s, fixed, activation = np.full(shape, math.inf), np.zeros(shape), np.zeros(shape)
     for c, mesh in enumerate(meshes):
@@ -86,6 +89,7 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     machines, rates = options.machines or (1,), options.bandwidth_byte_per_s or (math.inf,)
     devices, micro_batches = math.prod(machines), options.batch or 1
     sizes = _mesh_sizes(machines)
+    _check_size(layers.count, len(sizes))
     work, weights, saved = (_spans(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
     live = _live_bytes(layers)
     time_s, fixed, activation = [], [], []
@@ -180,6 +184,20 @@ def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
                 found.append(_Mesh(d, tensor, choice))
                 d *= 2
     return found
+
+
+def _check_size(layers: int, meshes: int) -> None:
+    """Refuse tables that would fill the memory of this machine.
+
+    Raises:
+        JobError: there is more than `_MOST_STAGES` stages to price.
+    """
+    if layers * layers * meshes > _MOST_STAGES:
+        raise JobError(
+            f"{layers} layers on {meshes} kinds of meshes make {layers * layers * meshes:,} stages; "
+            f"{_MOST_STAGES:,} are the most that can be priced",
+            hint="plan for fewer devices or for fewer layers",
+        )
 
 
 def _choice(problem: PiperProblem, node: int, mesh: _Mesh) -> int | None:

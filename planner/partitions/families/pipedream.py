@@ -13,7 +13,7 @@ from planner.importers import load_graph
 from planner.importers.pipedream import sniff
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families import _iteration as _iteration_tables
-from planner.partitions.options import Options
+from planner.partitions.options import Options, check_devices
 from planner.partitions.types import Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
@@ -58,6 +58,7 @@ def _settle(instance: Instance, options: Options) -> Options:
             f"{len(rates)} bandwidths for {len(machines)} levels of machines", where="--bandwidth",
             hint="give one a level, innermost first",
         )  # fmt: skip
+    check_devices(math.prod(machines), "--machines" if options.machines else "--devices")
     layout = options.layout or ("nested" if len(machines) == 1 else "placed")
     return Options(
         machines=machines,

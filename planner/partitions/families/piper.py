@@ -13,7 +13,7 @@ from planner.errors import PlanError, UsageError
 from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families import _iteration as _iteration_tables
-from planner.partitions.options import Options
+from planner.partitions.options import Options, check_devices
 from planner.partitions.types import ChoiceRun, Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
@@ -112,7 +112,9 @@ def _settle_iteration(instance: Instance, options: Options) -> Options:
 
 
 def _iteration(instance: Instance, options: Options) -> IterationProblem:
-    return _iteration_tables.piper_iteration(_problem(instance, options), options)
+    problem = _problem(instance, options)
+    check_devices(problem.devices, "--devices")
+    return _iteration_tables.piper_iteration(problem, options)
 
 
 def _order(instance: Instance) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
+from planner.solvers.partition._deadline import Deadline
 from planner.solvers.partition._pipedream_sweep import Layout, Move
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
@@ -15,13 +16,14 @@ Site = tuple[int, int, int, int]
 """(devices before, copies, stride, offset inside a unit); (p, 1, 0, 0) between sections."""
 
 
-def flat_layout(problem: PipeDreamProblem, devices: int) -> Layout:
+def flat_layout(problem: PipeDreamProblem, devices: int, deadline: Deadline) -> Layout:
     """Any numbers of machines one after another, `devices` in all, on a single level."""
     speed = problem.bandwidth_byte_per_s[0]
     moves = []
     for used in range(devices):
         most = devices - used if problem.replicate else 1
         row = []
+        deadline.check()
         for replicas in range(1, most + 1):
             paper = problem.cost is StageCost.PAPER
             traffic = 2.0 * (replicas - 1) if paper else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, replicas)
@@ -31,17 +33,19 @@ def flat_layout(problem: PipeDreamProblem, devices: int) -> Layout:
     return Layout(devices, tuple(moves))
 
 
-def placed_layout(problem: PlacedPipelineProblem, devices: int) -> Layout:
+def placed_layout(problem: PlacedPipelineProblem, devices: int, deadline: Deadline) -> Layout:
     """Runs of neighbouring devices, and sections of several units that are run alike, `devices` in all."""
     found: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
     for before in range(devices):
         for width in range(1, devices - before + 1):
+            deadline.check()
             after: Site = (before + width, 1, 0, 0)
             found[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
         for level in range(1, len(problem.fanout)):
             stride = problem.unit_devices(level)
             if before % stride == 0:
                 for copies in range(2, (devices - before) // stride + 1):
+                    deadline.check()
                     _add_section(problem, found, before, copies, stride)
     sites = sorted({*found, *(after for ways in found.values() for after, _ in ways)}, key=_order)
     number = {site: i for i, site in enumerate(sites)}

@@ -19,7 +19,7 @@ from typing import Any
 from planner.errors import UsageError
 from planner.registry import did_you_mean
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline
+from planner.solvers.partition._deadline import Deadline, OutOfTime
 from planner.solvers.partition._reasons import no_plan
 from planner.space.partition.types import PartitionProblem
 
@@ -76,6 +76,7 @@ def solve(
         race.run_all(names)
     else:
         race.turn(solver, 1.0)
+        race.offer_trivial()
     found = race.result()
     if found.decision is None:
         raise no_plan(problem, found, time_limit_s, (lambda p, s: _feasible(p, solver, s)) if reasons else None)
@@ -146,10 +147,15 @@ class Race:
             self.decision, self.objective, self.solver = decision, float(verdict.objective), solver
             self._report(solver)
 
+    def offer_trivial(self) -> None:
+        """Take the plans that anybody would try first, unless a plan is known or shown not to exist."""
+        if self.decision is None and self.bound < math.inf:
+            for label, plan in self.problem.trivial():
+                self.offer(plan, f"trivial plan: {label}")
+
     def run_all(self, names: Sequence[str]) -> None:
         """Give every solver its turn."""
-        for label, plan in self.problem.trivial():
-            self.offer(plan, f"trivial plan: {label}")
+        self.offer_trivial()
         fronts = [name for name in names if name in _FRONTS]
         names = fronts or [name for name in names if not _is(name, _ORACLES)] or list(names)
         engines = [name for name in names if _is(name, _ENGINES)]
@@ -178,7 +184,10 @@ class Race:
             return 0.0
         entry = _entry(name)
         work: Any = {"work_s": self.limit_s * share} if entry.counts_work else {}
-        found = entry.run(self.problem, time_limit_s=left, start=self.decision, progress=self._listen, **work)
+        try:
+            found = entry.run(self.problem, time_limit_s=left, start=self.decision, progress=self._listen, **work)
+        except OutOfTime:
+            return 0.0
         self._take(name, found)
         return found.bound
 

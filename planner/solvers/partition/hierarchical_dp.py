@@ -75,7 +75,7 @@ def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Dea
         )
 
     counts = list(range(machines, 0, -1)) if problem.use_fewer else [machines]
-    search(cuts, lambda devices: flat_layout(problem, devices), counts, pricing, outcome, deadline)
+    search(cuts, lambda devices: flat_layout(problem, devices, deadline), counts, pricing, outcome, deadline)
     if outcome.steps is None or outcome.cuts is None:
         return None
     return tuple(_stage(outcome.cuts, step) for step in outcome.steps)

@@ -49,7 +49,7 @@ def solve_placed(
 
     counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
     outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(NAME, a, b)) if progress else None)
-    search(cuts, lambda count: placed_layout(problem, count), counts, pricing, outcome, deadline)
+    search(cuts, lambda count: placed_layout(problem, count, deadline), counts, pricing, outcome, deadline)
     if outcome.steps is not None and outcome.cuts is not None:
         decision = _stages(outcome.cuts, outcome.steps)
     statistics = {"cuts": cuts.count, "pairs": outcome.pairs}

@@ -7,8 +7,10 @@ one. Several ways to count times and transfers are tried; then urgencies are sha
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +37,8 @@ class _Graph:
     readers: list[list[int]]
     groups: list[list[int]]
     """By node, the nodes of its colour, itself included."""
+    depth: list[int]
+    """By node, its place in a topological order."""
 
 
 def solve_latency_by_list(
@@ -90,7 +94,10 @@ def _graph(problem: LatencyProblem) -> _Graph:
     for v, colour in enumerate(problem.colour.tolist()):
         of_colour.setdefault(colour, []).append(v)
     groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
-    return _Graph(problem, reads, readers, groups)
+    depth = [0] * problem.nodes
+    for place, v in enumerate(topological(problem.nodes, problem.edges)):
+        depth[v] = place
+    return _Graph(problem, reads, readers, groups, depth)
 
 
 def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
@@ -146,8 +153,7 @@ def _schedule(graph: _Graph, urgency: np.ndarray, deadline: Deadline) -> Latency
             waiting[reader] -= 1
             if waiting[reader] == 0:
                 heapq.heappush(ready, (-float(urgency[reader]), reader))
-    depth = {node: position for position, node in enumerate(topological(n, problem.edges))}
-    order = sorted(range(n), key=lambda v: (plan.begin[v], plan.finish[v], depth[v]))
+    order = sorted(range(n), key=lambda v: (plan.begin[v], plan.finish[v], graph.depth[v]))
     return LatencyDecision(tuple(plan.place), tuple(order))
 
 
@@ -177,15 +183,14 @@ def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
     if fixed < 0:
         plan.held[best[2]] += size
     busy = plan.busy[best[2]]
-    busy.append((best[1], best[0]))
-    busy.sort()
+    bisect.insort(busy, (best[1], best[0]))
     return True
 
 
 def _gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> float:
     """The first time from `arrival` on when a device is free for that long."""
     begin = arrival
-    for start, end in busy:
+    for start, end in busy[max(0, bisect.bisect_right(busy, (arrival, math.inf)) - 1) :]:
         if begin + seconds <= start:
             return begin
         begin = max(begin, end)

@@ -20,6 +20,7 @@ from planner.solvers.partition._piper_choices import cheapest_choices
 from planner.solvers.partition._piper_ideals import Pairs, pairs_of
 from planner.solvers.partition._piper_pass import Options, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
+from planner.space.divisors import divisors
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage
 
 _STEP = 1e-10
@@ -93,17 +94,16 @@ def _statistics(search: _Search) -> dict[str, int]:
 
 def _prepare(problem: PiperProblem, deadline: Deadline) -> _Search:
     pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes, deadline)
-    most = min(problem.devices, problem.batch)
-    divisors = np.array([d for d in range(1, most + 1) if problem.batch % d == 0], dtype=np.int64)
+    counts = np.array(divisors(problem.batch, problem.devices), dtype=np.int64)
     found: dict[int, list[Table]] = {}
     useful: dict[int, list[np.ndarray]] = {}
     for tensor in problem.tensor_degrees:
-        data = divisors[divisors * tensor <= problem.devices]
+        data = counts[counts * tensor <= problem.devices]
         if len(data):
             found[tensor], useful[tensor] = tables(problem, pairs, tensor, data, deadline)
-    exchange = 4 * (divisors - 1) / problem.batch / problem.bandwidth_bytes_per_s * problem.weight_bytes[:, None]
-    alone = (problem.time_s[:, None] + exchange) / divisors
-    devices = problem.choice_tensor[:, None] * divisors
+    exchange = 4 * (counts - 1) / problem.batch / problem.bandwidth_bytes_per_s * problem.weight_bytes[:, None]
+    alone = (problem.time_s[:, None] + exchange) / counts
+    devices = problem.choice_tensor[:, None] * counts
     alone[devices > problem.devices] = np.inf
     return _Search(problem, pairs, found, useful, alone, alone * devices, deadline)
 

@@ -155,9 +155,12 @@ class LatencyProblem:
         )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
-        """Everything on one device, for each device."""
+        """Everything on one device, for each device that is not like one before it."""
         order = tuple(topological(self.nodes, self.edges))
-        return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in range(self.devices))
+        kinds: dict[tuple[bool, bytes], int] = {}
+        for d in range(self.devices):
+            kinds.setdefault((bool(self.limited[d]), self.time_ms[:, d].tobytes()), d)
+        return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in kinds.values())
 
 
 def topological(count: int, edges: np.ndarray) -> list[int]:
@@ -190,12 +193,13 @@ def latency_problem(
 
     Args:
         graph: the graph as read.
-        accelerators: how many, instead of the file's.
+        accelerators: how many, instead of the file's. Like devices that hold nothing change nothing, so that of each
+            kind no more than nodes are planned for.
         cpus: how many, instead of the file's.
         memory_bytes: of one accelerator, instead of the file's.
     """
-    fast = graph.accelerators if accelerators is None else accelerators
-    slow = graph.cpus if cpus is None else cpus
+    fast = min(graph.accelerators if accelerators is None else accelerators, len(graph.nodes))
+    slow = min(graph.cpus if cpus is None else cpus, len(graph.nodes))
     columns = [[node.accelerator_ms if node.supported else math.inf for node in graph.nodes]] * fast
     columns += [[node.cpu_ms for node in graph.nodes]] * slow
     away = np.array([1.0] * fast + [0.0] * slow)

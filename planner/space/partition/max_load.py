@@ -223,7 +223,8 @@ def max_load_problem(
     Args:
         graph: the graph.
         contiguous: whether the devices must be stages of a pipeline.
-        accelerators: how many; the file's number by default.
+        accelerators: how many; the file's number by default. Like devices that hold nothing change nothing, so that of
+            each kind no more than nodes are planned for.
         cpus: how many; the file's number by default.
         memory_bytes: memory of one accelerator; the file's figure by default, `math.inf` for no limit.
 
@@ -243,6 +244,7 @@ def max_load_problem(
     if stranded and not cpus:
         raise JobError(f"nodes {stranded[:8]} run on CPUs only and there is none", where=graph.name,
                        hint="allow at least one CPU")  # fmt: skip
+    accelerators, cpus = (min(count, len(graph.nodes)) for count in (accelerators, cpus))
     # Colours may be any integers in a file; here they count from 0, so that a negative one can mean none.
     numbers: dict[int, int] = {}
     for node in graph.nodes:

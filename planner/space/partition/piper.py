@@ -24,6 +24,7 @@ from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.memory import fits
+from planner.space.divisors import check_samples, divisors
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -134,7 +135,7 @@ class PiperProblem:
     def trivial(self) -> tuple[tuple[str, PiperDecision], ...]:
         """One device, data parallel, tensor parallel, and an even pipeline, each with first choices."""
         everything = tuple(range(self.node_count))
-        replicas = max(d for d in range(1, min(self.devices, self.batch) + 1) if self.batch % d == 0)
+        replicas = divisors(self.batch, self.devices)[-1]
         shared = [t for t in self.tensor_degrees if all(len(self.options(v, t)) for v in everything)]
         plans = []
         if 1 in shared:
@@ -152,7 +153,18 @@ class PiperProblem:
 def piper_problem(
     file: PiperFile, *, devices: int | None = None, memory_bytes: float | None = None, batch: int | None = None
 ) -> PiperProblem:
-    """The problem of a Piper instance, with its devices, memory or batch replaced where given."""
+    """The problem of a Piper instance, with its devices, memory or batch replaced where given.
+
+    Data degrees add up to the batch at the most, so that no plan takes more devices than the batch times the largest
+    tensor degree; more than that are left out.
+
+    Raises:
+        JobError: the batch is too large to be dealt out.
+    """
+    batch = file.batch if batch is None else batch
+    check_samples(batch)
+    widest = max((t for node in file.nodes for t in node.choices), default=1)
+    devices = min(file.devices if devices is None else devices, batch * widest)
     position = {node.id: i for i, node in enumerate(file.nodes)}
     edges = np.array([(position[u], position[v]) for u, v, _ in file.edges], dtype=np.int64).reshape(-1, 2)
     entries = [(node, t, c) for node in file.nodes for t, cs in node.choices.items() for c in cs]
@@ -168,9 +180,9 @@ def piper_problem(
         edge_bytes=np.array([size for _, _, size in file.edges], dtype=np.float64),
         input_sync_bytes=_syncs(file, entering=True),
         output_sync_bytes=_syncs(file, entering=False),
-        devices=file.devices if devices is None else devices,
+        devices=devices,
         memory_bytes=file.memory_bytes if memory_bytes is None else memory_bytes,
-        batch=file.batch if batch is None else batch,
+        batch=batch,
         bandwidth_bytes_per_s=file.bandwidth_bytes_per_s,
         choice_names=tuple(c.name for _, _, c in entries),
     )

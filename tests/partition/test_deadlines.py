@@ -1,0 +1,116 @@
+"""Time limits: whatever a solver is at, it ends in time with the plan and the bound that it has by then.
+
+Times are CPU times, which a busy machine does not lengthen: they are at most what a clock on the wall shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.importers.operator_graph import operator_graph_from
+from planner.importers.piper import piper_from_document
+from planner.solvers.partition import PARTITION_SOLVERS
+from planner.solvers.partition._deadline import NEVER, Deadline, OutOfTime
+from planner.solvers.partition.auto import solve
+from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
+from planner.space.partition.iteration_synthetic import synthetic_iteration_problem
+from planner.space.partition.latency import latency_problem
+from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+from planner.space.partition.max_load import max_load_problem
+from planner.space.partition.pipedream import PipeDreamProblem
+from planner.space.partition.pipedream_layers import chain_layers
+from planner.space.partition.pipedream_placed import PlacedPipelineProblem
+from planner.space.partition.piper import piper_problem
+from planner.space.partition.types import PartitionProblem
+from tests.partition.large_graphs import layered, sparse, tree
+
+LIMIT_S, MOST_S = 0.2, 2.0
+GRAPHS: dict[str, Callable[[], dict[str, Any]]] = {
+    "sparse": lambda: sparse(250),
+    "layered": lambda: layered(300),
+    "tree": lambda: tree(250),
+}
+
+
+def test_the_clock() -> None:
+    assert NEVER.left_s == math.inf
+    NEVER.check()
+    over = Deadline(0.0)
+    assert over.passed
+    assert over.within(5.0).passed
+    assert 0 < Deadline(60.0).within(1.0).left_s <= 1.0
+    with pytest.raises(OutOfTime):
+        over.check()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"contiguous": False}, {"objective": "latency"}], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_too_large_to_be_proven_end_in_time_with_a_plan(
+    name: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(GRAPHS[name]()))
+    instance = planner.load_instance(file)
+    begun = time.process_time()
+    plan = planner.partition(instance, time_limit=LIMIT_S, **arguments)
+    assert time.process_time() - begun < MOST_S
+    assert 0 < plan.objective.bound <= plan.objective.value
+    assert plan.objective.proven_optimal or plan.objective.stopped_after_s == LIMIT_S
+
+
+def problems() -> list[PartitionProblem]:
+    """One of each family that has an instance of its own, each larger than a hundredth of a second can solve."""
+    graph = operator_graph_from(sparse(60), "sparse")
+    layers = chain_layers([1.0 + i % 3 for i in range(60)], [5.0] * 60, [1.0] * 60)
+    choice = {"id": "a", "timePerSample": 1.0, "parameterSize": 1.0, "memoryUsageA": 1.0, "memoryUsageB": 1.0,
+              "syncTimeFw": {}, "syncTimeBw": {}}  # fmt: skip
+    nodes = [{"id": i, "TMPCs": {"1": [choice | {"timePerSample": 1.0 + i / 7}]}} for i in range(40)]
+    wide = {"maxDevices": 8, "maxMemoryPerDevice": 1e3, "bandwidth": 1.0, "mbsInBatch": 8, "nodes": nodes, "edges": []}
+    return [
+        max_load_problem(graph, contiguous=True),
+        max_load_problem(graph, contiguous=False),
+        latency_problem(graph),
+        PipeDreamProblem(layers, (4, 2), (8.0, 2.0), replicate=True),
+        PlacedPipelineProblem(layers, (4, 2), (8.0, 2.0)),
+        piper_problem(piper_from_document(wide)),
+        synthetic_layerwise_problem(64, 24, 0.4, kinds=3, noise=0.05),
+        synthetic_iteration_problem(40, 64, 8, memory_bytes=12e9),
+    ]
+
+
+@pytest.mark.parametrize("limit_s", [1e-6, 0.01])
+@pytest.mark.parametrize("at", range(8))
+def test_every_solver_gives_what_it_has_when_the_time_is_up(at: int, limit_s: float) -> None:
+    problem = problems()[at]
+    trivial = [v.objective for _, plan in problem.trivial() if (v := problem.judge(plan)).feasible]
+    for name, entry in PARTITION_SOLVERS.items():
+        if isinstance(problem, entry.takes) and "brute" not in name:
+            found = entry.run(problem, time_limit_s=limit_s)
+            assert found.bound <= found.objective
+            assert found.decision is None or problem.judge(found.decision).feasible
+    if trivial:
+        assert solve(problem, time_limit_s=limit_s).objective <= min(trivial)
+
+
+def test_a_named_solver_that_finds_nothing_in_time_leaves_the_trivial_plan() -> None:
+    problem = problems()[5]
+    found = solve(problem, solver="piper-dp", time_limit_s=1e-6)
+    assert found.solver.startswith("trivial plan")
+    assert not found.proven
+
+
+@pytest.mark.parametrize("work", [-1.0, 0.0])
+def test_an_engine_without_work_left_gives_back_the_start(work: float) -> None:
+    problem = problems()[1]
+    plan = next(plan for name, plan in problem.trivial() if name.startswith("even"))
+    found = solve_by_cp_sat(problem, time_limit_s=60.0, start=plan, work_limit=work)
+    assert found.objective == problem.judge(plan).objective
+    assert 0 < found.bound < found.objective
