@@ -113,7 +113,7 @@ def plan(
     check_job(job)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
-    graph, sizes = _allowed_sizes(graph, job)
+    graph, sizes = allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     _check_limits(pricer, job)
     answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress)
@@ -192,7 +192,7 @@ def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False)
         InfeasibleError: nothing fits, if that is to be diagnosed.
     """
     try:
-        sized, sizes = _allowed_sizes(graph, job)
+        sized, sizes = allowed_sizes(graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
         pricer = Pricer(sized, cluster, job)
         answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
@@ -212,7 +212,7 @@ def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:
     return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
 
-def _allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
+def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
     """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
 
     Raises:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from planner.plan.orders import RankOrder
 
+Given = Literal["", "name", "orders"]
+
 
 @dataclass(frozen=True, slots=True)
 class StageCorrection:
@@ -85,6 +87,8 @@ class ScheduleSection:
             the link alone.
         corrections: by stage.
         optimizer: for another batch size.
+        given: how the user gave the schedule: "name" where it was asked for by name, "orders" where the orders are the
+            user's own and the name only what they are called; left out where the search or a system chose it.
     """
 
     name: str
@@ -104,6 +108,7 @@ class ScheduleSection:
     transfers: Literal["blocking", "overlapped"] = "blocking"
     corrections: tuple[StageCorrection, ...] = ()
     optimizer: OptimizerScaling | None = None
+    given: Given = ""
 
     @property
     def continuous(self) -> bool:

@@ -90,13 +90,19 @@ class Search:
 
     def begin(self) -> Cut:
         """The best of the balanced cuts."""
-        return min((self._cut(marks) for marks in sorted(self._starts())), key=lambda cut: cut.key)
+        return min((self.at(marks) for marks in sorted(self._starts())), key=lambda cut: cut.key)
+
+    def at(self, marks: Marks) -> Cut:
+        """One cut, played once."""
+        if marks not in self._tried:
+            self._tried[marks] = self._play(marks)
+        return self._tried[marks]
 
     def improve(self, best: Cut) -> Cut:
         """A cut that no move of a boundary improves, or the best of as many as may be simulated."""
         step = max(1, self._bench.blocks // (2 * self._shape.stages))
         while step:
-            moved = min((self._cut(m) for m in self._moves(best.marks, step)), key=lambda cut: cut.key, default=best)
+            moved = min((self.at(m) for m in self._moves(best.marks, step)), key=lambda cut: cut.key, default=best)
             if moved.key < best.key:
                 best = moved
             else:
@@ -132,11 +138,6 @@ class Search:
                 place = marks[at] + by
                 if marks[at - 1] < place < marks[at + 1] and len(self._tried) < self._most:
                     yield (*marks[:at], place, *marks[at + 1 :])
-
-    def _cut(self, marks: Marks) -> Cut:
-        if marks not in self._tried:
-            self._tried[marks] = self._play(marks)
-        return self._tried[marks]
 
     def _play(self, marks: Marks) -> Cut:
         shape = self._shape

@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError, JobError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, validate, with_simulation
+from planner.plan.schedule_section import Given
 from planner.schedules.own_orders import OwnOrders, own_schedule
 from planner.schedules.types import OrderError, Schedule
 from planner.simulate import Transfers, simulate
@@ -25,7 +26,7 @@ from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
 from planner.systems._limits import check_limits
-from planner.systems._plan_point import plan_point
+from planner.systems._plan_point import plan_cut
 from planner.systems._shapes import Shape, shapes_for
 from planner.units import format_bytes
 
@@ -75,10 +76,8 @@ def plan_schedule(
     best = _best(bench, shapes, Transfers(transfers))
     if best.over_bytes > 0:
         raise InfeasibleError(f"{chosen.name}: {best.reason}", hint="use more stages, devices or recomputation")
-    plan = plan_point(
-        bench, best.point, chosen, best.seconds, Transfers(transfers), holders=best.shape.holders,
-        states=getattr(chosen, "weight_buffers", 0), provenance=provenance,
-    )  # fmt: skip
+    given: Given = "orders" if isinstance(chosen, OwnOrders) else "name"
+    plan = plan_cut(bench, best, Transfers(transfers), given, provenance)
     plan = with_simulation(plan, simulate(plan).step_s)
     wrong = validate(plan)
     if wrong:

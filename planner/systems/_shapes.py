@@ -161,20 +161,25 @@ def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator
 
 
 def _holders(bench: Bench, schedule: Schedule, stages: int) -> tuple[Holders, frozenset[int]]:
-    """Workers that have each stage, and stages that are recomputed by actions of their own, read off orders of few
-    micro-batches; () where there are none."""
+    """What `holders_in` finds in orders of few micro-batches; () where there are none."""
     counts = (schedule.micro_batches,) if isinstance(schedule, OwnOrders) else (stages, 2 * stages, 4 * stages)
     if stages > bench.blocks:
         return (), frozenset()
-    for count in counts:
-        pipeline = Pipeline((1,) * stages, count)
-        if schedule.supports(pipeline):
-            continue
-        found: list[set[int]] = [set() for _ in range(stages)]
-        work = schedule.work(pipeline)
-        for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
-            for action in lane:
-                found[action.stage].add(worker)
-        again = (a.stage for lane in work.lanes for a in lane if a.kind is ActionKind.RECOMPUTE)
-        return tuple(tuple(sorted(own)) for own in found), frozenset(again)
-    return (), frozenset()
+    served = (count for count in counts if not schedule.supports(Pipeline((1,) * stages, count)))
+    count = next(served, 0)
+    return holders_in(schedule, stages, count) if count else ((), frozenset())
+
+
+def holders_in(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Holders, frozenset[int]]:
+    """Workers that have each stage, and stages that are recomputed by actions of their own, read off the orders.
+
+    Raises:
+        PlanError: the schedule cannot serve so many stages and micro-batches.
+    """
+    found: list[set[int]] = [set() for _ in range(stages)]
+    work = schedule.work(Pipeline((1,) * stages, micro_batches))
+    for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
+        for action in lane:
+            found[action.stage].add(worker)
+    again = (a.stage for lane in work.lanes for a in lane if a.kind is ActionKind.RECOMPUTE)
+    return tuple(tuple(sorted(own)) for own in found), frozenset(again)
