@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from planner.api import OPTIMAL_GAP, allowed_sizes
+from planner.api import allowed_sizes
+from planner.check.compare import ROUNDED
 from planner.check.configuration import decision_of, price_shardings
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, assemble, with_simulation
 from planner.plan.files import seal
+from planner.plan.words import significant
 from planner.simulate import simulate_decision
 from planner.space import evaluate
 from planner.space.pricer import Pricer
@@ -23,11 +25,11 @@ class Anew:
     """A plan evaluated anew.
 
     Attributes:
-        plan: the same configuration with everything else worked out again; None where it has no price.
+        plan: the same configuration with everything else worked out again.
         violations: limits of the job and of memory that the configuration breaks.
     """
 
-    plan: Plan | None
+    plan: Plan
     violations: tuple[Violation, ...] = ()
 
 
@@ -72,7 +74,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
     said = plan.predictions
-    gap = max(0.0, 1 - said.bound_s / evaluation.iteration_s)
+    gap = max(0.0, 1 - said.bound_s / significant(evaluation.iteration_s))
     again = assemble(
         pricer.graph_at(size),
         pricer.chain,
@@ -80,7 +82,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         job,
         decision,
         evaluation,
-        Certificate(said.bound_s, gap, said.space, gap <= OPTIMAL_GAP),
+        Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
         shardings=shardings,

@@ -70,6 +70,13 @@ class Fault(StrEnum):
     SHARDING_BYTES = "sharding_bytes"
     SHARDING_MEMORY = "sharding_memory"
     SHARDED_STAGE = "sharded_stage"
+    NEGATIVE = "negative"
+    HARDWARE = "hardware"
+    ALTERNATIVES = "alternatives"
+    BOUND = "bound"
+    UNPRICED = "unpriced"
+    DIFFERS = "differs"
+    REPRICED = "repriced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from planner.plan import Plan, with_simulation
 from planner.plan.files import seal
 from planner.plan.works import leaders, work_of
 from planner.schedules.own_orders import own_schedule
-from planner.schedules.types import Schedule
+from planner.schedules.types import Pipeline, Schedule
 from planner.simulate import Transfers, simulate
 from planner.space.limits import forbidden_choices
 from planner.space.pricer import Pricer
@@ -20,7 +20,7 @@ from planner.systems._bench import Bench
 from planner.systems._boundaries import Search
 from planner.systems._limits import check_limits
 from planner.systems._plan_point import plan_cut
-from planner.systems._shapes import Shape, holders_in
+from planner.systems._shapes import Shape, stage_workers
 
 
 def evaluate_scheduled(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, str]:
@@ -41,7 +41,8 @@ def evaluate_scheduled(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan
     own = dataclasses.replace(job, micro_batches=(plan.micro_batches.size,))
     bench = Bench(Pricer(graph, cluster, own), cluster, own)
     stages, copies = len(plan.stages), plan.copies
-    holders, repeats = holders_in(schedule, stages, plan.micro_batches.count // copies)
+    count = plan.micro_batches.count // copies
+    holders, repeats = stage_workers(schedule.work(Pipeline((1,) * stages, count)), stages)
     workers = max((worker for each in holders for worker in each), default=0) + 1
     first = plan.stages[0]
     shape = Shape(
@@ -50,7 +51,7 @@ def evaluate_scheduled(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan
         workers,
         copies,
         plan.micro_batches.size,
-        plan.micro_batches.count // copies,
+        count,
         first.recompute,
         holders,
         0.0,

@@ -21,7 +21,7 @@ from planner.simulate.steady import find_pace, reach_of, rhythm_of
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import balanced, least_need
 from planner.systems._price import Figures, price, rank_table
-from planner.systems._shapes import Marks, Shape
+from planner.systems._shapes import Marks, Shape, stage_workers
 from planner.systems.types import Point
 from planner.units import format_bytes
 
@@ -65,9 +65,10 @@ class Search:
     """Moves the boundaries of one shape."""
 
     def __init__(self, bench: Bench, shape: Shape, transfers: Transfers) -> None:
+        work = shape.schedule.work(shape.pipeline)
+        shape = replace(shape, holders=stage_workers(work, shape.stages)[0])
         self._bench, self._shape, self._transfers = bench, shape, transfers
         drains = shape.schedule.weight_policy.synchronous or isinstance(shape.schedule, OwnOrders)
-        work = shape.schedule.work(shape.pipeline)
         self._parts, self._exchanges = work.parts, _exchanges(work, shape.stages)
         evicts = any(action.kind is ActionKind.EVICT for lane in work.lanes for action in lane)
         self._lending = work if evicts else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.schedules.own_orders import OwnOrders
-from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule
+from planner.schedules.types import ActionKind, ActivationUnit, Pipeline, Schedule, Work
 from planner.space.types import StageChoice
 from planner.systems._bench import Bench, StageRule
 from planner.systems._cuts import least_need
@@ -161,23 +161,18 @@ def _dealt(bench: Bench, schedule: Schedule, stages: int, size: int) -> Iterator
 
 
 def _holders(bench: Bench, schedule: Schedule, stages: int) -> tuple[Holders, frozenset[int]]:
-    """What `holders_in` finds in orders of few micro-batches; () where there are none."""
+    """Workers and recomputed stages as in orders of few micro-batches; () where there are none."""
     counts = (schedule.micro_batches,) if isinstance(schedule, OwnOrders) else (stages, 2 * stages, 4 * stages)
     if stages > bench.blocks:
         return (), frozenset()
-    served = (count for count in counts if not schedule.supports(Pipeline((1,) * stages, count)))
-    count = next(served, 0)
-    return holders_in(schedule, stages, count) if count else ((), frozenset())
+    pipelines = (Pipeline((1,) * stages, count) for count in counts)
+    served = next((pipeline for pipeline in pipelines if not schedule.supports(pipeline)), None)
+    return stage_workers(schedule.work(served), stages) if served else ((), frozenset())
 
 
-def holders_in(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Holders, frozenset[int]]:
-    """Workers that have each stage, and stages that are recomputed by actions of their own, read off the orders.
-
-    Raises:
-        PlanError: the schedule cannot serve so many stages and micro-batches.
-    """
+def stage_workers(work: Work, stages: int) -> tuple[Holders, frozenset[int]]:
+    """Workers that have each stage, and stages that are recomputed by actions of their own, as the orders have it."""
     found: list[set[int]] = [set() for _ in range(stages)]
-    work = schedule.work(Pipeline((1,) * stages, micro_batches))
     for lane, worker in zip(work.lanes, work.lane_workers, strict=True):
         for action in lane:
             found[action.stage].add(worker)
