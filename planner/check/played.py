@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-
-import numpy as np
 
 from planner.errors import PlanError
 from planner.plan import Fault, Finding, Plan
@@ -56,9 +53,9 @@ def _compared(what: str, said_s: float, right_s: float, by: str) -> Iterator[Fin
 
 
 def _kept(plan: Plan, timeline: Timeline) -> Iterator[Finding]:
-    """The most micro-batches of a stage that a rank keeps along its order are those that the plan says."""
-    peaks = peak_in_flight(timeline.trace.program).max(axis=0)
-    for stage, terms in enumerate(plan.predictions.stages):
-        if terms.in_flight != int(peaks[stage]):
-            message = f"the orders keep {int(peaks[stage])} micro-batches of stage {stage}, the plan says {terms.in_flight}"
+    """The most micro-batches of a stage that a rank keeps along its order, or may keep, are those that the plan says."""
+    peaks = plan.schedule.limits or peak_in_flight(timeline.trace.program).max(axis=0).tolist()
+    for stage, (terms, peak) in enumerate(zip(plan.predictions.stages, peaks, strict=True)):
+        if terms.in_flight != peak:
+            message = f"the orders keep {peak} micro-batches of stage {stage}, the plan says {terms.in_flight}"
             yield Finding(Fault.PREDICTIONS, message, _AGAIN, stage)
