@@ -1,4 +1,4 @@
-"""Is a plan right? Its own configuration is evaluated anew, as planning does it, and compared with what the file says."""
+"""Is a plan right? Its own decision is evaluated anew, as planning does it, and compared with what the file says."""
 
 from planner.check.report import CheckReport, check_plan
 

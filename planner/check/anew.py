@@ -6,7 +6,7 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import decision_of, price_shardings
+from planner.check.configuration import decision_of, is_searched, price_shardings
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -53,11 +53,6 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         return _searched(plan, graph, cluster)
     scheduled, reason = evaluate_scheduled(plan, graph, cluster)
     return Anew(scheduled, (Violation("option", 0, reason),) if reason else ())
-
-
-def is_searched(plan: Plan) -> bool:
-    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
-    return plan.system is None and not plan.schedule.given
 
 
 def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:

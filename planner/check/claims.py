@@ -10,6 +10,7 @@ from planner.check.compare import Difference, differences
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan
+from planner.units import format_seconds
 
 
 class _TooLongError(Exception):
@@ -23,10 +24,12 @@ class Claims:
     Attributes:
         wrong: claims that the search makes otherwise.
         unchecked: what could not be held against it, in words.
+        otherwise: how the search decides otherwise; empty where it does not.
     """
 
     wrong: tuple[Difference, ...] = ()
     unchecked: tuple[str, ...] = ()
+    otherwise: str = ""
 
 
 _BOUND = ("bound_s", "gap", "proven_optimal", "space")
@@ -45,7 +48,9 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         ShardplanError: the search fails.
     """
     if limit_s <= 0:
-        return Claims(unchecked=("what no other plan can beat (bound, proof) and the alternatives: no search was made",))
+        return Claims(
+            unchecked=("bound, proof and alternatives: no search was made",)
+        )
     end = time.monotonic() + limit_s
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
@@ -63,5 +68,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         wrong += [each for each in found if each.path[0] == "alternatives"]
         return Claims(tuple(wrong))
     wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
-    shown = f"alternatives: the search now decides otherwise ({again.predictions.simulated_iteration_s} s an iteration)"
-    return Claims(tuple(wrong), (shown,))
+    more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
+    seconds = format_seconds(again.predictions.simulated_iteration_s or again.predictions.iteration_s)
+    otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
+    return Claims(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)

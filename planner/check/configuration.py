@@ -14,6 +14,11 @@ from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts, Decision, StageChoice
 
 
+def is_searched(plan: Plan) -> bool:
+    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
+    return plan.system is None and not plan.schedule.given
+
+
 def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Decision:
     """The decision behind a plan of the own search.
 

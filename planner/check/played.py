@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from planner.errors import PlanError
 from planner.plan import Fault, Finding, Plan
-from planner.plan.works import leaders
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.memory import peak_in_flight
 from planner.simulate.timeline import times_of
@@ -53,7 +52,7 @@ def _compared(what: str, said_s: float, right_s: float, by: str) -> Iterator[Fin
 
 
 def _kept(plan: Plan, timeline: Timeline) -> Iterator[Finding]:
-    """The most micro-batches of a stage that a rank keeps along its order, or may keep, are those that the plan says."""
+    """The most micro-batches of a stage that a rank keeps along its order, or may keep, are what the plan says."""
     peaks = plan.schedule.limits or peak_in_flight(timeline.trace.program).max(axis=0).tolist()
     for stage, (terms, peak) in enumerate(zip(plan.predictions.stages, peaks, strict=True)):
         if terms.in_flight != peak:

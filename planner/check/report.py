@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from planner.check.anew import evaluate_anew, is_searched
+from planner.check.anew import evaluate_anew
 from planner.check.claims import check_claims
-from planner.check.compare import Difference, differences
+from planner.check.compare import differences
+from planner.check.configuration import is_searched
 from planner.check.figures import check_figures, stage_in
 from planner.check.played import check_played
+from planner.check.sums import check_sums
 from planner.errors import ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -76,7 +78,7 @@ def check_plan(
     faults = {finding.fault for finding in found}
     own: list[Finding] = []
     if not faults & BREAKING:
-        own = [*check_figures(plan), *check_played(plan, closed=is_searched(plan))]
+        own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=is_searched(plan))]
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
@@ -129,6 +131,8 @@ def _anew(
         if is_searched(plan) and not wrong:
             searched = check_claims(plan, graph, cluster, search_s)
             wrong, claims = [*searched.wrong], searched.unchecked
+            if searched.otherwise and not others:
+                found.append(Finding(Fault.DIFFERS, searched.otherwise, _AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
     except ShardplanError as error:

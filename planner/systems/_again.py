@@ -82,4 +82,6 @@ def _forbidden(plan: Plan) -> str:
     decision = Decision(stages, copies, size, count, plan.schedule.name, plan.stages[0].zero)
     job = dataclasses.replace(plan.options, schedules=(plan.schedule.name,))
     found = forbidden_choices(job, decision, tuple(block.name for block in plan.block_table))
+    if job.devices and plan.world_size > job.devices:
+        return f"the plan takes {plan.world_size} devices, {job.devices} are allowed"
     return found[0].message if found else ""
