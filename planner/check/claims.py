@@ -48,9 +48,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         ShardplanError: the search fails.
     """
     if limit_s <= 0:
-        return Claims(
-            unchecked=("bound, proof and alternatives: no search was made",)
-        )
+        return Claims(unchecked=("bound, proof and alternatives: no search was made",))
     end = time.monotonic() + limit_s
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:

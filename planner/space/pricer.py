@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.costs import Profile, precision, profile
 from planner.costs.precision import optimizer_state_bytes
+from planner.errors import UsageError
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient

@@ -1,4 +1,4 @@
-"""Harmful edits of a plan file, by name: each changes the document, or says by False that there is nothing to change."""
+"""Harmful edits of a plan file by name: each changes the document, or says by False that there is nothing to do."""
 
 from __future__ import annotations
 
