@@ -47,16 +47,17 @@ def differences(plan: Plan, right: Plan) -> list[Difference]:
     """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
     said, document = to_document(plan), to_document(right)
     keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
-    return [each for key in keys for each in _compared((key,), said.get(key, ...), document.get(key, ...))]
+    return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
 
 
-def _compared(path: Path, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
+def compared(path: Path, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
+    """The values at and below a path in which a document differs from another."""
     if isinstance(said, dict) and isinstance(right, dict):
         for key in dict.fromkeys((*said, *right)):
-            yield from _compared((*path, key), said.get(key, ...), right.get(key, ...))
-    elif isinstance(said, list) and isinstance(right, list) and len(said) == len(right):
+            yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
+    elif isinstance(said, (list, tuple)) and isinstance(right, (list, tuple)) and len(said) == len(right):
         for index, pair in enumerate(zip(said, right, strict=True)):
-            yield from _compared((*path, index), *pair)
+            yield from compared((*path, index), *pair)
     elif not _same(str(path[-1]), said, right):
         yield Difference(path, said, right)
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from planner.check.anew import evaluate_anew
 from planner.check.claims import check_claims
-from planner.check.compare import differences
+from planner.check.compare import Difference, compared, differences
 from planner.check.configuration import is_searched
 from planner.check.figures import check_figures, stage_in
 from planner.check.played import check_played
@@ -20,6 +20,7 @@ from planner.operators.batching import rebatch
 from planner.plan import Fault, Finding, Plan, validate
 from planner.plan.findings import limited
 from planner.plan.locate import Path
+from planner.plan.sections import hardware_section
 from planner.units import format_bytes, format_seconds
 
 _AGAIN = "plan again instead of editing the file"
@@ -80,6 +81,10 @@ def check_plan(
     if not faults & BREAKING:
         own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=is_searched(plan))]
     unchecked: tuple[str, ...] = ()
+    if cluster is not None and not renewed and Fault.HARDWARE_FINGERPRINT not in faults:
+        right = dataclasses.asdict(hardware_section(cluster))
+        wrong = compared(("hardware",), dataclasses.asdict(plan.hardware), right)
+        own += [Finding(Fault.HARDWARE, str(each), _AGAIN) for each in wrong]
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
     elif faults & UNREADABLE:
@@ -121,13 +126,14 @@ def _anew(
     """Findings about a plan evaluated anew, and what was not checked."""
     found: list[Finding] = []
     claims: tuple[str, ...] = ()
+    renewed = is_renewed(plan, cluster)
     try:
         anew = evaluate_anew(plan, graph, cluster)
-        wrong = differences(plan, anew.plan)
+        wrong = [each for each in differences(plan, anew.plan) if renewed or each.path[0] != "hardware"]
         for violation in anew.violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
             found.append(Finding(fault, violation.message, _AGAIN, violation.stage))
-        others = sound and (other_version(plan) or is_renewed(plan, cluster))
+        others = sound and (other_version(plan) or renewed)
         if is_searched(plan) and not wrong:
             searched = check_claims(plan, graph, cluster, search_s)
             wrong, claims = [*searched.wrong], searched.unchecked
@@ -139,7 +145,9 @@ def _anew(
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [each for each in wrong if is_price(each.path)] if others else []
     if prices:
-        found.append(Finding(Fault.REPRICED, _repriced(plan, anew.plan, cluster), "plan again for current figures"))
+        found.append(
+            Finding(Fault.REPRICED, _repriced(plan, anew.plan, cluster, prices), "plan again for current figures")
+        )
     rest = [each for each in wrong if each not in prices]
     found += [Finding(Fault.DIFFERS, str(each), _AGAIN, stage_in(each.path)) for each in rest]
     return found, claims
@@ -156,14 +164,15 @@ def is_price(path: Path) -> bool:
     return inside or path[0] in ("predictions", "alternatives", "exchange", "hardware")
 
 
-def _repriced(plan: Plan, anew: Plan, cluster: Cluster) -> str:
-    """Both figures, and by what they differ."""
+def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Difference]) -> str:
+    """Both figures, why they differ, and how many more do."""
     now, own = version("shardplan"), plan.provenance.version
     causes = [f"by version {own}, this is {now}"] if other_version(plan) else []
     if is_renewed(plan, cluster):
         causes.append(f"for another profile of {cluster.name} ({plan.hardware.fingerprint[:12]})")
     before, after = _figures(plan), _figures(anew)
-    return f"the plan was priced {' and '.join(causes)}: {before} in the file, {after} now"
+    count = f"{len(wrong)} figures differ, first" if len(wrong) > 1 else "one figure differs,"
+    return f"the plan was priced {' and '.join(causes)}: {before} in the file, {after} now; {count} {wrong[0]}"
 
 
 def _figures(plan: Plan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from planner import schedules
 from planner.check.configuration import decision_of, is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
@@ -24,6 +25,8 @@ def check_sums(plan: Plan) -> list[Finding]:
     names = tuple(block.name for block in plan.block_table)
     found = list(_model(plan))
     try:
+        for name in plan.options.schedules:
+            schedules.get(name)
         for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
             found += [*_held(plan, stage, terms), *_exchanged(plan, stage, terms)]
             right = module_ranges(names[slice(*stage.blocks)])
