@@ -32,7 +32,7 @@ from planner.registry import did_you_mean
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
-from planner.space import Configuration, Timed, WorkerMemory, evaluate, simulate_decision
+from planner.space import Configuration, WorkerMemory, evaluate, play_terms, simulate_decision
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.named import Degrees, configuration_of
@@ -117,7 +117,7 @@ def plan(
     job = settled(job, cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
-    graph, sizes = _allowed_sizes(graph, job)
+    graph, sizes = allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     _check_limits(pricer, job)
     answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress)
@@ -204,9 +204,9 @@ def predict(
         raise JobError(
             f"no block of the model can be shared by {degrees.tensor} ranks", hint="use another tensor parallel degree"
         )
-    evaluation, configuration, job = min(judged, key=lambda found: _excess_and_time(found[0]))
+    evaluation, configuration, job, played_s = min(judged, key=lambda found: (_excess(found[0]), found[3]))
     bound_s = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
-    bound_s = min(bound_s, evaluation.iteration_s)
+    bound_s = min(bound_s, played_s)
     plan = assemble(
         pricer.graph_at(degrees.micro_batch),
         pricer.chain,
@@ -214,13 +214,13 @@ def predict(
         job,
         configuration,
         evaluation,
-        Certificate(bound_s, 1 - bound_s / evaluation.iteration_s, _PREDICTED, False),
+        Certificate(bound_s, 1 - bound_s / played_s, _PREDICTED, False),
         origins=pricer.profiles(degrees.micro_batch)[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=_shardings(pricer, configuration),
     )
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(plan, evaluation.iteration_s), configuration, evaluation.workers, problems)
+    return Prediction(with_simulation(plan, played_s), configuration, evaluation.workers, problems)
 
 
 def _without_limits(job: Job) -> Job:
@@ -228,24 +228,26 @@ def _without_limits(job: Job) -> Job:
     return without(job, LIMITS)
 
 
-def _judged(pricer: Pricer, job: Job, degrees: Degrees, costs: BlockCosts) -> tuple[Evaluation, Configuration, Job]:
-    """The configuration with one way to share operators, played; the job allows it."""
+def _judged(
+    pricer: Pricer, job: Job, degrees: Degrees, costs: BlockCosts
+) -> tuple[Evaluation, Configuration, Job, float]:
+    """The configuration with one way to share operators, a job that allows it, and its time when it is played."""
     configuration = configuration_of(degrees, pricer.chain, costs, pricer.cluster, job)
     job = dataclasses.replace(
         job, schedules=(configuration.schedule,), zero=(configuration.zero,), tensor_parallel=(), recompute="auto"
     )
-    evaluation = evaluate(costs, pricer.cluster, job, configuration, timed=Timed.PLAYED)
+    evaluation = evaluate(costs, pricer.cluster, job, configuration)
     if not evaluation.stages:
-        raise JobError(
-            "; ".join(v.message for v in evaluation.violations), hint="use other degrees or another schedule"
-        )
-    return evaluation, configuration, job
+        broken = "; ".join(violation.message for violation in evaluation.violations)
+        raise JobError(broken, hint="use other degrees or another schedule")
+    played = play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages)
+    return evaluation, configuration, job, played.iteration_s
 
 
-def _excess_and_time(evaluation: Evaluation) -> tuple[float, float]:
-    """How far the fullest worker is above its memory, then the time."""
+def _excess(evaluation: Evaluation) -> float:
+    """How far the fullest worker is above its memory, as a fraction of it."""
     over = max(w.memory.total / w.capacity_bytes - 1 for w in evaluation.workers)
-    return max(0.0, over) if evaluation.violations else 0.0, evaluation.iteration_s
+    return max(0.0, over) if evaluation.violations else 0.0
 
 
 def _check_limits(pricer: Pricer, job: Job) -> None:
@@ -314,7 +316,7 @@ def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False)
         InfeasibleError: nothing fits, if that is to be diagnosed.
     """
     try:
-        sized, sizes = _allowed_sizes(graph, job)
+        sized, sizes = allowed_sizes(graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
         pricer = Pricer(sized, cluster, job)
         answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
@@ -334,7 +336,7 @@ def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:
     return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
 
-def _allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
+def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
     """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlanError, UsageError
-from planner.hardware.types import MOST_DEVICES, Cluster
+from planner.hardware.types import Cluster
 from planner.importers.types import MOST_INSTANCE_DEVICES
 from planner.partitions.types import Scalar
 from planner.registry import did_you_mean
