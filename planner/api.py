@@ -219,6 +219,7 @@ def predict(
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=_shardings(pricer, configuration),
     )
+    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given="configuration"))
     problems = tuple(violation.message for violation in evaluation.violations)
     return Prediction(with_simulation(plan, played_s), configuration, evaluation.workers, problems)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import decision_of, is_searched, price_shardings
+from planner.check.configuration import decision_of, is_judged, price_shardings
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -49,7 +49,7 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     """
     if plan.system is not None:
         return Anew(plan_system(plan.system.name, graph, cluster, plan.options, provenance=plan.provenance))
-    if is_searched(plan):
+    if is_judged(plan):
         return _searched(plan, graph, cluster)
     scheduled, reason = evaluate_scheduled(plan, graph, cluster)
     return Anew(scheduled, (Violation("option", 0, reason),) if reason else ())
@@ -82,5 +82,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         provenance=plan.provenance,
         shardings=shardings,
     )
+    schedule = dataclasses.replace(again.schedule, given=plan.schedule.given)
+    again = dataclasses.replace(again, schedule=schedule)
     again = with_simulation(again, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s)
     return Anew(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)

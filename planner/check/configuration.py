@@ -8,6 +8,7 @@ from planner.graph import Graph
 from planner.plan import Plan
 from planner.plan.rebuild import rebuild
 from planner.play import Transfers
+from planner.schedules import get
 from planner.sharding import StageSharding
 from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.problem import Choice
@@ -18,6 +19,20 @@ from planner.space.types import BlockCosts, Decision, StageChoice
 def is_searched(plan: Plan) -> bool:
     """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
     return plan.system is None and not plan.schedule.given
+
+
+def is_judged(plan: Plan) -> bool:
+    """Whether the stages of a plan were priced by the judge: of the own search, and a configuration of the user's."""
+    return plan.system is None and plan.schedule.given in ("", "configuration")
+
+
+def has_closed_form(plan: Plan) -> bool:
+    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes.
+
+    Raises:
+        UsageError: no schedule has the plan's name.
+    """
+    return is_judged(plan) and get(plan.schedule.name).closed_form
 
 
 def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Decision:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from planner.check.anew import evaluate_anew
 from planner.check.claims import check_claims
 from planner.check.compare import Difference, compared, differences
-from planner.check.configuration import is_searched
+from planner.check.configuration import has_closed_form, is_judged, is_searched
 from planner.check.figures import check_figures, stage_in
 from planner.check.played import check_played
 from planner.check.sums import check_sums
@@ -79,7 +79,7 @@ def check_plan(
     faults = {finding.fault for finding in found}
     own: list[Finding] = []
     if not faults & BREAKING:
-        own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=is_searched(plan))]
+        own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=has_closed_form(plan))]
     unchecked: tuple[str, ...] = ()
     if cluster is not None and not renewed and Fault.HARDWARE_FINGERPRINT not in faults:
         right = dataclasses.asdict(hardware_section(cluster))
@@ -141,6 +141,8 @@ def _anew(
                 found.append(Finding(Fault.DIFFERS, searched.otherwise, _AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
+        elif is_judged(plan):
+            claims = ("the bound of the configuration alone",)
     except ShardplanError as error:
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [each for each in wrong if is_price(each.path)] if others else []

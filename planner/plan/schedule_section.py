@@ -9,7 +9,7 @@ from planner.plan.orders import RankOrder
 from planner.schedules.delays import OptimizerScaling as OptimizerScaling
 from planner.schedules.delays import StageCorrection as StageCorrection
 
-Given = Literal["", "name", "orders"]
+Given = Literal["", "name", "orders", "configuration"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class ScheduleSection:
         corrections: by stage.
         optimizer: for another batch size.
         given: how the user gave the schedule: "name" where it was asked for by name, "orders" where the orders are the
-            user's own and the name only what they are called; left out where the search or a system chose it.
+            user's own and the name only what they are called, "configuration" where the user named all degrees; left
+            out where the search or a system chose it.
     """
 
     name: str

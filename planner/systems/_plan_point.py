@@ -90,7 +90,7 @@ def plan_cut(bench: Bench, cut: Cut, transfers: Transfers, given: Given, provena
     schedule = cut.shape.schedule
     plan = plan_point(
         bench, cut.point, schedule, cut.seconds, transfers, holders=cut.shape.holders,
-        states=getattr(schedule, "weight_buffers", 0), provenance=provenance,
+        states=schedule.weight_buffers, provenance=provenance,
     )  # fmt: skip
     return seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given=given)))
 
