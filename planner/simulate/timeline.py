@@ -126,6 +126,9 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     times = times_of(plan)
     played = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
     trace = played.trace if played else _drained(plan, ranks, times, transfers)
+    idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
+    if len(idle):
+        raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
     iterations = played.played if played else 1
     cost = Cost.PERIOD if played else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
     step_s = _step_s(plan, trace, played, ranks)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import random
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
 
 from tests.fuzz.formats import FORMATS, SLOW_FORMATS
 from tests.fuzz.trials import Fault, limited_memory, names, trial
@@ -55,6 +58,13 @@ def _run(trials: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int] | Fault]
         yield from _run(trials[done:])
 
 
+def _collect(kinds: Set[str]) -> None:
+    """Make what mutations start from once, before processes are split off."""
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            (FORMATS | SLOW_FORMATS)[kind].make(Path(folder) / "first", random.Random(0))
+
+
 def main() -> int:
     """Run trials, print faults as they come and counts by format; 1 when there was a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
@@ -65,6 +75,7 @@ def main() -> int:
     given = parser.parse_args()
     single = [(name.partition(":")[0], int(name.partition(":")[2])) for name in given.trials]
     trials = single or names(given.count, given.seed, tuple(given.formats.split(",")))
+    _collect({kind for kind, _ in trials})
     begin, run, faults = time.monotonic(), Counter[str](), Counter[str]()
     for start in range(0, len(trials), CHUNK):
         for said in _run(trials[start : start + CHUNK]):

@@ -80,3 +80,10 @@ def test_a_plan_that_records_too_many_devices(tmp_path: Path) -> None:
     asked = dataclasses.replace(plan, options=dict(plan.options) | {"devices": 10**8})
     findings = check_partition(asked, load_instance(path))
     assert any(finding.fault == "options" and "100000000 are too many" in finding.message for finding in findings)
+
+
+def test_devices_without_memory_hold_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(operator_graph(maxSizePerFPGA=0)))
+    plan = partition(path, objective="latency", time_limit=5.0)
+    assert plan.objective.value == 100.0  # 20 + 30 + 30 + 20 ms on the one CPU

@@ -130,3 +130,18 @@ def test_stages_out_of_order_are_not_played() -> None:
     moved = dataclasses.replace(plan.stages[1], index=2)
     with pytest.raises(PlanError, match="stage 2 stands at place 1"):
         simulate(dataclasses.replace(plan, stages=(plan.stages[0], moved, plan.stages[2])))
+
+
+def test_a_rank_without_actions_in_a_pipeline_that_never_drains() -> None:
+    import planner
+    from tests.importers.build import absent, model, node, value
+
+    layers = [node("MatMul", ["x", "v"], ["h"]), node("MatMul", ["h", "w"], ["y"])]
+    stored = [absent("v", [8, 8]), absent("w", [8, 8])]
+    graph = planner.graph_from_proto(model(layers, [value("x", [1, 8])], [value("y", None)], stored))
+    plan = planner.plan_system("pipedream-2bw", graph, planner.load_cluster("v100-pcie-4"), planner.Job(8))
+    first, *others = plan.schedule.orders
+    moved = dataclasses.replace(first, ranks=(3, *first.ranks[1:]))
+    section = dataclasses.replace(plan.schedule, orders=(moved, *others))
+    with pytest.raises(PlanError, match="rank 0 has no actions"):
+        simulate(dataclasses.replace(plan, schedule=section))
