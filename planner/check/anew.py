@@ -17,7 +17,7 @@ from planner.schedules import get
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
-from planner.systems import evaluate_scheduled, plan_system
+from planner.systems import decide_again, evaluate_scheduled
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         ShardplanError: it cannot be priced; the message says why.
     """
     if plan.system is not None:
-        return Anew(plan_system(plan.system.name, graph, cluster, plan.options, provenance=plan.provenance))
+        return Anew(decide_again(plan, graph, cluster))
     if is_judged(plan):
         return _searched(plan, graph, cluster)
     scheduled, reason = evaluate_scheduled(plan, graph, cluster)
