@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers._objective import NewStage, Prefix, Suffix
+from planner.space.ranges import StageNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +71,10 @@ class ClosedForm:
         """Q + M, each at the least."""
         reach_s = np.maximum(suffix.work_s + before.delay_s, suffix.reach_s + before.path_s)
         return np.asarray(reach_s + np.maximum(suffix.pace_s, before.slowest_s))
+
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The pace of the stage, and the two ways through one micro-batch's work: to the last backward, and to the
+        stage's update."""
+        ways_s = np.maximum(needs.whole_s, needs.whole_s - needs.before_s + needs.forward_before_s + end_s)
+        plain_s = (turns - 1) * needs.plain_s + ways_s
+        return plain_s, plain_s + turns * needs.repeat_s

@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.solvers._objective import Objective
 from planner.solvers._reach import Reach, Share
 from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
@@ -24,6 +25,7 @@ MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
 
 _WIDEN, _HALVINGS = 4.0, 4
+_FINE = 1.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,16 @@ class Unpriced:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A problem that has been formulated and bounded, but not solved.
+    """A problem that has been bounded, but not solved.
 
     Attributes:
         task: which it is.
-        known: what is known of it.
+        shelf: the shardings that stages pick from.
+        known: what is known of it, or of the same problem in an order of work that leaves more room.
     """
 
     task: Task
+    shelf: tuple[BlockCosts, ...]
     known: Bounded
 
     @property
@@ -107,9 +111,10 @@ class Frontier:
         formulator: the job's.
         cluster: the machine.
         job: the job.
+        objective: what bounds are of.
         priced: costs of the micro-batch sizes to look at.
         unpriced: least costs of shardings that are not worked out.
-        refine: works them out (`Shardings.refine`).
+        refine: works them out (`Shardings.refine`); None where that is not worth it.
         first: costs whose problems come before all others.
     """
 
@@ -118,12 +123,14 @@ class Frontier:
         formulator: Formulator,
         cluster: Cluster,
         job: Job,
+        objective: Objective,
         priced: Sequence[BlockCosts],
         unpriced: Sequence[tuple[BlockCosts, Key]] = (),
-        refine: Callable[[int, Key], Refined] | None = None,
+        refine: Callable[[int, Key], Refined | None] | None = None,
         first: Sequence[BlockCosts] = (),
     ) -> None:
         self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
+        self._objective = objective
         self._heap: list[_Entry] = []
         self._later: list[_Entry] = []
         self.count = 0
@@ -187,11 +194,15 @@ class Frontier:
     def _work_out(self, entry: Unpriced, cutoff_s: float) -> None:
         """Put what is known more closely in its place, if one of the shardings might win."""
         floors = self._alike((entry.floor,))
-        if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
+        if not any(self._may_win(floor, cutoff_s) for floor in floors):
             reached_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
-        closer, worked_out = self._refine(entry.floor.micro_batch, entry.key)
+        refined = self._refine(entry.floor.micro_batch, entry.key) if self._refine is not None else None
+        if refined is None:
+            self.left_out_s = min(self.left_out_s, *(self._tightened(floor, cutoff_s) for floor in floors))
+            return
+        closer, worked_out = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
         for shelf in alike(worked_out):
@@ -219,7 +230,7 @@ class Frontier:
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._job.overlap,
         )
-        return Reach(self._formulator.needs(costs, task.zero), share)
+        return Reach(self._formulator.needs(costs, task.zero), share, self._objective)
 
     def _tightened(self, entry: Alike, cutoff_s: float) -> float:
         """A higher bound, up to the cutoff, by halving the range (on a logarithmic scale) in which it lies."""
@@ -227,9 +238,9 @@ class Frontier:
         reaches, low_s = [self.reach(task, entry.costs) for task in first.values()], entry.bound_s
         if not any(reach.possible(cutoff_s) for reach in reaches):
             return cutoff_s
-        high_s = min(cutoff_s, _WIDEN * low_s)
-        for _ in range(_HALVINGS):
-            middle_s = math.sqrt(low_s * high_s)
+        high_s, steps = min(cutoff_s, _WIDEN * low_s), 0
+        while steps < _HALVINGS or (self._objective.counts_passing and high_s > _FINE * low_s):
+            middle_s, steps = math.sqrt(low_s * high_s), steps + 1
             if any(reach.possible(middle_s) for reach in reaches):
                 high_s = middle_s
             else:

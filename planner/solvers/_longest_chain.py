@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers._objective import NewStage, Prefix, Suffix
+from planner.space.ranges import StageNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,12 @@ class LongestChain:
         return np.asarray(np.maximum(cutoff_s - before_s, 0.0) / turns)
 
     def slowest_s(self, stage: NewStage, before: Prefix) -> np.ndarray:
-        """Latest end of a stage's last backward, after which the stages before it end theirs."""
-        own_s = np.maximum(_own_s(stage)[0], stage.turns * stage.work_s)
+        """Latest end of a stage's last backward, after which the stages before it end theirs.
+
+        The wait for the last gradient is left out, so that this goes for all orders that keep no more micro-batches.
+        """
+        first_s = np.maximum(stage.later_s - stage.filling * stage.forward_s, 0.0)
+        own_s = stage.turns * np.maximum(stage.forward_s + stage.backward_s, stage.work_s) + first_s
         own_s = np.maximum(before.delay_s + own_s, before.path_s + own_s + stage.end_s)
         return np.asarray(np.maximum(before.slowest_s, own_s))
 
@@ -73,14 +78,19 @@ class LongestChain:
         there_s = np.maximum(suffix.reach_s, suffix.end_s) + before.path_s
         return np.asarray(np.maximum(np.maximum(back_s, there_s), before.slowest_s))
 
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All turns of the stage between the stages before it, or before its update; or one micro-batch's way there."""
+        around_s = np.maximum(needs.before_s, needs.forward_before_s + end_s)
+        through_s = needs.whole_s - needs.before_s + needs.forward_before_s + end_s
+        plain_s, again_s = turns * needs.plain_s, turns * (needs.plain_s + needs.repeat_s)
+        return np.maximum(plain_s + around_s, through_s), np.maximum(again_s + around_s, through_s)
+
 
 def _own_s(stage: NewStage) -> tuple[np.ndarray, np.ndarray]:
     """From a stage's first forward to the end of its last backward, at the least, and of that the wait for the first
     gradient."""
-    with np.errstate(invalid="ignore"):  # stages that do not fit take for ever
-        first_s = np.maximum(stage.later_s - stage.filling * stage.forward_s, 0.0)
-        last_s = np.maximum(stage.later_s - (stage.in_flight - 1) * stage.backward_s, 0.0)
-        few = stage.in_flight >= stage.turns
-        waits_s = np.where(few, np.maximum(first_s, last_s), first_s + last_s)
-        own_s = stage.turns * (stage.forward_s + stage.backward_s) + waits_s
-    return own_s, np.where(few, 0.0, first_s)
+    first_s = np.maximum(stage.later_s - stage.filling * stage.forward_s, 0.0)
+    last_s = np.maximum(stage.later_s - (stage.in_flight - 1) * stage.backward_s, 0.0)
+    few = stage.in_flight >= stage.turns
+    waits_s = np.where(few, np.maximum(first_s, last_s), first_s + last_s)
+    return stage.turns * (stage.forward_s + stage.backward_s) + waits_s, np.where(few, 0.0, first_s)

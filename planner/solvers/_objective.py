@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from planner.space.ranges import StageNeeds
+
 
 @dataclass(frozen=True, eq=False)
 class Suffix:
@@ -126,3 +128,13 @@ class Objective(Protocol):
 
     def bound_s(self, suffix: Suffix, before: Prefix) -> np.ndarray:
         """No decision that ends with the suffix is faster."""
+
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """No decision with a stage is faster, wherever it lies, without and with recomputation; by last block j and
+        then by first. It grows with every block that a stage goes on for.
+
+        Args:
+            turns: [R, 1, 1] micro-batches of a replica.
+            needs: what stages need.
+            end_s: synchronisation and update of the stage.
+        """

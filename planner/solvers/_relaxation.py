@@ -75,7 +75,7 @@ def relax(problem: StageProblem, tables: StageTables, objective: Objective, cuto
     parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
     limits = band(problem, tables, objective, cutoff_s)
     stops = longest(problem, tables, objective, cutoff_s)
-    passing = most_passing(problem)
+    passing = most_passing(problem.replicas, problem.passing, width)
     for i in range(n):
         live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
@@ -98,14 +98,19 @@ def longest(problem: StageProblem, tables: StageTables, objective: Objective, cu
     return found
 
 
-def most_passing(problem: StageProblem) -> np.ndarray:
+def most_passing(replicas: np.ndarray, passing: np.ndarray, devices: int) -> np.ndarray:
     """[W + 1] most micro-batches that can pass a stage that ends at a before its first backward, by the stages after
-    it; O(R W)."""
-    width = problem.slice_devices
-    found = np.zeros(width + 1, dtype=np.int64)
-    for a in range(width - 1, -1, -1):
-        fits = np.flatnonzero(problem.replicas <= width - a)
-        found[a] = problem.passing[fits, found[a + problem.replicas[fits]]].max(initial=0)
+    it, which fill all W devices; O(R W).
+
+    Args:
+        replicas: int64 [R], what a stage may have.
+        passing: int64 [R, X + 1], see `StageProblem`.
+        devices: W.
+    """
+    found = np.zeros(devices + 1, dtype=np.int64)
+    for a in range(devices - 1, -1, -1):
+        fits = np.flatnonzero(replicas <= devices - a)
+        found[a] = passing[fits, found[a + replicas[fits]]].max(initial=0)
     return found
 
 

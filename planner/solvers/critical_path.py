@@ -29,32 +29,39 @@ class Bounded:
 
     Attributes:
         problem: the problem.
-        parts: its cases that have decisions below the cutoff, with what is known of each.
-        bound_s: no critical path is shorter, up to the cutoff; infinite where nothing fits.
+        parts: each of its cases with its stages, and what they cost before each cut at the least.
         cutoff_s: only decisions below it matter.
     """
 
     problem: StageProblem
     parts: tuple[tuple[StageProblem, StageTables, Relaxation], ...]
-    bound_s: float
     cutoff_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """No critical path below the cutoff is shorter; infinite where nothing fits."""
+        return min(self.cutoff_s, *(relaxation.bound_s for _, _, relaxation in self.parts))
+
+    def ordered(self, problem: StageProblem) -> Bounded:
+        """What this says of the same problem in another order of work, in which no stage keeps fewer micro-batches or
+        has more forwards left to run while it waits for the first gradient."""
+        parts = zip(cases(problem), self.parts, strict=True)
+        return Bounded(problem, tuple((mine, tables, known) for mine, (_, tables, known) in parts), self.cutoff_s)
 
 
 def bounded(problem: StageProblem, cutoff_s: float) -> Bounded:
     """Bound a problem without solving it; O(R n^2 W) at most."""
-    parts, bound_s = [], math.inf
+    parts = []
     for part in cases(problem):
         tables = stage_tables(part)
-        relaxation = relax(part, tables, LongestChain(), cutoff_s)
-        if relaxation.bound_s < cutoff_s:
-            parts.append((part, tables, relaxation))
-        bound_s = min(bound_s, relaxation.bound_s)
-    return Bounded(problem, tuple(parts), min(bound_s, cutoff_s), cutoff_s)
+        parts.append((part, tables, relax(part, tables, LongestChain(), cutoff_s)))
+    return Bounded(problem, tuple(parts), cutoff_s)
 
 
 def settle(known: Bounded, judge: Judge, *, keep: int, cutoff_s: float = math.inf) -> Solution:
     """The decisions with the shortest critical paths; `solve` of a problem that has been looked at."""
-    cutoff_s, found, states, bound_s = min(cutoff_s, known.cutoff_s), [], 0, known.cutoff_s
+    cutoff_s = min(cutoff_s, known.cutoff_s)
+    found, states, bound_s = [], 0, math.inf
     for part, tables, relaxation in known.parts:
         least = minimised(part, tables, LongestChain(), cutoff_s, keep, relaxation)
         found += [(_judged(part, judge, stages, seconds), seconds) for seconds, stages in least.found]

@@ -9,8 +9,9 @@ its best decisions, by the critical path and by the closed form, and those that 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,8 +20,11 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
+from planner.solvers._closed_form import ClosedForm
 from planner.solvers._diagnosis import infeasible, may_fit
 from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
+from planner.solvers._longest_chain import LongestChain
+from planner.solvers._objective import Objective
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
@@ -33,7 +37,7 @@ from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
-from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
+from planner.space.types import BlockCosts, Candidate, Certificate, Job
 from planner.sync import Phase, recipe_of, recipes
 
 CostsFor = Callable[[int], BlockCosts]
@@ -45,8 +49,12 @@ KEEP = 8
 SLACK = 0.02
 """By the closed form, decisions slower than the best by up to this fraction are still looked for."""
 
-SLACK_UP_TO = 64
-"""On more devices only the best decision is looked for."""
+THOROUGH_UP_TO = 64
+"""On more devices the closed form says which problems are solved, and only some of those that the bound depends on are
+bounded more closely."""
+
+MOST_BOUNDED = 8
+"""How many these are."""
 
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
@@ -109,6 +117,9 @@ class _Search:
         self._explored: list[Explored] = []
         self._found = Candidates(simulated_s)
         self._bound_s = math.inf
+        self._settled = 0
+        self._refined: dict[tuple[int, Key], Refined] = {}
+        self._effort = math.inf if self._thorough else MOST_BOUNDED
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search."""
@@ -118,22 +129,12 @@ class _Search:
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation)
-        frontier = Frontier(
-            self._formulator,
-            self._cluster,
-            self._job,
-            priced if self._alone else (),
-            self._floors(),
-            self._refine,
-            first,
-        )
-        while not (any_plan and self._found) and (entry := frontier.pop(self._found.best_s)) is not None:
-            if isinstance(entry, Looked):
-                self._solve(entry)
-            else:
-                self._look(frontier, entry)
-            self._report(frontier)
-        self._bound_s = min(self._bound_s, frontier.left_out_s)
+        alone, floors = priced if self._alone else [], self._floors()
+        if not self._thorough:
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._refine, first), any_plan=any_plan)
+            first = []
+        refine = self._refine if self._thorough else self._refined_before
+        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
         if not self._found:
             if not diagnose or limited(self._job):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
@@ -196,47 +197,109 @@ class _Search:
                 break
         return found
 
+    def _frontier(
+        self,
+        objective: Objective,
+        alone: Sequence[BlockCosts],
+        floors: Sequence[tuple[BlockCosts, Key]],
+        refine: Callable[[int, Key], Refined | None],
+        first: Sequence[BlockCosts],
+    ) -> Frontier:
+        return Frontier(self._formulator, self._cluster, self._job, objective, alone, floors, refine, first)
+
     def _refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for; the judge knows shardings that are worked out from then on."""
         closer, found = self._shardings.refine(micro_batch, key) if self._shardings is not None else ((), ())
         self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
+        self._refined[micro_batch, key] = closer, found
         return closer, found
+
+    def _refined_before(self, micro_batch: int, key: Key) -> Refined | None:
+        """The same, if it has been worked out, or effort is left."""
+        if (micro_batch, key) not in self._refined and self._effort > 0:
+            self._effort -= 1
+            self._refine(micro_batch, key)
+        return self._refined.get((micro_batch, key))
 
     def _any_block_fits(self, costs: BlockCosts) -> bool:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
-    def _report(self, frontier: Frontier) -> None:
+    def _report(self, frontier: Frontier, settled: int) -> None:
+        """Tell how far the search is."""
+        self._settled += settled
         if self._progress is not None:
             best_s = self._found.best_s
             bound_s = min(best_s, frontier.bound_s, self._bound_s)
-            self._progress(len(self._explored), frontier.count, best_s, bound_s)
+            self._progress(self._settled + len(self._explored), frontier.count, best_s, bound_s)
+
+    @property
+    def _thorough(self) -> bool:
+        """Whether all problems that may hold a faster plan are solved for their critical paths."""
+        return self._formulator.devices() <= THOROUGH_UP_TO
+
+    @property
+    def _cutoff_s(self) -> float:
+        """Problems none of whose decisions is faster are not solved for their critical paths."""
+        return self._found.best_s if self._thorough else min(self._found.best_s, self._bound_s)
+
+    def _prefer(self, frontier: Frontier, *, any_plan: bool) -> None:
+        """Find the decisions that the closed form prefers."""
+        while not (any_plan and self._found):
+            alike = frontier.pop(self._found.best_form_s)
+            if not isinstance(alike, Alike):
+                break
+            solved: list[StageProblem] = []
+            for tasks in _by_zero(alike):
+                problem = self._worth_solving(frontier, alike, tasks[0], self._found.best_form_s)
+                if problem is not None and not any(_covers(other, problem) for other in solved):
+                    solved.append(problem)
+                    judge = self._judge(problem.micro_batch)
+                    self._add(chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s, keep=KEEP))
+            self._report(frontier, len(alike.tasks))
+
+    def _prove(self, frontier: Frontier, *, any_plan: bool) -> None:
+        """Bound the simulated time of all decisions, and find those that come closest."""
+        while not (any_plan and self._found) and (entry := frontier.pop(self._cutoff_s)) is not None:
+            if isinstance(entry, Looked):
+                self._solve(entry)
+            else:
+                self._look(frontier, entry)
+            self._report(frontier, 0)
+        self._bound_s = min(self._bound_s, frontier.left_out_s)
+
+    def _worth_solving(self, frontier: Frontier, alike: Alike, task: Task, cutoff_s: float) -> StageProblem | None:
+        """A problem as numbers, if it can hold a decision below a cutoff; without one, any decision that fits."""
+        if task.bound_s >= cutoff_s or not frontier.reach(task, alike.costs).possible(cutoff_s):
+            return None
+        problem = self._formulated(task, alike.shelf)
+        return problem if math.isfinite(cutoff_s) or may_fit(problem) else None
 
     def _look(self, frontier: Frontier, alike: Alike) -> None:
-        """Bound problems that differ in schedule, ZeRO stage and sharding only, the one with the most decisions first;
-        what may win is put back."""
+        """Bound problems that differ in schedule, ZeRO stage and sharding only; what may win is put back.
+
+        Of one ZeRO stage the first has every decision of the others, in no more memory, and waits no longer.
+        """
         looked: list[StageProblem] = []
-        for task in alike.tasks:
-            cutoff_s = self._found.best_s
-            if task.bound_s >= cutoff_s:
-                self._note(task, Outcome.BOUNDED, task.bound_s)
-            elif not frontier.reach(task, alike.costs).possible(cutoff_s):
-                self._note(task, Outcome.BOUNDED, cutoff_s)
+        for tasks in _by_zero(alike):
+            cutoff_s = self._cutoff_s
+            problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
+            if problem is None:
+                self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s))
+            elif self._effort <= 0:
+                self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s)
+            elif any(_covers(other, problem) for other in looked):
+                self._note(tasks, Outcome.DOMINATED, math.inf)
             else:
-                problem = self._formulated(task, alike.shelf)
-                if any(_covers(other, problem) for other in looked):
-                    self._note(task, Outcome.DOMINATED, task.bound_s, counts=False)
-                    continue
                 looked.append(problem)
-                if math.isinf(cutoff_s) and not may_fit(problem):
-                    self._note(task, Outcome.INFEASIBLE, math.inf)
+                self._effort -= 1
+                known = bounded(problem, cutoff_s)
+                if known.bound_s >= cutoff_s:
+                    self._note(tasks, Outcome.BOUNDED, known.bound_s)
                     continue
-                entry = Looked(task, bounded(problem, cutoff_s))
-                if entry.bound_s < cutoff_s:
-                    frontier.put_back(entry)
-                else:
-                    self._note(task, Outcome.BOUNDED, entry.bound_s)
+                for task in tasks:
+                    frontier.put_back(Looked(task, alike.shelf, known))
 
     def _formulated(self, task: Task, shelf: Sequence[BlockCosts]) -> StageProblem:
         return joined([
@@ -248,43 +311,42 @@ class _Search:
 
     def _solve(self, entry: Looked) -> None:
         """Solve a problem that may hold the fastest decision."""
-        task, known, cutoff_s = entry.task, entry.known, self._found.best_s
+        task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
         if entry.bound_s >= cutoff_s:
-            self._note(task, Outcome.BOUNDED, entry.bound_s)
+            self._note([task], Outcome.BOUNDED, entry.bound_s)
             return
-        judge = self._judge(task.micro_batch)
-        shortest = settle(known, judge, keep=KEEP, cutoff_s=cutoff_s)
-        self._note(task, Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
-        for decision, evaluation in shortest.found:
-            self._found.add(decision, evaluation)
-        if shortest.bound_s < self._found.best_s * (1 - SAME) and len(np.unique(known.problem.replicas)) > 1:
-            for decision, evaluation in self._beside(known.problem, judge):
-                self._found.add(decision, evaluation)
+        if task.schedule != known.problem.schedule:
+            known = known.ordered(self._formulated(task, entry.shelf))
+        shortest = settle(known, self._judge(task.micro_batch), keep=KEEP, cutoff_s=cutoff_s)
+        self._note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
+        self._add(shortest)
+        unlike = len(np.unique(known.problem.replicas)) > 1 and not known.problem.uniform
+        if self._thorough and unlike and shortest.bound_s < self._found.best_s * (1 - SAME):
+            self._solve_beside(known.problem)
 
-    def _beside(self, problem: StageProblem, judge: Judge) -> Iterator[tuple[Decision, Evaluation]]:
-        """Decisions of a problem that may be faster than the one with the shortest critical path, which says little of
+    def _solve_beside(self, problem: StageProblem) -> None:
+        """Look for decisions that may be faster than the one with the shortest critical path, which says little of
         stages with unequal replicas: those that the closed form prefers, and those with equal replicas."""
-        small = max(problem.slice_devices, self._formulator.devices()) <= SLACK_UP_TO
-        cutoff_form_s = self._found.best_form_s * (1 + (SLACK if small else 0.0))
-        yield from chain_dp.solve(problem, judge, cutoff_s=cutoff_form_s, keep=KEEP).found
-        if not problem.uniform:
-            equal = dataclasses.replace(problem, uniform=True)
-            yield from settle(bounded(equal, self._found.best_s), judge, keep=1).found
+        judge = self._judge(problem.micro_batch)
+        self._add(chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s * (1 + SLACK), keep=KEEP))
+        equal = dataclasses.replace(problem, uniform=True)
+        self._add(settle(bounded(equal, self._found.best_s), judge, keep=1))
+
+    def _add(self, solution: Solution) -> None:
+        for decision, evaluation in solution.found:
+            self._found.add(decision, evaluation)
 
     def _judge(self, micro_batch: int) -> Judge:
         shelf = self._shelves[micro_batch]
         return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
-    def _note(
-        self, task: Task, outcome: Outcome, bound_s: float, solution: Solution | None = None, *, counts: bool = True
-    ) -> None:
-        """Keep account of a problem; one of which not even an infinite time can be reached is infeasible."""
-        outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
-        if counts:
+    def _note(self, tasks: Sequence[Task], outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+        """Keep account of problems; those of which not even an infinite time can be reached are infeasible."""
+        if outcome is not Outcome.DOMINATED:
+            outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
             self._bound_s = min(self._bound_s, bound_s)
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
-        states = solution.states if solution else 0
-        self._explored.append(
+        self._explored += [
             Explored(
                 task.micro_batch,
                 task.copies,
@@ -293,11 +355,12 @@ class _Search:
                 outcome,
                 bound_s,
                 best_s,
-                states,
+                solution.states if solution else 0,
                 task.ranks,
                 task.sharding,
             )
-        )
+            for task in tasks
+        ]
 
     def _space(self, priced: list[BlockCosts]) -> str:
         sizes = [costs.micro_batch for costs in priced]
@@ -338,6 +401,12 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
             hint=f"use a micro-batch size of {either(near)}, or another global batch",
         )
     return chosen
+
+
+def _by_zero(alike: Alike) -> list[list[Task]]:
+    """Problems of one ZeRO stage together, most sharding first."""
+    ordered = sorted(alike.tasks, key=lambda task: -task.zero)
+    return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
 
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:

@@ -227,7 +227,11 @@ class Formulator:
         if known is None or known[0] is not ranges:
             room = max(device.usable_bytes for device in self._cluster.devices)
             resident = self._least_resident(ranges, zero, costs.ranks)
-            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute))
+            nearest = [self.placements(costs.ranks).nearest()]
+            transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
+            transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
+            transfer_s[0] = 0.0
+            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s))
             _bounded(self._needs, key, known)
         return known[1]
 
