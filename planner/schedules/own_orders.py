@@ -163,10 +163,6 @@ class OwnOrders(Defaults):
         """Nothing is proven."""
         return False
 
-    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
-        """Nothing is known."""
-        return 0.0, 0.0
-
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """No chain of waits is known in closed form."""
         return 0.0

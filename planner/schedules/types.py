@@ -391,11 +391,6 @@ class Schedule(Protocol):
         """
         ...
 
-    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
-        """Forwards of each earlier stage that a worker waits for before its first action, and backwards of them that
-        follow its last; in micro-batches, 0 where nothing is known. Earlier: before the lowest stage that it holds."""
-        ...
-
     def exact(self, pipeline: Pipeline) -> bool:
         """Whether `critical_s` is the simulated iteration for any times of the stages, so that nothing need be played.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from planner.graph import Chain
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Cluster
 from planner.schedules import get
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, run_sums
 from planner.space.types import BlockCosts, Job
@@ -159,9 +158,3 @@ def layer_heads(chain: Chain) -> list[int]:
     for layer, at in found.items():
         by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
     return max(by_kind.values(), key=len, default=[])
-
-
-def fits_schedule(configuration: Configuration) -> str:
-    """Why the configuration's schedule cannot serve it, empty when it can."""
-    replicas: Sequence[int] = tuple(stage.replicas for stage in configuration.stages)
-    return get(configuration.schedule).supports(Pipeline(tuple(replicas), configuration.micro_batches))
