@@ -164,6 +164,10 @@ def test_attributes_that_the_standard_does_not_know_are_refused() -> None:
         (node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1]), "MaxPool 'y' has 2 pads for 2 spatial"),
         (node("GRU", ["v", "v", "w"], ["y"], hidden_size=3), "GRU 'y' reads 'w' of 4 dimensions, where it takes 3"),
         (
+            node("Attention", ["v", "m", "", "c"], ["y"], domain="com.microsoft", num_heads=1),
+            "Attention 'y' reads 'c' of 0 dimensions, where it takes 1 or 2 or 3 or 4",
+        ),
+        (
             node("GroupQueryAttention", ["v", "v", "v"], ["y"], domain="com.microsoft", num_heads=2, kv_num_heads=0),
             r"GroupQueryAttention 'y' has the attribute 'kv_num_heads' = 0",
         ),
@@ -171,5 +175,5 @@ def test_attributes_that_the_standard_does_not_know_are_refused() -> None:
 )
 def test_windows_ranks_and_counts(wrong: onnx.NodeProto, message: str) -> None:
     inputs = [value("x", [1, 3, 8, 8]), value("v", [4, 1, 3])]
-    stored = [absent("w", [3, 3, 3, 3])]
+    stored = [absent("w", [3, 3, 3, 3]), absent("m", [3, 9]), absent("c", [])]
     refused(model([wrong], inputs, [value("y", [1, 3, 8, 8])], stored, domains={"com.microsoft": 1}), message)

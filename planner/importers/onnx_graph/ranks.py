@@ -10,14 +10,17 @@ _Ranks = dict[int, tuple[int, ...]]
 _MATRIX: tuple[int, ...] = (2,)
 _THREE: tuple[int, ...] = (3,)
 _FOUR: tuple[int, ...] = (4,)
+_MASK: tuple[int, ...] = (1, 2, 3, 4)
 _GROUPED: _Ranks = {0: _THREE, 1: _THREE, 2: _THREE, 3: _FOUR, 4: _FOUR}
 _CELL: _Ranks = {0: _THREE, 1: _THREE, 2: _THREE}
 _RANKS: dict[str, _Ranks] = {
     "LSTM": _CELL, "GRU": _CELL, "RNN": _CELL,
-    "com.microsoft.Attention": {0: _THREE, 1: _MATRIX, 4: (5,)},
-    "com.microsoft.QAttention": {0: _THREE, 1: _MATRIX, 8: (5,)},
+    "com.microsoft.Attention": {0: _THREE, 1: _MATRIX, 3: _MASK, 4: (5,), 5: _MASK},
+    "com.microsoft.QAttention": {0: _THREE, 1: _MATRIX, 5: _MASK, 8: (5,)},
     "com.microsoft.PackedAttention": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.MultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4), 6: _FOUR, 7: _FOUR},
+    "com.microsoft.MultiHeadAttention": {
+        0: (3, 5), 1: (3, 4, 5), 2: (3, 4), 4: _MASK, 5: _MASK, 6: _FOUR, 7: _FOUR,
+    },
     "com.microsoft.DecoderMaskedMultiHeadAttention": {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)},
     "com.microsoft.GroupQueryAttention": _GROUPED,
     "com.microsoft.SparseAttention": _GROUPED,
