@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "", "bert-base", DGX,
         {"global_batch": 32, "tensor_parallel": (2,), "pipeline_stages": (2,), "data_parallel": (2,)},
     ),
-    "mixed pool": ("", "gpt2", POOL, {"global_batch": 32, "pipeline_stages": (3,), **ALONE}),
+    "mixed pool": ("", "gpt2", POOL, {"global_batch": 32, "pipeline_stages": (3,), "micro_batches": (4,), **ALONE}),
     "zb-h1": ("schedule zb-h1", "gnmt-8", V100, {"global_batch": 64}),
     "interleaved": ("schedule interleaved", "gnmt-8", V100, {"global_batch": 64}),
     "seq1f1b": ("schedule seq1f1b", "gpt2", V100, {"global_batch": 16}),
@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "parallax": ("system parallax", "gnmt-8", V100, {"global_batch": 64}),
     "byteps": ("system byteps", "gnmt-8", V100, {"global_batch": 64, "precision": "fp32"}),
     "data-parallel": ("system data-parallel", "gnmt-8", V100, {"global_batch": 64, "precision": "fp32"}),
-    "mesh-tensorflow": ("system mesh-tensorflow", "gnmt-8", V100, {"global_batch": 64, "precision": "fp32"}),
+    "tofu": ("system tofu", "gnmt-8", V100, {"global_batch": 64, "precision": "fp32"}),
 }  # fmt: skip
 
 

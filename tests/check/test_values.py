@@ -23,7 +23,7 @@ FAST = ("replicas", "pipeline", "unequal replicas", "tied stages", "zero 3", "gp
 
 NOT_FOUND = frozenset((
     ("options", "schedules"), ("options", "zero"), ("options", "max_stages"), ("options", "dropout"),
-    ("options", "assume_dropout"), ("options", "overlap"), ("options", "recompute"),
+    ("options", "assume_dropout"), ("options", "fused_attention"), ("options", "overlap"), ("options", "recompute"),
 ))  # fmt: skip
 """Options that need not change the answer, where the plan keeps to them all the same."""
 
