@@ -34,13 +34,22 @@ class Candidates:
     def __bool__(self) -> bool:
         return bool(self._verdicts)
 
-    def add(self, decision: Decision, evaluation: Evaluation) -> None:
-        """Take a feasible decision in; it is played if its critical path is shorter than the best time."""
-        if decision in self._verdicts:
-            return
-        self._verdicts[decision] = evaluation
-        self._least_s[decision] = critical_s(decision, evaluation)
-        self.best_form_s = min(self.best_form_s, evaluation.iteration_s)
+    def add(self, decision: Decision, evaluation: Evaluation, *, play: bool = True) -> None:
+        """Take a feasible decision in; it is played, or will be, if it may be the fastest."""
+        if decision not in self._verdicts:
+            self._verdicts[decision] = evaluation
+            self._least_s[decision] = critical_s(decision, evaluation)
+            self.best_form_s = min(self.best_form_s, evaluation.iteration_s)
+            if play:
+                self._play_if_faster(decision)
+
+    def play(self, count: int) -> None:
+        """Play those that the closed form says are the fastest, if they may be."""
+        ordered = sorted(self._verdicts, key=lambda d: (float(f"{self._verdicts[d].iteration_s:.9g}"), repr(d)))
+        for decision in ordered[:count]:
+            self._play_if_faster(decision)
+
+    def _play_if_faster(self, decision: Decision) -> None:
         if self._least_s[decision] < self.best_s * (1 - SAME):
             self._play(decision)
 

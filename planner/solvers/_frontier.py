@@ -24,8 +24,7 @@ from planner.sync import recipe_of
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
 
-_WIDEN, _HALVINGS = 4.0, 4
-_FINE = 1.002
+_WIDEN, _HALVINGS, _FINE_HALVINGS = 4.0, 4, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,8 @@ class Frontier:
         first: Sequence[BlockCosts] = (),
     ) -> None:
         self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
-        self._objective = objective
+        self._objective, self._least_s = objective, math.inf
+        self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
         self._later: list[_Entry] = []
         self.count = 0
@@ -184,23 +184,28 @@ class Frontier:
                 self._heap, self._later = self._later, []
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, Unpriced):
-                self._work_out(entry, cutoff_s)
+                self._work_out(entry, cutoff_s, tight=tight)
                 continue
             if tight or isinstance(entry, Looked) or entry.bound_s >= cutoff_s:
                 return entry
-            self._push(entry.at_least(self._tightened(entry, cutoff_s)), tight=True)
+            bound_s, tight = self._tightened([entry], cutoff_s)
+            self._push(entry.at_least(bound_s), tight=tight)
         return None
 
-    def _work_out(self, entry: Unpriced, cutoff_s: float) -> None:
-        """Put what is known more closely in its place, if one of the shardings might win."""
+    def _work_out(self, entry: Unpriced, cutoff_s: float, *, tight: bool) -> None:
+        """Put what is known more closely in its place, if one of the shardings might win and that is worth it."""
         floors = self._alike((entry.floor,))
         if not any(self._may_win(floor, cutoff_s) for floor in floors):
             reached_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
         refined = self._refine(entry.floor.micro_batch, entry.key) if self._refine is not None else None
+        if refined is None and tight:
+            self.left_out_s = min(self.left_out_s, entry.bound_s)
+            return
         if refined is None:
-            self.left_out_s = min(self.left_out_s, *(self._tightened(floor, cutoff_s) for floor in floors))
+            bound_s, tight = self._tightened(floors, cutoff_s)
+            self._push(replace(entry, bound_s=max(entry.bound_s, bound_s)), tight=tight)
             return
         closer, worked_out = refined
         for floor, key in closer:
@@ -232,20 +237,35 @@ class Frontier:
         )
         return Reach(self._formulator.needs(costs, task.zero), share, self._objective)
 
-    def _tightened(self, entry: Alike, cutoff_s: float) -> float:
-        """A higher bound, up to the cutoff, by halving the range (on a logarithmic scale) in which it lies."""
-        first = {task.zero: task for task in reversed(entry.tasks)}
-        reaches, low_s = [self.reach(task, entry.costs) for task in first.values()], entry.bound_s
-        if not any(reach.possible(cutoff_s) for reach in reaches):
-            return cutoff_s
-        high_s, steps = min(cutoff_s, _WIDEN * low_s), 0
-        while steps < _HALVINGS or (self._objective.counts_passing and high_s > _FINE * low_s):
-            middle_s, steps = math.sqrt(low_s * high_s), steps + 1
-            if any(reach.possible(middle_s) for reach in reaches):
+    def _tightened(self, entries: Sequence[Alike], cutoff_s: float) -> tuple[float, bool]:
+        """A higher bound of some problems, up to the cutoff, and whether that is as far as it goes.
+
+        The range (on a logarithmic scale) in which it lies is halved; first it is held against the least bound that
+        was found in this way, since only the least of all matters.
+        """
+        reaches = [
+            self.reach(task, entry.costs)
+            for entry in entries
+            for task in {task.zero: task for task in reversed(entry.tasks)}.values()
+        ]
+        low_s, least_s = min(entry.bound_s for entry in entries), self._least_s * (1 + _ROUNDING)
+
+        def possible(most_s: float) -> bool:
+            return any(reach.possible(most_s) for reach in reaches)
+
+        if not possible(cutoff_s):
+            return cutoff_s, True
+        if low_s < least_s < cutoff_s and not possible(least_s):
+            return least_s, False
+        high_s = min(cutoff_s, _WIDEN * low_s)
+        for _ in range(self._halvings):
+            middle_s = math.sqrt(low_s * high_s)
+            if possible(middle_s):
                 high_s = middle_s
             else:
                 low_s = middle_s
-        return low_s
+        self._least_s = min(self._least_s, low_s)
+        return low_s, True
 
     def _alike(self, shelf: tuple[BlockCosts, ...]) -> list[Alike]:
         job, formulator, costs = self._job, self._formulator, least_of(shelf)

@@ -58,8 +58,9 @@ class Reach:
         self._plain_s, self._again_s = objective.reach_s(turns, needs, end_s)
         tables = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)
         self._in_flight, passing, self._filling = tables
-        self._waits = objective.counts_passing
-        self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
+        self._passing = np.zeros(0, dtype=np.int64)
+        if objective.counts_passing:
+            self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
 
     def possible(self, cutoff_s: float) -> bool:
         """Whether stages that are fast enough one by one fit in memory and take no more devices than there are.
@@ -81,7 +82,7 @@ class Reach:
                 np.maximum(plain[o, last], _first(needs.plain_limit[last] >= kept)),
                 np.maximum(again[o, last], _first(needs.again_limit[last] >= kept)),
             )
-            if self._waits:
+            if len(self._passing):
                 start = np.maximum(start, self._after_wait(o, last, behind, most_s))
             first[x] = min(first[x - 1], int(np.minimum(start, last + 1).min()))
             if first[x] == 0:

@@ -53,7 +53,7 @@ THOROUGH_UP_TO = 64
 """On more devices the closed form says which problems are solved, and only some of those that the bound depends on are
 bounded more closely."""
 
-MOST_BOUNDED = 8
+MOST_BOUNDED = 4
 """How many these are."""
 
 NEAR = 1.2
@@ -128,7 +128,7 @@ class _Search:
         first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
-                self._found.add(candidate.decision, candidate.evaluation)
+                self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
         if not self._thorough:
             self._prefer(self._frontier(ClosedForm(), alone, floors, self._refine, first), any_plan=any_plan)
@@ -161,7 +161,10 @@ class _Search:
         priced: list[BlockCosts] = []
         for size in self._sizes:
             costs = self._costs_for(size)
-            if priced and (compute_s(costs) >= trivial.best_s() or not self._any_block_fits(costs)):
+            if priced and compute_s(costs) >= trivial.best_s():
+                self._bound_s = trivial.best_s()
+                break
+            if priced and not self._any_block_fits(costs):
                 break
             priced.append(costs)
             self._shelves.setdefault(size, {})[costs.sharding] = costs
@@ -187,11 +190,14 @@ class _Search:
         """Least costs of shardings, by mesh and by size as far as these are worth looking at."""
         found: list[tuple[BlockCosts, Key]] = []
         ended: set[Key] = set()
+        limit_s = max(self._found.best_s if self._thorough else 0.0, self._found.best_form_s)
         if self._shardings is None:
             return found
         for size in self._sizes:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
-            ended |= {key for f, key in floors if compute_s(f) >= self._found.best_s or not self._any_block_fits(f)}
+            slow = {key for f, key in floors if compute_s(f) >= limit_s}
+            self._bound_s = min(self._bound_s, limit_s) if slow else self._bound_s
+            ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
             found += [(f, key) for f, key in floors if key not in ended]
             if len(ended) >= len(floors) and all(key in ended for _, key in floors):
                 break
@@ -256,18 +262,23 @@ class _Search:
                 if problem is not None and not any(_covers(other, problem) for other in solved):
                     solved.append(problem)
                     judge = self._judge(problem.micro_batch)
-                    self._add(chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s, keep=KEEP))
+                    solution = chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s, keep=KEEP)
+                    self._add(solution, play=False)
             self._report(frontier, len(alike.tasks))
+        self._found.play(KEEP + 1)
 
     def _prove(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions, and find those that come closest."""
-        while not (any_plan and self._found) and (entry := frontier.pop(self._cutoff_s)) is not None:
+        while not (any_plan and self._found):
+            entry = frontier.pop(self._cutoff_s)
+            self._bound_s = min(self._bound_s, frontier.left_out_s)
+            if entry is None:
+                break
             if isinstance(entry, Looked):
                 self._solve(entry)
             else:
                 self._look(frontier, entry)
             self._report(frontier, 0)
-        self._bound_s = min(self._bound_s, frontier.left_out_s)
 
     def _worth_solving(self, frontier: Frontier, alike: Alike, task: Task, cutoff_s: float) -> StageProblem | None:
         """A problem as numbers, if it can hold a decision below a cutoff; without one, any decision that fits."""
@@ -332,9 +343,9 @@ class _Search:
         equal = dataclasses.replace(problem, uniform=True)
         self._add(settle(bounded(equal, self._found.best_s), judge, keep=1))
 
-    def _add(self, solution: Solution) -> None:
+    def _add(self, solution: Solution, *, play: bool = True) -> None:
         for decision, evaluation in solution.found:
-            self._found.add(decision, evaluation)
+            self._found.add(decision, evaluation, play=play)
 
     def _judge(self, micro_batch: int) -> Judge:
         shelf = self._shelves[micro_batch]
