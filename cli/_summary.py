@@ -63,11 +63,12 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         f"[bold]{format_seconds(seconds)}[/bold] an iteration (simulated), "
         f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
     )
-    proof = "proven optimal" if predictions.proven_optimal else f"within {predictions.gap:.2%} of the bound"
-    form = "closed form" if plan.system is None and plan.schedule.name in SEARCHED else "predicted"
-    console.print(
-        f"{form} {format_seconds(predictions.iteration_s)}, bound {format_seconds(predictions.bound_s)}: {proof}\n"
-    )
+    bound, form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
+    if plan.system is not None or plan.schedule.name not in SEARCHED:
+        console.print(f"predicted {form}; its busiest device computes for {bound}\n")
+        return
+    proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
+    console.print(f"bound {bound}: {proof}; closed form {form}\n")
 
 
 def _shared(sharding: Any) -> str:  # noqa: ANN401
@@ -145,11 +146,11 @@ def _alternatives(console: Console, plan: Any) -> None:  # noqa: ANN401
     table.add_column("shape")
     for name in ("iteration", "slower", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
-    own = plan.predictions.iteration_s
-    order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), a.iteration_s or math.inf))
+    order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), plan.compared_s(a)[1] or math.inf))
     for other in order[:MOST_ALTERNATIVES]:
-        slower = "-" if other.iteration_s is None else f"{other.iteration_s / own - 1:+.1%}"
-        price = "-" if other.iteration_s is None else format_seconds(other.iteration_s)
+        own_s, other_s = plan.compared_s(other)
+        slower = "-" if other_s is None else f"{other_s / own_s - 1:+.1%}"
+        price = "-" if other_s is None else format_seconds(other_s)
         if other.infeasible:
             price, slower = why_not(other.infeasible), "-"
         table.add_row(other.label, other.summary, price, slower, format_bytes(other.memory_bytes))

@@ -20,14 +20,30 @@ FOUND = 7
 @dims_option
 @click.option("--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@click.option(
+    "--search",
+    "search_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=60.0,
+    show_default=True,
+    help="Time for searching again what the plan claims about all others; 0: do not.",
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
-    plan_file: str, model: str | None, dims: tuple[str, ...], hardware: str | None, nodes: int | None, form: str
+    plan_file: str,
+    model: str | None,
+    dims: tuple[str, ...],
+    hardware: str | None,
+    nodes: int | None,
+    search_s: float,
+    form: str,
 ) -> int:
-    """Check PLAN: schema, digest, stages, boundaries, ties, schedule, memory; exits with 7 when something is wrong.
+    """Check PLAN: schema, digest, stages, boundaries, ties, schedule, sums; exits with 7 when something is wrong.
 
-    With --model also that every operator is in one stage, that boundaries are the graph's cut and where gradients flow;
-    with --hardware also that it is the same machine and that memory suffices.
+    With --model and --hardware the plan's own decision is evaluated anew, as planning does it: every value of the file
+    is compared with what comes out, and what the plan claims about all other plans is searched again. With one of them
+    what the model or the hardware alone can tell. What could not be checked is listed.
 
     \b
     Examples:
@@ -47,34 +63,34 @@ def command(
         raise click.UsageError("--nodes needs --hardware")
     plan = planner.read_plan(plan_file)
     graph = planner.load_graph(model, dims=sizes) if model else None
-    if graph is not None and graph.fingerprint == plan.model.fingerprint:
-        graph = planner.rebatch(graph, plan.micro_batches.size)
     cluster = planner.load_cluster(hardware, nodes=nodes) if hardware else None
-    findings = planner.validate_plan(plan, graph, cluster)
+    report = planner.check_plan(plan, graph, cluster, search_s=search_s)
     checked = {"plan": plan_file, "model": model, "hardware": hardware}
     if form == "json":
-        _print_json(checked, findings)
+        _print_json(checked, report)
     else:
-        _print_text(plan, checked, findings)
-    return FOUND if findings else 0
+        _print_text(plan, checked, report)
+    return FOUND if report.findings else 0
 
 
-def _print_json(checked: dict[str, str | None], findings: list[Any]) -> None:
-    document = {**checked, "ok": not findings, "findings": [dataclasses.asdict(f) for f in findings]}
+def _print_json(checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
+    findings = [dataclasses.asdict(finding) for finding in report.findings]
+    document = {**checked, "ok": not findings, "findings": findings, "unchecked": list(report.unchecked)}
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def _print_text(plan: Any, checked: dict[str, str | None], findings: list[Any]) -> None:  # noqa: ANN401
-    name = checked["plan"] or ""
-    for finding in findings:
+def _print_text(plan: Any, checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
+    name, count = checked["plan"] or "", len(report.findings)
+    for finding in report.findings:
         click.echo(str(finding.problem(name)))
-    if findings:
-        click.echo(f"{name}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
-        return
-    against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
-    left = [what for what in ("model", "hardware") if not checked[what]]
-    counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-    shape = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
-    click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
-    if left:
-        click.echo(f"not checked against {' or '.join(left)}: name it with {' and '.join('--' + w for w in left)}")
+    if count:
+        click.echo(f"{name}: {count} finding{'s' if count > 1 else ''}")
+    else:
+        against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
+        counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
+        shape = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for noun, number in counts.items())
+        click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
+    if report.unchecked:
+        click.echo("not checked:")
+    for line in report.unchecked:
+        click.echo(f"  {line}")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from planner.bundled import bundled_families as bundled_families
     from planner.bundled import bundled_info as bundled_info
     from planner.bundled import bundled_names as bundled_names
+    from planner.check import CheckReport as CheckReport
+    from planner.check import check_plan as check_plan
     from planner.costs import Profile as Profile
     from planner.costs import cost_report as cost_report
     from planner.costs import imported_profile as imported_profile
@@ -254,6 +256,8 @@ _EXPORTS = {
     "write_plan": "planner.plan",
     "plan_schema": "planner.plan",
     "validate_plan": "planner.plan",
+    "CheckReport": "planner.check",
+    "check_plan": "planner.check",
     "explain_plan": "planner.plan",
     "explanation_report": "planner.plan",
     "Area": "planner.plan",

@@ -29,11 +29,10 @@ from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.registry import did_you_mean
-from planner.schedules import Pipeline
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
-from planner.space import Configuration, Timed, WorkerMemory, evaluate, simulate_decision
+from planner.space import Configuration, WorkerMemory, evaluate, play_terms, simulate_decision
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.named import Degrees, configuration_of
@@ -97,8 +96,8 @@ def plan(
 ) -> Plan:
     """Find the fastest way to train a model on a cluster, and prove how good it is.
 
-    The search minimises a closed form of the iteration time; the best few decisions are then simulated and the one with
-    the shortest simulated iteration is taken. The plan carries both figures, the search's bound, and the runners-up.
+    The fastest is the one with the shortest simulated iteration, and the bound is of that time: of the longest chain of
+    work and waits that any plan of the space has. The plan also carries the closed form of its time and the runners-up.
 
     Args:
         graph: the model (`load_graph`).
@@ -118,7 +117,7 @@ def plan(
     job = settled(job, cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
-    graph, sizes = _allowed_sizes(graph, job)
+    graph, sizes = allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     _check_limits(pricer, job)
     answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress)
@@ -132,7 +131,7 @@ def plan(
         job,
         chosen.decision,
         chosen.evaluation,
-        _certificate(answer, chosen),
+        _certificate(answer, simulated_s),
         origins=profiles[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         alternatives=others,
@@ -205,9 +204,9 @@ def predict(
         raise JobError(
             f"no block of the model can be shared by {degrees.tensor} ranks", hint="use another tensor parallel degree"
         )
-    evaluation, configuration, job = min(judged, key=lambda found: _excess_and_time(found[0]))
+    evaluation, configuration, job, played_s = min(judged, key=lambda found: (_excess(found[0]), found[3]))
     bound_s = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
-    bound_s = min(bound_s, evaluation.iteration_s)
+    bound_s = min(bound_s, played_s)
     plan = assemble(
         pricer.graph_at(degrees.micro_batch),
         pricer.chain,
@@ -215,13 +214,14 @@ def predict(
         job,
         configuration,
         evaluation,
-        Certificate(bound_s, 1 - bound_s / evaluation.iteration_s, _PREDICTED, False),
+        Certificate(bound_s, 1 - bound_s / played_s, _PREDICTED, False),
         origins=pricer.profiles(degrees.micro_batch)[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=_shardings(pricer, configuration),
     )
+    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given="configuration"))
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(plan, evaluation.iteration_s), configuration, evaluation.workers, problems)
+    return Prediction(with_simulation(plan, played_s), configuration, evaluation.workers, problems)
 
 
 def _without_limits(job: Job) -> Job:
@@ -229,24 +229,26 @@ def _without_limits(job: Job) -> Job:
     return without(job, LIMITS)
 
 
-def _judged(pricer: Pricer, job: Job, degrees: Degrees, costs: BlockCosts) -> tuple[Evaluation, Configuration, Job]:
-    """The configuration with one way to share operators, played; the job allows it."""
+def _judged(
+    pricer: Pricer, job: Job, degrees: Degrees, costs: BlockCosts
+) -> tuple[Evaluation, Configuration, Job, float]:
+    """The configuration with one way to share operators, a job that allows it, and its time when it is played."""
     configuration = configuration_of(degrees, pricer.chain, costs, pricer.cluster, job)
     job = dataclasses.replace(
         job, schedules=(configuration.schedule,), zero=(configuration.zero,), tensor_parallel=(), recompute="auto"
     )
-    evaluation = evaluate(costs, pricer.cluster, job, configuration, timed=Timed.PLAYED)
+    evaluation = evaluate(costs, pricer.cluster, job, configuration)
     if not evaluation.stages:
-        raise JobError(
-            "; ".join(v.message for v in evaluation.violations), hint="use other degrees or another schedule"
-        )
-    return evaluation, configuration, job
+        broken = "; ".join(violation.message for violation in evaluation.violations)
+        raise JobError(broken, hint="use other degrees or another schedule")
+    played = play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages)
+    return evaluation, configuration, job, played.iteration_s
 
 
-def _excess_and_time(evaluation: Evaluation) -> tuple[float, float]:
-    """How far the fullest worker is above its memory, then the time."""
+def _excess(evaluation: Evaluation) -> float:
+    """How far the fullest worker is above its memory, as a fraction of it."""
     over = max(w.memory.total / w.capacity_bytes - 1 for w in evaluation.workers)
-    return max(0.0, over) if evaluation.violations else 0.0, evaluation.iteration_s
+    return max(0.0, over) if evaluation.violations else 0.0
 
 
 def _check_limits(pricer: Pricer, job: Job) -> None:
@@ -279,7 +281,15 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -
         InfeasibleError: nothing fits; if the user's own limits exclude everything, which.
     """
     try:
-        return search(pricer.costs, pricer.cluster, job, shardings=pricer, progress=progress, diagnose=not limited(job))
+        return search(
+            pricer.costs,
+            pricer.cluster,
+            job,
+            shardings=pricer,
+            progress=progress,
+            simulated_s=_simulated_s,
+            diagnose=not limited(job),
+        )
     except InfeasibleError as error:
         if not limited(job):
             raise
@@ -307,7 +317,7 @@ def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False)
         InfeasibleError: nothing fits, if that is to be diagnosed.
     """
     try:
-        sized, sizes = _allowed_sizes(graph, job)
+        sized, sizes = allowed_sizes(graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
         pricer = Pricer(sized, cluster, job)
         answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
@@ -327,7 +337,7 @@ def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:
     return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
 
-def _allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
+def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
     """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
 
     Raises:
@@ -362,34 +372,34 @@ def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
 
 
 def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
-    """The feasible candidate with the shortest simulated iteration, that time, and all other candidates.
+    """The fastest candidate that can be played, its time, and all other candidates.
 
-    Ties go to the earlier candidate; the search's own answer comes first. A runner-up that is also a trivial plan is
-    shown once, by the trivial plan's name.
+    A runner-up that is also a trivial plan is shown once, by the trivial plan's name.
 
     Raises:
         JobError: all have more micro-batches than can be played.
     """
     trivial = {c.decision for c in answer.trivial}
-    kept = (c for c in answer.runners_up if c.decision not in trivial)
-    runners_up = [dataclasses.replace(c, label=f"runner-up {i}") for i, c in enumerate(kept, 1)]
-    rivals = [answer.best, *runners_up, *(t for t in answer.trivial if t.evaluation.feasible)]
-    rivals = [rival for rival in rivals if rival.decision.micro_batches <= MOST_MICRO_BATCHES]
-    if not rivals:
+    found = (answer.best, *answer.runners_up, *(t for t in answer.trivial if t.simulated_s is not None))
+    playable = [c for c in found if c.decision.micro_batches <= MOST_MICRO_BATCHES]
+    if not playable:
         best = answer.best.decision
         raise JobError(
             f"{best.micro_batches:,} micro-batches of {best.micro_batch} in a pipeline: a plan can have "
             f"{MOST_MICRO_BATCHES:,}",
             hint="use a smaller global batch, or one with more divisors",
         )
-    chosen, best_s = rivals[0], math.inf
-    for rival in rivals:
-        if _least_simulated_s(rival) < best_s:
-            simulated_s = simulate_decision(rival.decision, rival.evaluation).makespan_s
-            if simulated_s < best_s:
-                chosen, best_s = rival, simulated_s
-    others = (*rivals, *(t for t in answer.trivial if not t.evaluation.feasible))
-    return chosen, best_s, _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
+    chosen = min(playable, key=lambda c: c.simulated_s or math.inf)
+    others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
+    shown = _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
+    return chosen, chosen.simulated_s or math.inf, shown
+
+
+def _simulated_s(decision: Decision, evaluation: Evaluation) -> float:
+    """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
+    if decision.micro_batches > MOST_MICRO_BATCHES:
+        return evaluation.iteration_s
+    return simulate_decision(decision, evaluation).makespan_s
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Decision]) -> tuple[Candidate, ...]:
@@ -414,24 +424,11 @@ def _shape(decision: Decision) -> tuple[object, ...]:
     return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
 
 
-def _least_simulated_s(candidate: Candidate) -> float:
-    """A chain of waits that no simulation of a decision is shorter than."""
-    decision, terms = candidate.decision, candidate.evaluation.stages
-    chain_s = schedules.get(decision.schedule).critical_s(
-        Pipeline(tuple(stage.replicas for stage in decision.stages), decision.micro_batches),
-        [t.forward_s + t.receive_s for t in terms],
-        [t.backward_s + t.return_s for t in terms],
-        [t.exposed_sync_s + t.update_s for t in terms],
-    )
-    return chain_s * (1 - OPTIMAL_GAP)
-
-
-def _certificate(answer: Answer, chosen: Candidate) -> Certificate:
-    """The search's certificate, its gap measured at the decision taken."""
-    if chosen is answer.best:
-        return answer.certificate
-    gap = max(0.0, 1 - answer.certificate.bound_s / chosen.evaluation.iteration_s)
-    return dataclasses.replace(answer.certificate, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
+def _certificate(answer: Answer, simulated_s: float) -> Certificate:
+    """The search's certificate, its gap measured at the time of the decision taken."""
+    bound_s = min(answer.certificate.bound_s, simulated_s)
+    gap = 1 - bound_s / simulated_s if simulated_s else 0.0
+    return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
 
 
 def default_provenance(model: str = "", hardware: str = "", command: Sequence[str] = ()) -> Provenance:

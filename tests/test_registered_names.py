@@ -25,7 +25,6 @@ OF_THEIR_OWN = {
     "systems/_planned.py": ("pipedream",),
     "solvers/_frontier.py": ("1f1b",),
     "solvers/_diagnosis.py": ("1f1b",),
-    "solvers/outer.py": ("1f1b", "gpipe"),
     "formulas/directions.py": ("zb-v",),
 }
 """Comparisons left: with the name of a search, of a published formula, and what the search of stages prefers."""

@@ -178,8 +178,11 @@ def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:
-    """The plan with the iteration time that a simulation found, sealed anew."""
-    predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=significant(iteration_s))
+    """The plan with the iteration time that a simulation found, which its gap is measured at, sealed anew."""
+    simulated_s = significant(iteration_s)
+    bound_s = min(plan.predictions.bound_s, simulated_s)
+    gap = significant(1 - bound_s / simulated_s) if simulated_s else 0.0
+    predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=simulated_s, bound_s=bound_s, gap=gap)
     return seal(dataclasses.replace(plan, predictions=predictions))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plan.check_collectives import check_figures, kept_storages
+from planner.plan.check_collectives import check_communication
 from planner.plan.check_shardings import FREE, MAKE_AGAIN, TOLERANCE
 from planner.plan.findings import Fault, Finding
 from planner.plan.holdings import holdings
@@ -21,10 +21,9 @@ from planner.sharding.boundary import Boundary
 
 
 def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> list[Finding]:
-    """Findings about a plan's shardings and the model, on the cluster where there is one.
+    """Findings about a plan's shardings and the model: legality, completeness and what a rank holds.
 
-    Legality, completeness and what a rank holds are checked in any case; collectives, their bytes and seconds need the
-    cluster, since the quickest change of layout depends on it.
+    The cluster, where it is known, says which change of layout is the quickest of several, and what backward keeps.
 
     O(operators of distinct blocks x their legal splits + names of all blocks).
     """
@@ -38,10 +37,9 @@ def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> li
                     *_places(rebuilt, entry),
                     *_alike(plan, rebuilt, entry),
                 ]
-                found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_figures(rebuilt, entry)]
+                found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_communication(rebuilt, entry)]
             found += _agreed(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
             found += [] if found else _stages(plan, rebuilt)
-            found += [] if found or rebuilt.prices is None else _kept(plan, rebuilt)
     except UsageError as error:
         found.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
     return found
@@ -234,27 +232,6 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
         if b.rank_bytes != b.bytes * elements // max(1, tensor.elements):
             message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
             yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
-
-
-def _kept(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
-    """Stages that recompute nothing have room for all that their blocks keep of a micro-batch, each storage once."""
-    saved = rebuilt.facts.saved
-    known = {id(e): list(kept_storages(rebuilt, e, rebuilt.decision(e))) for e in rebuilt.sharding.blocks}
-    for stage in plan.stages:
-        if stage.sharding != rebuilt.sharding.name or stage.recompute:
-            continue
-        held: dict[str, float] = {}
-        for block in range(*stage.blocks):
-            entry, names = plan.sharded_block(stage.index, block) or (None, {})
-            for operator, sizes in known[id(entry)]:
-                own = saved[rebuilt.graph.producer[names[operator]]]
-                held.update(
-                    (s.storage, max(held.get(s.storage, 0.0), size)) for s, size in zip(own, sizes, strict=False)
-                )
-        needed, said = sum(held.values()), plan.predictions.stages[stage.index].unit_bytes
-        if said < needed * (1 - TOLERANCE) - 1:
-            message = f"a rank of stage {stage.index} keeps {needed:.0f} bytes of a micro-batch, the plan says {said}"
-            yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN, stage.index)
 
 
 def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:

@@ -66,8 +66,8 @@ class Rival:
     Attributes:
         label: what it is.
         summary: its shape in a line.
-        iteration_s: its price; None when it has none.
-        ratio: its price over this plan's; None when it has none.
+        iteration_s: its time, simulated where both were, else by closed form; None when it has none.
+        ratio: that over this plan's; None when it has none.
         differs: in what it differs from this plan.
         infeasible: why it cannot run; empty when it can.
     """
@@ -98,8 +98,8 @@ class Explanation:
         shares: the iteration of a device of that stage, in parts.
         stages: each stage in figures.
         rivals: what else was priced.
-        bound_s: no plan of `space` is faster.
-        gap: (iteration_s - bound_s) / iteration_s.
+        bound_s: no plan of `space` is faster when it is played out.
+        gap: (simulated_iteration_s - bound_s) / simulated_iteration_s.
         proven_optimal: the gap is zero.
         space: what the bound speaks of.
         assumptions: what the figures rest on.
@@ -242,8 +242,9 @@ def _stage_view(plan: Plan, stage: Stage) -> StageView:
 
 
 def _rival(plan: Plan, other: Alternative) -> Rival:
-    ratio = None if other.iteration_s is None else other.iteration_s / plan.predictions.iteration_s
-    return Rival(other.label, other.summary, other.iteration_s, ratio, _differences(plan, other), other.infeasible)
+    own_s, other_s = plan.compared_s(other)
+    ratio = None if other_s is None else other_s / own_s
+    return Rival(other.label, other.summary, other_s, ratio, _differences(plan, other), other.infeasible)
 
 
 def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:

@@ -36,7 +36,9 @@ def _verdict(e: Explanation) -> Section:
         apart = e.simulated_iteration_s / e.iteration_s - 1
         first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({apart:+.1%})"
     proven = (
-        "no plan of the searched space is faster" if e.proven_optimal else f"at most {percent(e.gap)} above the bound"
+        "no plan of the searched space is faster"
+        if e.proven_optimal
+        else f"the best that was found, at most {percent(e.gap)} above the bound"
     )
     return Section(lines=(f"{first}; {proven}.",))
 
@@ -119,14 +121,16 @@ def _differs(rival: Rival) -> str:
 
 
 def _proof(e: Explanation) -> Section:
+    played_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
     if e.proven_optimal:
         line = f"No plan of the searched space is faster than {format_seconds(e.bound_s)}, which this one reaches."
     else:
         line = (
-            f"No plan of the searched space takes less than {format_seconds(e.bound_s)}; this one takes "
-            f"{format_seconds(e.iteration_s)}, so at most {percent(e.gap)} could be gained."
+            f"No plan of the searched space takes less than {format_seconds(e.bound_s)}; this one, the best that was "
+            f"found, takes {format_seconds(played_s)}, so at most {percent(e.gap)} could be gained."
         )
-    return Section("What is proven", (line, f"Searched: {e.space}."))
+    meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
+    return Section("What is proven", (line, meaning, f"Searched: {e.space}."))
 
 
 def _coverage(e: Explanation) -> Section:

@@ -113,8 +113,8 @@ class Predictions:
         bubble_fraction: share of device time in which nothing is computed.
         bubble_convention: how that share is defined.
         bottleneck: the stage that sets the pace.
-        bound_s: no plan of `space` is faster.
-        gap: (iteration_s - bound_s) / iteration_s.
+        bound_s: no plan of `space` is faster when it is played out.
+        gap: (simulated_iteration_s - bound_s) / simulated_iteration_s.
         space: in words, what the bound speaks of.
         proven_optimal: the gap is zero up to rounding.
         stages: by stage.
@@ -140,7 +140,7 @@ class Alternative:
     Attributes:
         label: what it is: "runner-up", "pure data parallel", ...
         summary: its shape in a line.
-        iteration_s: null when it has no price.
+        iteration_s: by closed form; null when it has no price.
         memory_bytes: of the fullest device.
         infeasible: reasons why it cannot run; empty when it can.
         copies: copies of the whole pipeline.
@@ -152,6 +152,7 @@ class Alternative:
         replicas: replicas of each stage in one copy.
         recompute: numbers of the stages that recompute.
         ranks: ranks of a replica of each stage; left out where all are one.
+        simulated_iteration_s: played out event by event; left out where it was not.
     """
 
     label: str
@@ -168,6 +169,7 @@ class Alternative:
     replicas: tuple[int, ...]
     recompute: tuple[int, ...]
     ranks: tuple[int, ...] = ()
+    simulated_iteration_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

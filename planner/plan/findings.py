@@ -66,10 +66,15 @@ class Fault(StrEnum):
     LINK_LEVEL = "link_level"
     HOLDING = "holding"
     BOUNDARY_LAYOUT = "boundary_layout"
-    SHARDING_SECONDS = "sharding_seconds"
-    SHARDING_BYTES = "sharding_bytes"
     SHARDING_MEMORY = "sharding_memory"
     SHARDED_STAGE = "sharded_stage"
+    NEGATIVE = "negative"
+    HARDWARE = "hardware"
+    ALTERNATIVES = "alternatives"
+    BOUND = "bound"
+    UNPRICED = "unpriced"
+    DIFFERS = "differs"
+    REPRICED = "repriced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from planner.plan.orders import RankOrder
 from planner.schedules.delays import OptimizerScaling as OptimizerScaling
 from planner.schedules.delays import StageCorrection as StageCorrection
 
+Given = Literal["", "name", "orders", "configuration"]
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSection:
@@ -38,6 +40,9 @@ class ScheduleSection:
             the link alone.
         corrections: by stage.
         optimizer: for another batch size.
+        given: how the user gave the schedule: "name" where it was asked for by name, "orders" where the orders are the
+            user's own and the name only what they are called, "configuration" where the user named all degrees; left
+            out where the search or a system chose it.
     """
 
     name: str
@@ -57,6 +62,7 @@ class ScheduleSection:
     transfers: Literal["blocking", "overlapped"] = "blocking"
     corrections: tuple[StageCorrection, ...] = ()
     optimizer: OptimizerScaling | None = None
+    given: Given = ""
 
     @property
     def continuous(self) -> bool:

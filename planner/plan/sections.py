@@ -219,6 +219,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         replicas=tuple(stage.replicas for stage in decision.stages),
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
+        simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
     )
 
 

@@ -104,6 +104,13 @@ class Plan:
     system: SystemSection | None = None
     exchange: ExchangeSection | None = None
 
+    def compared_s(self, other: Alternative) -> tuple[float, float | None]:
+        """Iteration times of this plan and of an alternative: simulated where both were, else by closed form."""
+        own_s = self.predictions.simulated_iteration_s
+        if own_s is None or other.simulated_iteration_s is None:
+            return self.predictions.iteration_s, other.iteration_s
+        return own_s, other.simulated_iteration_s
+
     @functools.cached_property
     def block_table(self) -> tuple[Block, ...]:
         """All blocks, repeated ones written out."""

@@ -244,7 +244,7 @@ class Defaults(Protocol):
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """No recurrence is known."""
         return None
 

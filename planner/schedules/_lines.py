@@ -34,10 +34,14 @@ def paced_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(forwards))
 
 
-def paced_after(replicas: np.ndarray, passing: np.ndarray, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence of `paced_warm_up`: what a replica keeps, and what passes the stage before its first backward."""
+def paced_after(
+    replicas: np.ndarray, passing: np.ndarray, micro_batches: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The recurrence of `paced_warm_up`: what a replica keeps, what passes the stage before its first backward, and
+    the forwards that it runs while it waits for its first gradient."""
     forwards = 1 + -(-passing // replicas)
-    return np.minimum(micro_batches // replicas, forwards), forwards * replicas
+    kept = np.minimum(micro_batches // replicas, forwards)
+    return kept, forwards * replicas, kept - 1
 
 
 def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:

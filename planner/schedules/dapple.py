@@ -67,7 +67,7 @@ class Dapple(OneForwardOneBackward):
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """As 1F1B, by policy A without a limit."""
         usual = self.policy_of is WarmUp.NEAR and not self.most
         return paced_after(replicas, passing, micro_batches) if usual else None

@@ -58,10 +58,12 @@ class GPipe(Line):
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """M / r, whatever the later stages do."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """M / r, whatever the later stages do; backwards begin when each replica of the last stage has run its last
+        forward."""
         kept = np.broadcast_to(micro_batches // replicas, np.broadcast_shapes(replicas.shape, passing.shape))
-        return kept.copy(), np.zeros_like(kept)
+        through = np.where(passing > 0, passing, replicas)
+        return kept.copy(), through, np.maximum(-(-passing // replicas) - 1, 0)
 
     def exact(self, pipeline: Pipeline) -> bool:
         """With equal replicas, where the order repeats no forwards."""
@@ -98,20 +100,26 @@ class GPipe(Line):
 
         With `recompute` the backward is given with its recomputation; when that is early, only the busiest worker
         counts. The last stage begins its backwards when its forwards are done: the slowest stage of each direction
-        counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two.
+        counts, so this exceeds the sum over stages plus (M/r - 1) times the slowest stage where those are two. Where
+        the last stage has several replicas, the first of them begins its backwards before the last micro-batch has
+        come, and the last one ends no earlier than that micro-batch's way back; a stage of few replicas between
+        stages of more may be the busiest.
         """
+        busiest = Line.chain_s(self, pipeline, times)
         if self.early:
-            return Line.chain_s(self, pipeline, times)
+            return busiest
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
         before = pipeline.micro_batches - pipeline.replicas[-1]
         forwards = sum(times.forward) + max(
             before // count * f for count, f in zip(pipeline.replicas, times.forward, strict=True)
         )
-        total = drained = slowest = 0.0
+        last = sum(times.forward) + max((mine - 1) * f for mine, f in zip(share, times.forward, strict=True))
+        last += (share[-1] - 1) * times.gradient[-1]
+        total, drained, slowest = busiest, 0.0, 0.0
         for mine, b, tail in zip(reversed(share), reversed(times.gradient), reversed(times.tail), strict=True):
             drained += b
             slowest = max(slowest, (mine - 1) * b)
-            total = max(total, forwards + drained + slowest + tail)
+            total = max(total, forwards + drained + slowest + tail, last + drained + tail)
         return total
 
 

@@ -57,7 +57,7 @@ class OneFOneB(OneForwardOneBackward):
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """The same as a recurrence."""
         return paced_after(replicas, passing, micro_batches)
 

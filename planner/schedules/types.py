@@ -360,7 +360,7 @@ class Schedule(Protocol):
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """`in_flight` as a recurrence from the last stage to the first, for searches that add stages in front.
 
         Args:
@@ -370,8 +370,9 @@ class Schedule(Protocol):
             micro_batches: of one iteration.
 
         Returns:
-            Micro-batches that a replica of the stage keeps, and those that pass the stage before its first backward;
-            None where the count does not follow from the later stages in this way.
+            Micro-batches that a replica of the stage keeps; those that pass the stage before its first backward; and
+            forwards that a replica has left to run while a micro-batch goes to the last stage and the first gradient
+            comes back from it. None where the count does not follow from the later stages in this way.
         """
         ...
 

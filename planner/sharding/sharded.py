@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import UsageError
+from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
-from planner.sharding.boundary import Boundaries, canonical_layout
+from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import TensorLayout, shard_elements
@@ -253,8 +253,6 @@ def whole_costs(
 ) -> ShardedCosts:
     """What a decision about the whole graph makes of each block, the tensors between blocks lying as it says.
 
-    Blocks for which it decides alike share a point.
-
     Args:
         costs: the blocks on the decision's mesh, their boundaries free.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
@@ -266,20 +264,83 @@ def whole_costs(
 
     Complexity: the judge's, once for each distinct block.
     """
+    return decided_costs(costs, [decision] * len(costs.blocks), differentiable)
+
+
+def decided_costs(
+    costs: InnerCosts,
+    decisions: Sequence[Mapping[str, Choice] | None],
+    differentiable: frozenset[str] | None = None,
+) -> ShardedCosts:
+    """What decisions about each block make of it. Blocks for which they say the same share a point.
+
+    Blocks without a decision get the points of a sharding that the search offers: of the first that picks what is
+    decided for the others, else of the fastest. They matter where they read weights that decided blocks read, too.
+
+    Args:
+        costs: the blocks on one mesh, under one treatment of their boundaries.
+        decisions: by block, in the names of the block; None where nothing is decided.
+        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
+
+    Raises:
+        UsageError: something in a decided block has no strategy or layout.
+        InfeasibleError: the judge finds a decision illegal, or an undecided block cannot be sharded like this.
+
+    Complexity: the judge's, once for each distinct block; with undecided blocks the search over points on top.
+    """
     (boundary,) = costs.boundaries
     known: dict[tuple[int, tuple[Choice, ...]], InnerPoint] = {}
-    picked = []
-    for sharding in costs.blocks:
+    picked: list[InnerPoint | None] = []
+    for sharding, decision in zip(costs.blocks, decisions, strict=True):
+        if decision is None:
+            picked.append(None)
+            continue
         block = sharding.points.block
         part = {name: _decided(decision, sharding.named_as(name)) for name in block.free.names}
         key = id(block), tuple(part.values())
         if key not in known:
             known[key] = point(block, boundary, part)
         picked.append(known[key])
-    crossing = sorted({name for names in costs.chain.crossing for name in names})
-    layouts = {name: resting_value(_decided(decision, name)) for name in crossing}
+    free = Boundary.FREE in boundary
+    layouts = _rests(costs, decisions) if free else canonical_layouts(costs, boundary)
     between = _Between.of(costs, boundary, layouts, differentiable)
-    return _arrays(between, tuple(picked), _Places(costs))
+    return _arrays(between, _filled(costs, picked, differentiable), _Places(costs))
+
+
+def _filled(
+    costs: InnerCosts, picked: Sequence[InnerPoint | None], differentiable: frozenset[str] | None
+) -> tuple[InnerPoint, ...]:
+    """The points that are decided, and for all other blocks those of a sharding that the search offers.
+
+    Raises:
+        InfeasibleError: the search offers none.
+    """
+    decided = tuple(each for each in picked if each is not None)
+    if len(decided) == len(picked):
+        return decided
+    offered = sharded_costs(costs, differentiable)
+    if not offered:
+        raise InfeasibleError("a block cannot be sharded on this mesh", hint="use another mesh")
+    alike = (
+        each
+        for each in offered
+        if all(own is None or own.decision == other.decision for own, other in zip(picked, each.points, strict=True))
+    )
+    rest = next(alike, offered[0]).points
+    return tuple(own or other for own, other in zip(picked, rest, strict=True))
+
+
+def _rests(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) -> dict[str, TensorLayout]:
+    """Where each tensor that crosses a boundary lies, as the first block says that decides about it.
+
+    Raises:
+        UsageError: none does.
+    """
+    found: dict[str, TensorLayout] = {}
+    for name in sorted({name for names in costs.chain.crossing for name in names}):
+        said = next((each for each in decisions if each is not None and name in each), {})
+        found[name] = resting_value(_decided(said, name))
+    return found
 
 
 def _decided(decision: Mapping[str, Choice], name: str) -> Choice:

@@ -25,7 +25,7 @@ def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
 
 def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
     """The problem with some of its options only."""
-    names = ("replicas", "shardings", "place", "in_flight", "passing", "tied_class")
+    names = ("replicas", "shardings", "place", "in_flight", "passing", "filling", "tied_class")
     kept = {name: getattr(problem, name)[options] for name in names}
     return replace(
         problem, **kept, link=problem.link[np.ix_(options, options)], tied_s=problem.tied_s[:, options], uniform=False

@@ -12,7 +12,9 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.solvers._objective import Objective
 from planner.solvers._reach import Reach, Share
+from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.joined import alike, least_of
@@ -22,7 +24,7 @@ from planner.sync import recipe_of
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
 
-_WIDEN, _HALVINGS = 4.0, 4
+_WIDEN, _HALVINGS, _FINE_HALVINGS = 4.0, 4, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Problems that differ in schedule and sharding only.
+    """Problems that differ in schedule, ZeRO stage and sharding only.
 
     Of one ZeRO stage the first has every decision of the others, in no more memory. Every stage of a decision picks one
     of the shardings of the shelf; `costs` are what none of them is below.
@@ -81,6 +83,26 @@ class Unpriced:
     key: Key
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A problem that has been bounded, but not solved.
+
+    Attributes:
+        task: which it is.
+        shelf: the shardings that stages pick from.
+        known: what is known of it, or of the same problem in an order of work that leaves more room.
+    """
+
+    task: Task
+    shelf: tuple[BlockCosts, ...]
+    known: Bounded
+
+    @property
+    def bound_s(self) -> float:
+        """None of its decisions is faster."""
+        return max(self.task.bound_s, self.known.bound_s)
+
+
 class Frontier:
     """All problems of a job that are still to be settled.
 
@@ -88,9 +110,10 @@ class Frontier:
         formulator: the job's.
         cluster: the machine.
         job: the job.
+        objective: what bounds are of.
         priced: costs of the micro-batch sizes to look at.
         unpriced: least costs of shardings that are not worked out.
-        refine: works them out (`Shardings.refine`).
+        refine: works them out (`Shardings.refine`); None where that is not worth it.
         first: costs whose problems come before all others.
     """
 
@@ -99,12 +122,15 @@ class Frontier:
         formulator: Formulator,
         cluster: Cluster,
         job: Job,
+        objective: Objective,
         priced: Sequence[BlockCosts],
         unpriced: Sequence[tuple[BlockCosts, Key]] = (),
-        refine: Callable[[int, Key], Refined] | None = None,
+        refine: Callable[[int, Key], Refined | None] | None = None,
         first: Sequence[BlockCosts] = (),
     ) -> None:
         self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
+        self._objective, self._least_s = objective, math.inf
+        self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
         self._later: list[_Entry] = []
         self.count = 0
@@ -136,7 +162,11 @@ class Frontier:
         for each in found:
             self._push(each.at_least(least_s), tight=False)
 
-    def _push(self, entry: Alike | Unpriced, *, tight: bool) -> None:
+    def put_back(self, entry: Looked) -> None:
+        """Leave a problem for when its bound comes up again."""
+        self._push(entry, tight=True)
+
+    def _push(self, entry: Alike | Unpriced | Looked, *, tight: bool) -> None:
         heapq.heappush(self._heap, (*_order(entry), next(self._numbers), tight, entry))
 
     @property
@@ -144,42 +174,50 @@ class Frontier:
         """No decision of what is left is faster; infinite when nothing is."""
         return min((heap[0][0] for heap in (self._heap, self._later) if heap), default=math.inf)
 
-    def pop(self, cutoff_s: Callable[[int], float]) -> Alike | None:
+    def pop(self, cutoff_s: float) -> Alike | Looked | None:
         """The problems with the least bound, narrow slices first; None when all are gone.
 
-        A bound is tightened as far as the cutoff of its slice the first time that it comes up.
+        A bound is tightened as far as the cutoff the first time that it comes up.
         """
         while self._heap or self._later:
             if not self._heap:
                 self._heap, self._later = self._later, []
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, Unpriced):
-                self._work_out(entry, cutoff_s)
+                self._work_out(entry, cutoff_s, tight=tight)
                 continue
-            if tight or entry.bound_s >= cutoff_s(entry.slice_devices):
+            if tight or isinstance(entry, Looked) or entry.bound_s >= cutoff_s:
                 return entry
-            self._push(entry.at_least(self._tightened(entry, cutoff_s(entry.slice_devices))), tight=True)
+            bound_s, tight = self._tightened([entry], cutoff_s)
+            self._push(entry.at_least(bound_s), tight=tight)
         return None
 
-    def _work_out(self, entry: Unpriced, cutoff_s: Callable[[int], float]) -> None:
-        """Put what is known more closely in its place, if one of the shardings might win."""
+    def _work_out(self, entry: Unpriced, cutoff_s: float, *, tight: bool) -> None:
+        """Put what is known more closely in its place, if one of the shardings might win and that is worth it."""
         floors = self._alike((entry.floor,))
-        if self._refine is None or not any(self._may_win(floor, cutoff_s) for floor in floors):
-            reached_s = (max(f.bound_s, cutoff_s(f.slice_devices)) for f in floors)
+        if not any(self._may_win(floor, cutoff_s) for floor in floors):
+            reached_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(reached_s, default=math.inf))
             return
-        closer, worked_out = self._refine(entry.floor.micro_batch, entry.key)
+        refined = self._refine(entry.floor.micro_batch, entry.key) if self._refine is not None else None
+        if refined is None and tight:
+            self.left_out_s = min(self.left_out_s, entry.bound_s)
+            return
+        if refined is None:
+            bound_s, tight = self._tightened(floors, cutoff_s)
+            self._push(replace(entry, bound_s=max(entry.bound_s, bound_s)), tight=tight)
+            return
+        closer, worked_out = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
         for shelf in alike(worked_out):
             self._add(shelf, entry.bound_s)
 
-    def _may_win(self, entry: Alike, cutoff_s: Callable[[int], float]) -> bool:
-        most_s = cutoff_s(entry.slice_devices)
-        if entry.bound_s >= most_s:
+    def _may_win(self, entry: Alike, cutoff_s: float) -> bool:
+        if entry.bound_s >= cutoff_s:
             return False
         first = {task.zero: task for task in reversed(entry.tasks)}
-        return any(self.reach(task, entry.costs).possible(most_s) for task in first.values())
+        return any(self.reach(task, entry.costs).possible(cutoff_s) for task in first.values())
 
     def reach(self, task: Task, costs: BlockCosts) -> Reach:
         """What a problem's decisions take at the least, wherever their stages lie."""
@@ -197,22 +235,37 @@ class Frontier:
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._job.overlap,
         )
-        return Reach(self._formulator.needs(costs, task.zero), share)
+        return Reach(self._formulator.needs(costs, task.zero), share, self._objective)
 
-    def _tightened(self, entry: Alike, cutoff_s: float) -> float:
-        """A higher bound, up to the cutoff, by halving the range (on a logarithmic scale) in which it lies."""
-        first = {task.zero: task for task in reversed(entry.tasks)}
-        reaches, low_s = [self.reach(task, entry.costs) for task in first.values()], entry.bound_s
-        if not any(reach.possible(cutoff_s) for reach in reaches):
-            return cutoff_s
+    def _tightened(self, entries: Sequence[Alike], cutoff_s: float) -> tuple[float, bool]:
+        """A higher bound of some problems, up to the cutoff, and whether that is as far as it goes.
+
+        The range (on a logarithmic scale) in which it lies is halved; first it is held against the least bound that
+        was found in this way, since only the least of all matters.
+        """
+        reaches = [
+            self.reach(task, entry.costs)
+            for entry in entries
+            for task in {task.zero: task for task in reversed(entry.tasks)}.values()
+        ]
+        low_s, least_s = min(entry.bound_s for entry in entries), self._least_s
+
+        def possible(most_s: float) -> bool:
+            return any(reach.possible(most_s) for reach in reaches)
+
+        if not possible(cutoff_s):
+            return cutoff_s, True
+        if low_s < least_s < cutoff_s and not possible(least_s):
+            return least_s, False
         high_s = min(cutoff_s, _WIDEN * low_s)
-        for _ in range(_HALVINGS):
+        for _ in range(self._halvings):
             middle_s = math.sqrt(low_s * high_s)
-            if any(reach.possible(middle_s) for reach in reaches):
+            if possible(middle_s):
                 high_s = middle_s
             else:
                 low_s = middle_s
-        return low_s
+        self._least_s = min(self._least_s, low_s)
+        return low_s, True
 
     def _alike(self, shelf: tuple[BlockCosts, ...]) -> list[Alike]:
         job, formulator, costs = self._job, self._formulator, least_of(shelf)
@@ -228,11 +281,11 @@ class Frontier:
             if used // copies >= fewest
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        outside_s = {zero: self._outside_s(costs, zero) for zero in set(job.zero)}
         whole_s = compute_s(costs)
+        least_s = {zero: whole_s if self._any_fits(costs, zero) else math.inf for zero in set(job.zero)}
         found = []
         for copies, width in sorted(slices):
-            bounds = {z: max(batches // copies * whole_s / width + s, whole_s) for z, s in outside_s.items()}
+            bounds = {zero: max(batches // copies * whole_s / width, s) for zero, s in least_s.items()}
             tasks = tuple(
                 Task(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
                 for schedule, zero in kinds
@@ -240,22 +293,12 @@ class Frontier:
             found.append(Alike(min(bounds.values()), shelf, costs, tasks))
         return found
 
-    def _outside_s(self, costs: BlockCosts, zero: int) -> float:
-        """Compute of one micro-batch that no single stage can hold; infinite when the blocks fit nowhere.
-
-        They do not where one of them is too large, or where together they take more stages than are allowed.
-
-        A copy with W devices takes at least m C / W (the slowest stage, at a pace no better than perfect balance) and
-        beside it the work of all other stages on one micro-batch.
-        """
+    def _any_fits(self, costs: BlockCosts, zero: int) -> bool:
+        """Whether the blocks fit anywhere: each by itself, and all in as many stages as are allowed."""
         largest = max(d.usable_bytes for d in self._cluster.devices)
         holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
         most_stages = self._most_stages()
-        if not holds.diagonal().all() or (most_stages < math.inf and _fewest_stages(holds) > most_stages):
-            return math.inf
-        prefix = np.concatenate([[0.0], np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))])
-        held = np.where(holds, prefix[None, 1:] - prefix[:-1, None], 0.0)
-        return float(max(0.0, prefix[-1] - held.max()))
+        return bool(holds.diagonal().all()) and (most_stages == math.inf or _fewest_stages(holds) <= most_stages)
 
     def _most_stages(self) -> float:
         limits = (max(self._job.pipeline_stages, default=0), self._job.max_stages)
@@ -275,15 +318,15 @@ def compute_s(costs: BlockCosts) -> float:
     return float((costs.forward_s + costs.backward_s).min(axis=0).sum())
 
 
-def _order(entry: Alike | Unpriced) -> tuple[float, int, int, int, int]:
+def _order(entry: Alike | Unpriced | Looked) -> tuple[float, int, int, int, int]:
     """Best bound first; narrow slices, which are solved fastest, before wide ones."""
     if isinstance(entry, Unpriced):
         return entry.bound_s, 0, entry.floor.micro_batch, entry.floor.ranks, 0
-    task = entry.tasks[0]
+    task = entry.task if isinstance(entry, Looked) else entry.tasks[0]
     return entry.bound_s, task.slice_devices, task.micro_batch, task.ranks, task.copies
 
 
-_Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced]
+_Entry = tuple[float, int, int, int, int, int, bool, Alike | Unpriced | Looked]
 
 
 def _fewest_stages(holds: np.ndarray) -> float:

@@ -1,19 +1,12 @@
 """Exact DP over suffixes: Pareto labels of partial decisions, kept while a relaxation says that they may still win.
 
-A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Three times of it matter:
-
-    work   A = sum t                         what one micro-batch passes
-    reach  Q = longest way through one micro-batch's work that ends with some stage's synchronisation and update:
-               a new first stage with end e makes it  max(A + t + e, Q + forward + receive)
-    pace   M = max (m_i - 1 + late_i) t_i
-
-so that the iteration time is Q + M, which never falls when one of the three rises. How late a stage begins depends on
-the fewest replicas of all stages before it, which are still unknown: a label says how many it counts on, one label for
-each useful promise. Two more that are better small: the micro-batches that pass the first stage before its first
-backward (what earlier stages must keep grows with it), and, where stages are limited, their number. The time to
-receive depends on the stage before, so suffixes are kept apart by *context*: where they begin and which class of link
-each of their possible first stages would be reached over. Where the first and the last block share weights, they are
-also kept apart by what summing these gradients will cost given their last stage (`tied`).
+A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Its times are those of a `Suffix`;
+what becomes of them when a stage is put in front, and which of them matter, the objective says. None of them is better
+large. Two more that are better small: the micro-batches that pass the first stage before its first backward (what
+earlier stages must keep grows with it), and, where stages are limited, their number. The time to receive depends on the
+stage before, so suffixes are kept apart by *context*: where they begin and which class of link each of their possible
+first stages would be reached over. Where the first and the last block share weights, they are also kept apart by what
+summing these gradients will cost given their last stage (`tied`).
 """
 
 from __future__ import annotations
@@ -23,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers._contexts import contexts
+from planner.solvers._objective import NewStage, Suffix
 from planner.solvers._pins import Pins
-from planner.solvers._relaxation import Relaxation, band, longest
+from planner.solvers._relaxation import Relaxation, longest
 from planner.solvers._stages import StageTables
 from planner.space.problem import StageProblem
 from planner.space.types import StageChoice
@@ -40,6 +34,7 @@ class _Batch:
     work_s: np.ndarray
     reach_s: np.ndarray
     pace_s: np.ndarray
+    end_s: np.ndarray
     promise: np.ndarray
     passing: np.ndarray
     stages: np.ndarray
@@ -70,19 +65,6 @@ class _Front:
         return _Front(self.rows[rows], self.at[rows], self.forward_s[rows], self.work_s[rows], self.end_s[rows])
 
 
-@dataclass(frozen=True, eq=False)
-class _Grown:
-    """Suffixes with one more stage in front: what does not depend on promises."""
-
-    rows: np.ndarray
-    context: np.ndarray
-    work_s: np.ndarray
-    reach_s: np.ndarray
-    slowest_s: np.ndarray
-    total_s: np.ndarray
-    bound_s: np.ndarray
-
-
 _COLUMNS = tuple(_Batch.__dataclass_fields__)
 
 
@@ -107,10 +89,13 @@ class LabelSearch:
     ) -> None:
         self._problem, self._tables, self._relaxation = problem, tables, relaxation
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
-        self._stops = longest(problem, tables, band(problem, tables, cutoff_s))
+        self._objective = relaxation.objective
+        self._stops = longest(problem, tables, relaxation.objective, cutoff_s)
         self._contexts = contexts(problem)
         self._pins = Pins.of(problem)
         n = problem.blocks
+        self._counts = tuple(sorted(set(problem.replicas.tolist())))
+        self._keeps_more = bool((problem.in_flight != problem.in_flight[:, :1]).any())
         self._starts = np.zeros(n + 2, dtype=np.int64)
         self._columns: dict[str, np.ndarray] = {}
         self.states = 0
@@ -123,7 +108,7 @@ class LabelSearch:
         n = self._problem.blocks
         final = np.array([len(self._contexts.at) - 1])
         zero, none = np.zeros(1), np.full(1, -1)
-        self._store(n, _Batch(final, zero, zero, zero, none + 2, none + 1, none + 1, none, none, none, zero))
+        self._store(n, _Batch(final, zero, zero, zero, zero, none + 2, none + 1, none + 1, none, none, none, zero))
         for i in range(n - 1, 0, -1):
             found = self._expand(i)
             self._store(i, self._prune(found) if found is not None else None)
@@ -135,7 +120,7 @@ class LabelSearch:
             found = found.take(np.flatnonzero(np.isin(found.stages, counts)))
         if found is None or not len(found.context):
             return []
-        times = found.reach_s + found.pace_s
+        times = found.bound_s
         order = np.lexsort((found.option, found.parent, found.stages, times))
         best: dict[Stages, float] = {}
         for row in order[: 4 * keep]:
@@ -164,9 +149,8 @@ class LabelSearch:
         batches = []
         for o in range(len(self._problem.replicas)):
             front = self._front(i, o)
-            batch = self._promised(i, o, self._grown(i, o, front)) if front is not None else None
-            if batch is not None:
-                batches.append(batch)
+            if front is not None:
+                batches += self._grown(i, o, front)
         return _Batch.join(batches) if batches else None
 
     def _front(self, i: int, o: int) -> _Front | None:
@@ -200,16 +184,17 @@ class LabelSearch:
         )
         if i == 0 and len(problem.tied_s):
             end = end + np.where(position < problem.blocks, problem.tied_s[columns["tied"][rows], o, at], 0.0)
-        least = columns["work_s"][rows] + work + self._tables.transfer_s[o, at, i]
-        reach = columns["reach_s"][rows] + forward
-        bound = np.maximum(least + relaxed.delay_s[i, at], reach + relaxed.path_s[i, at])
-        bound += np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
+        least = self._objective.carried(self._suffix(rows), work + self._tables.transfer_s[o, at, i], forward)
+        bound = self._objective.bound_s(least, relaxed.before(i, at))
         (good,) = (bound < self._cutoff_s).nonzero()
         return _Front(rows, at, forward, work, end).take(good) if len(good) else None
 
-    def _grown(self, i: int, o: int, front: _Front) -> _Grown:
-        """The same with every class of links over which the new first stage may be reached."""
-        problem, relaxed, columns = self._problem, self._relaxation, self._columns
+    def _suffix(self, rows: np.ndarray) -> Suffix:
+        return Suffix(*(self._columns[name][rows] for name in ("work_s", "reach_s", "pace_s", "end_s")))
+
+    def _grown(self, i: int, o: int, front: _Front) -> list[_Batch]:
+        """Labels of the same with every class of links over which the new first stage may be reached."""
+        problem, columns = self._problem, self._columns
         if i:
             at = front.at
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
@@ -217,55 +202,48 @@ class LabelSearch:
             context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
             link = self._contexts.link[context, o]
             front = front.take(source)
-            receive, both = problem.receive_s[link, i], problem.receive_s[link, i] + problem.return_s[link, i]
+            receive, back = problem.receive_s[link, i], problem.return_s[link, i]
         else:
-            context, receive, both = np.zeros(len(front.rows), dtype=np.int64), 0.0, 0.0
-        rows, at, total = front.rows, front.at, front.work_s + both
-        work = columns["work_s"][rows] + total
-        reach = np.maximum(work + front.end_s, columns["reach_s"][rows] + front.forward_s + receive)
-        bound = np.maximum(reach + relaxed.path_s[i, at], work + relaxed.delay_s[i, at])
-        slowest = np.maximum(columns["pace_s"][rows], relaxed.pace_s[i, at])
-        return _Grown(rows, context, work, reach, slowest, total, bound)
-
-    def _promised(self, i: int, o: int, grown: _Grown) -> _Batch | None:
-        """Labels for each useful number of replicas that the stages before a new first stage are to have at least.
-
-        A pace below what the stages before need anyway is raised to it, which makes more labels comparable.
-        """
-        problem, columns = self._problem, self._columns
-        r = int(problem.replicas[o])
-        old, turns = columns["promise"][grown.rows], problem.micro_batches // r - 1
-        # The first stage never begins late; any other does unless it is promised as many replicas before it.
-        promises = [r] if i == 0 else [v for v in sorted(set(problem.replicas.tolist())) if v <= r]
-        batches: list[_Batch] = []
-        last = columns["position"][grown.rows] == problem.blocks
-        tied = np.where(last, problem.tied_class[o], columns["tied"][grown.rows])
-        useful = np.ones(len(old), dtype=bool)
-        for promise in promises:
-            own = (turns + 1 - promise / r) * grown.total_s if turns or promise < r else np.zeros(len(old))
-            pace = np.maximum(grown.slowest_s, own)
-            bound = grown.bound_s + pace
-            good = np.flatnonzero(useful & (old <= promise) & (bound < self._cutoff_s))
-            # Promising more helps only while this stage is the slowest.
-            useful &= (old > promise) | (own > grown.slowest_s)
-            rows = grown.rows[good]
-            batches.append(
-                _Batch(
-                    context=grown.context[good],
-                    work_s=grown.work_s[good],
-                    reach_s=grown.reach_s[good],
-                    pace_s=pace[good],
-                    promise=np.full(len(good), promise),
-                    passing=problem.passing[o, columns["passing"][rows]],
-                    stages=columns["stages"][rows] + 1,
-                    tied=tied[good],
-                    parent=rows,
-                    option=np.full(len(good), o),
-                    bound_s=bound[good],
+            context, receive, back = np.zeros(len(front.rows), dtype=np.int64), np.zeros(1), np.zeros(1)
+        rows, r = front.rows, int(problem.replicas[o])
+        passing = columns["passing"][rows]
+        stage = NewStage(
+            replicas=r,
+            turns=problem.micro_batches // r,
+            first=i == 0,
+            forward_s=front.forward_s + receive,
+            backward_s=front.work_s - front.forward_s + back,
+            work_s=front.work_s + (receive + back),
+            end_s=front.end_s,
+            later_s=columns["work_s"][rows],
+            in_flight=problem.in_flight[o, passing],
+            filling=problem.filling[o, passing],
+        )
+        last = columns["position"][rows] == problem.blocks
+        tied = np.where(last, problem.tied_class[o], columns["tied"][rows])
+        before, batches = self._relaxation.before(i, front.at), []
+        grown = self._objective.grown(self._suffix(rows), stage, columns["promise"][rows], before, self._counts)
+        for promise, suffix, useful in grown:
+            bound = self._objective.bound_s(suffix, before)
+            good = np.flatnonzero(useful & (bound < self._cutoff_s))
+            if len(good):
+                batches.append(
+                    _Batch(
+                        context=context[good],
+                        work_s=suffix.work_s[good],
+                        reach_s=suffix.reach_s[good],
+                        pace_s=suffix.pace_s[good],
+                        end_s=suffix.end_s[good],
+                        promise=np.full(len(good), promise),
+                        passing=problem.passing[o, passing[good]],
+                        stages=columns["stages"][rows[good]] + 1,
+                        tied=tied[good],
+                        parent=rows[good],
+                        option=np.full(len(good), o),
+                        bound_s=bound[good],
+                    )
                 )
-            )
-        found = _Batch.join(batches)
-        return found if len(found.context) else None
+        return batches
 
     def _prune(self, batch: _Batch) -> _Batch:
         """Only labels that no other one of the same context (and, where these are given, number of stages) beats.
@@ -273,14 +251,20 @@ class LabelSearch:
         In every round the most promising label left of each context is kept and what it beats forgotten.
         """
         exact = len(self._problem.stage_counts) > 0 or bool(self._pins.behind)
-        costs = (batch.pace_s, batch.reach_s, batch.work_s, batch.bound_s)
-        group = batch.stages if exact else np.zeros(len(batch.stages), dtype=np.int64)
-        order = np.lexsort((batch.stages, batch.passing, batch.promise, *costs, group, batch.tied, batch.context))
-        apart = np.stack([batch.context, batch.tied, group])[:, order]
+        costs = (batch.pace_s, batch.end_s, batch.reach_s, batch.work_s, batch.bound_s)
+        nothing = np.zeros(len(batch.stages), dtype=np.int64)
+        group = batch.stages if exact else nothing
+        kept_apart = batch.passing if self._objective.counts_passing else nothing
+        order = np.lexsort(
+            (batch.stages, batch.passing, batch.promise, *costs, kept_apart, group, batch.tied, batch.context)
+        )
+        apart = np.stack([batch.context, batch.tied, group, kept_apart])[:, order]
         number = np.concatenate([[0], np.cumsum((apart[:, 1:] != apart[:, :-1]).any(axis=0))])
-        counts = [batch.promise, batch.passing, *([batch.stages] if self._problem.max_stages else [])]
-        figures = np.stack([batch.work_s, batch.reach_s, batch.pace_s, *counts])[:, order]
-        slack = np.array([self._tolerance_s] * 3 + [0.0] * len(counts))[:, None]
+        counts = [batch.promise, *([batch.passing] if self._keeps_more else [])]
+        counts += [batch.stages] if self._problem.max_stages else []
+        times = [getattr(batch, name) for name in self._objective.figures]
+        figures = np.stack([*times, *counts])[:, order]
+        slack = np.array([self._tolerance_s] * len(times) + [0.0] * len(counts))[:, None]
         kept, left = [], np.arange(len(order))
         while len(left):
             new = np.concatenate([[True], number[left[1:]] != number[left[:-1]]])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.solvers._objective import Objective
+from planner.solvers._relaxation import most_passing
 from planner.space.formulate import warm_up_tables
 from planner.space.ranges import StageNeeds
 
@@ -43,30 +45,22 @@ class Share:
 
 
 class Reach:
-    """Least times of one problem, to be held against any number of cutoffs.
+    """Least times of one problem by an objective, to be held against any number of cutoffs; O(R n^2) to prepare."""
 
-    With t = f + b of a stage, and e its synchronisation and update, an iteration lasts at least
-
-        (m / r - 1) t  +  max(sum of all t,  sum of f before the stage + sum of t from it on + e)
-
-    for every stage: the pace of the slowest, and the two ways through one micro-batch's work that end with the last
-    backward and with the stage's update. All of it grows with every block that a stage goes on for.
-    O(R n^2) to prepare.
-    """
-
-    def __init__(self, needs: StageNeeds, share: Share) -> None:
+    def __init__(self, needs: StageNeeds, share: Share, objective: Objective) -> None:
         self._needs, self._share = needs, share
         column = (slice(None), None, None)
-        turns = share.micro_batches // share.replicas[column] - 1
+        turns = share.micro_batches // share.replicas[column]
         sync_s = share.sync_s[column] + share.sync_s_per_element[column] * needs.elements
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
         step_s = share.update_share[column] * needs.update_s
-
         end_s = np.maximum(sync_s - share.overlap * needs.hiding_s, 0.0) + step_s
-        ways_s = np.maximum(needs.whole_s, needs.until_s + end_s)
-        self._plain_s = turns * needs.plain_s + ways_s
-        self._again_s = self._plain_s + (turns + 1) * needs.repeat_s
-        self._in_flight = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)[0]
+        self._plain_s, self._again_s = objective.reach_s(turns, needs, end_s)
+        tables = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)
+        self._in_flight, passing, self._filling = tables
+        self._passing = np.zeros(0, dtype=np.int64)
+        if objective.counts_passing:
+            self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
 
     def possible(self, cutoff_s: float) -> bool:
         """Whether stages that are fast enough one by one fit in memory and take no more devices than there are.
@@ -88,10 +82,22 @@ class Reach:
                 np.maximum(plain[o, last], _first(needs.plain_limit[last] >= kept)),
                 np.maximum(again[o, last], _first(needs.again_limit[last] >= kept)),
             )
+            if len(self._passing):
+                start = np.maximum(start, self._after_wait(o, last, behind, most_s))
             first[x] = min(first[x - 1], int(np.minimum(start, last + 1).min()))
             if first[x] == 0:
                 return True
         return False
+
+    def _after_wait(self, o: np.ndarray, last: np.ndarray, behind: np.ndarray, most_s: float) -> np.ndarray:
+        """First block of the longest stages that keep below a time with their transfers and the wait for the first
+        gradient."""
+        needs = self._needs
+        later_s = needs.whole_s - np.append(needs.before_s, needs.whole_s)[last + 1]
+        filling = self._filling[o, self._passing[behind]]
+        wait_s = np.maximum(later_s[:, None] - filling[:, None] * needs.forward_s[last], 0.0)
+        turns = (self._share.micro_batches // self._share.replicas[o])[:, None]
+        return _first(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= most_s)
 
 
 def _first(holds: np.ndarray) -> np.ndarray:

@@ -23,8 +23,8 @@ class StageTables:
         plain_s, again_s: forward and backward pass.
         plain_end_s, again_end_s: exposed synchronisation and update.
         plain_limit, again_limit: int64, most micro-batches in flight that fit; -1 where the stage never fits.
-        receive_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, and of both
-            transfers at boundary p for a stage with replicas[o] at a.
+        receive_s, return_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, of the one
+            back and of both at boundary p for a stage with replicas[o] at a.
         tied_s: [R, W] least time to sum the gradients of weights that the first and the last block share, for a first
             stage with replicas[o] at a; 0 without any.
         least_s: [n + 1] prefix sums of each block's forward and backward on the fastest type.
@@ -38,6 +38,7 @@ class StageTables:
     plain_limit: np.ndarray
     again_limit: np.ndarray
     receive_s: np.ndarray
+    return_s: np.ndarray
     transfer_s: np.ndarray
     tied_s: np.ndarray
     least_s: np.ndarray
@@ -64,7 +65,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
     backward = problem.backward_s[problem.place_kind]
     again = backward + problem.repeat_s[problem.place_kind]
     forward = _with_exchange(problem, work, problem.exchange_forward_s)
-    receive, transfer = _least_transfers(problem)
+    receive, back, transfer = _least_transfers(problem)
     never, always = problem.recompute == "never", problem.recompute == "always"
     nothing = np.full(forward.shape, -1)
     return StageTables(
@@ -76,6 +77,7 @@ def stage_tables(problem: StageProblem) -> StageTables:
         plain_limit=nothing if always else _limit(problem, np.zeros_like(problem.saved_bytes), problem.saved_bytes),
         again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
         receive_s=receive,
+        return_s=back,
         transfer_s=transfer,
         tied_s=problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape),
         least_s=problem.least_s,
@@ -102,16 +104,16 @@ def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarra
     return most_that_fit(fixed, each_bytes[problem.place_kind], capacity)
 
 
-def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray]:
+def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count, _, width = problem.link.shape
-    both_s = problem.receive_s + problem.return_s
-    receive = np.full((count, width, problem.blocks + 1), np.inf)
-    transfer = receive.copy()
+    parts = problem.receive_s, problem.return_s, problem.receive_s + problem.return_s
+    receive, back, both = (np.full((count, width, problem.blocks + 1), np.inf) for _ in parts)
     for before in range(count):
         for after in range(count):
             at = np.flatnonzero(problem.link[before, after] >= 0)
             classes = problem.link[before, after, at]
-            receive[after, at] = np.minimum(receive[after, at], problem.receive_s[classes])
-            transfer[after, at] = np.minimum(transfer[after, at], both_s[classes])
-    receive[:, :, 0] = transfer[:, :, 0] = 0.0
-    return receive, transfer
+            for least, seconds in zip((receive, back, both), parts, strict=True):
+                least[after, at] = np.minimum(least[after, at], seconds[classes])
+    for least in (receive, back, both):
+        least[:, :, 0] = 0.0
+    return receive, back, both

@@ -44,11 +44,13 @@ class TrivialPlans:
         It ends where one more step makes a plan that fits slower.
         """
         before: dict[tuple[int, bool], tuple[float, float]] = {}
+        fits: set[tuple[int, int]] = set()
         for decision in _even_splits(costs, self._cluster, self._job):
-            way = decision.zero, decision.stages[0].recompute
-            if before.get(way, (1.0, 0.0)) == (0.0, 0.0):
-                continue
+            way, shape = (decision.zero, decision.stages[0].recompute), (decision.zero, len(decision.stages))
+            if before.get(way, (1.0, 0.0)) == (0.0, 0.0) or shape in fits:
+                continue  # recomputing what fits only makes it slower
             evaluation = judge(decision)
+            fits.update([shape] if evaluation.feasible else [])
             key = (_excess(evaluation), evaluation.iteration_s)
             before[way] = (0.0, 0.0) if key[0] == 0.0 and key >= before.get(way, key) and way in before else key
             if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from planner.errors import ShardplanError
 from planner.solvers._cases import cases
+from planner.solvers._closed_form import ClosedForm
 from planner.solvers._labels import LabelSearch, Stages
+from planner.solvers._objective import Objective
 from planner.solvers._registry import SOLVERS
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, stage_tables
@@ -52,11 +55,58 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     parts = cases(problem)
     if len(parts) != 1 or parts[0] is not problem:
         return _best_of([solve(part, judge, cutoff_s=cutoff_s, keep=keep) for part in parts], keep)
-    tables = stage_tables(problem)
-    compute_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
-    bound_s, states = compute_s, 0
-    for upper_s in _rising(compute_s, CUTOFFS, cutoff_s):
-        relaxation = relax(problem, tables, upper_s)
+    least = minimised(problem, stage_tables(problem), ClosedForm(), cutoff_s, keep)
+    judged = sorted(
+        (_judged(problem, judge, stages, seconds, least.bound_s) for seconds, stages in least.found),
+        key=lambda entry: entry[1].iteration_s,
+    )
+    bound_s = least.bound_s
+    if judged and not problem.tied_elsewhere:
+        bound_s = max(bound_s, judged[0][1].iteration_s - least.slack_s)
+    return Solution(tuple(judged), bound_s, least.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What a search for the least of an objective found.
+
+    Attributes:
+        found: times and stages of complete decisions, the best first; empty when none is below the cutoff.
+        bound_s: no decision of the problem has less.
+        slack_s: how far the first may be above the least.
+        states: labels kept.
+    """
+
+    found: tuple[tuple[float, Stages], ...]
+    bound_s: float
+    slack_s: float
+    states: int
+
+
+def minimised(
+    problem: StageProblem,
+    tables: StageTables,
+    objective: Objective,
+    cutoff_s: float,
+    keep: int,
+    relaxed: Relaxation | None = None,
+) -> Least:
+    """The decisions of one case of a problem that have the least of an objective below a cutoff.
+
+    Args:
+        problem: a problem that is its own only case.
+        tables: its stages.
+        objective: what is minimised.
+        cutoff_s: only decisions below it matter.
+        keep: most decisions to return.
+        relaxed: a relaxation under a cutoff that is no lower, where it is known.
+
+    Raises:
+        ShardplanError: the fronts outgrow memory.
+    """
+    bound_s, states = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices, 0
+    for upper_s in (cutoff_s,) if relaxed is not None else _rising(bound_s, CUTOFFS, cutoff_s):
+        relaxation = relaxed or relax(problem, tables, objective, upper_s)
         if not relaxation.bound_s < upper_s:
             bound_s = max(bound_s, min(upper_s, relaxation.bound_s))
             continue
@@ -65,14 +115,9 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
             found, slack_s, seen = _search(problem, tables, relaxation, ceiling_s, keep)
             states += seen
             if found:
-                judged = sorted(
-                    (_judged(problem, judge, stages, seconds, bound_s) for seconds, stages in found),
-                    key=lambda entry: entry[1].iteration_s,
-                )
-                reached_s = found[0][0] if problem.tied_elsewhere else judged[0][1].iteration_s
-                return Solution(tuple(judged), max(bound_s, reached_s - slack_s), states)
+                return Least(tuple(found), max(bound_s, found[0][0] - slack_s), slack_s, states)
             bound_s = max(bound_s, ceiling_s - slack_s)
-    return Solution((), bound_s, states)
+    return Least((), bound_s, 0.0, states)
 
 
 def _best_of(solutions: Sequence[Solution], keep: int) -> Solution:

@@ -1,12 +1,15 @@
 """The whole search: every mesh, micro-batch size, number of copies, schedule and ZeRO stage, best bound first.
 
-Each combination is a `StageProblem` that the chain DP solves exactly under the best time known so far, unless compute
-and memory alone already take longer or another combination offers the same decisions at no more time and memory.
+Each combination is a `StageProblem`. Its bound is one of the time that its decisions take when they are played out, and
+is worked out more closely whenever it is the least: compute over devices, then what stages need in memory and devices,
+then a relaxation, then the shortest critical path. A problem whose bound stays below the best time known is solved for
+its best decisions, by the critical path and by the closed form, and those that may be fastest are played.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,13 +18,18 @@ import numpy as np
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.solvers import chain_dp
+from planner.solvers._candidates import SAME, Candidates
+from planner.solvers._closed_form import ClosedForm
 from planner.solvers._diagnosis import infeasible, may_fit
-from planner.solvers._frontier import Alike, Frontier, Task, compute_s
-from planner.solvers._registry import SOLVERS
+from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
+from planner.solvers._longest_chain import LongestChain
+from planner.solvers._objective import Objective
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import either, space_in_words
 from planner.solvers.conflict import limited
-from planner.solvers.types import Answer, Explored, Judge, Key, Outcome, Progress, Refined, Shardings, Solution
+from planner.solvers.critical_path import bounded, critical_s, settle
+from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
@@ -29,7 +37,7 @@ from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
-from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
+from planner.space.types import BlockCosts, Candidate, Certificate, Job
 from planner.sync import Phase, recipe_of, recipes
 
 CostsFor = Callable[[int], BlockCosts]
@@ -39,19 +47,20 @@ KEEP = 8
 """Runners-up that an answer carries at the most."""
 
 SLACK = 0.02
-"""Decisions slower than the best by up to this fraction are still looked for, as runners-up."""
+"""By the closed form, decisions slower than the best by up to this fraction are still looked for."""
 
-SLACK_UP_TO = 64
-"""On more devices only the best decision is looked for."""
+THOROUGH_UP_TO = 64
+"""On more devices the closed form says which problems are solved, and only some of those that the bound depends on are
+bounded more closely."""
+
+MOST_BOUNDED = 4
+"""How many these are."""
 
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
 
 MOST_TRIED = 2
 """Micro-batch sizes for which a first tensor parallel plan is looked for."""
-
-SAME = 1e-9
-"""Relative difference below which two times are the same."""
 
 
 def search(
@@ -61,11 +70,11 @@ def search(
     *,
     shardings: Shardings | None = None,
     progress: Progress | None = None,
-    solver: str = "chain_dp",
+    simulated_s: Measure | None = None,
     any_plan: bool = False,
     diagnose: bool = True,
 ) -> Answer:
-    """Find the fastest decision for a job on a cluster, and prove it.
+    """Find the fastest decision for a job on a cluster, and a bound that none is faster than.
 
     Args:
         costs_for: block costs by micro-batch size.
@@ -73,7 +82,8 @@ def search(
         job: what is to be trained, and which choices are allowed.
         shardings: ways to share operators among several ranks; without them every replica is one device.
         progress: told about every problem that is settled.
-        solver: which solver works on the problems.
+        simulated_s: plays a judged decision out (`planner.simulate.simulate_decision`) and says how long an iteration
+            takes; by default the critical path stands for it, which is no longer.
         any_plan: end with the first problem that has a decision, whether or not it is the fastest.
         diagnose: find out why nothing fits, and what would, where that is so.
 
@@ -85,7 +95,7 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, solver)
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, simulated_s or critical_s)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -97,17 +107,19 @@ class _Search:
         job: Job,
         shardings: Shardings | None,
         progress: Progress | None,
-        solver: str,
+        simulated_s: Measure,
     ) -> None:
         self._sizes = micro_batch_sizes(job)
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
-        self._solve = SOLVERS.get(solver)
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
-        self._known: dict[Decision, Evaluation] = {}
-        self._best_s = self._bound_s = math.inf
+        self._found = Candidates(simulated_s)
+        self._bound_s = math.inf
+        self._settled = 0
+        self._refined: dict[tuple[int, Key], Refined] = {}
+        self._effort = math.inf if self._thorough else MOST_BOUNDED
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search."""
@@ -116,20 +128,14 @@ class _Search:
         first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
-                self._remember(candidate.decision, candidate.evaluation)
-        frontier = Frontier(
-            self._formulator,
-            self._cluster,
-            self._job,
-            priced if self._alone else (),
-            self._floors(),
-            self._refine,
-            first,
-        )
-        while not (any_plan and self._known) and (alike := frontier.pop(self._cutoff_s)) is not None:
-            self._settle(frontier, alike)
-        self._bound_s = min(self._bound_s, frontier.left_out_s)
-        if not self._known:
+                self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
+        alone, floors = priced if self._alone else [], self._floors()
+        if not self._thorough:
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._refine, first), any_plan=any_plan)
+            first = []
+        refine = self._refine if self._thorough else self._refined_before
+        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
+        if not self._found:
             if not diagnose or limited(self._job):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
@@ -155,7 +161,10 @@ class _Search:
         priced: list[BlockCosts] = []
         for size in self._sizes:
             costs = self._costs_for(size)
-            if priced and (compute_s(costs) >= trivial.best_s() or not self._any_block_fits(costs)):
+            if priced and compute_s(costs) >= trivial.best_s():
+                self._bound_s = trivial.best_s()
+                break
+            if priced and not self._any_block_fits(costs):
                 break
             priced.append(costs)
             self._shelves.setdefault(size, {})[costs.sharding] = costs
@@ -181,89 +190,174 @@ class _Search:
         """Least costs of shardings, by mesh and by size as far as these are worth looking at."""
         found: list[tuple[BlockCosts, Key]] = []
         ended: set[Key] = set()
+        limit_s = max(self._found.best_s if self._thorough else 0.0, self._found.best_form_s)
         if self._shardings is None:
             return found
         for size in self._sizes:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
-            ended |= {key for f, key in floors if compute_s(f) >= self._best_s or not self._any_block_fits(f)}
+            slow = {key for f, key in floors if compute_s(f) >= limit_s}
+            self._bound_s = min(self._bound_s, limit_s) if slow else self._bound_s
+            ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
             found += [(f, key) for f, key in floors if key not in ended]
             if len(ended) >= len(floors) and all(key in ended for _, key in floors):
                 break
         return found
 
+    def _frontier(
+        self,
+        objective: Objective,
+        alone: Sequence[BlockCosts],
+        floors: Sequence[tuple[BlockCosts, Key]],
+        refine: Callable[[int, Key], Refined | None],
+        first: Sequence[BlockCosts],
+    ) -> Frontier:
+        return Frontier(self._formulator, self._cluster, self._job, objective, alone, floors, refine, first)
+
     def _refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for; the judge knows shardings that are worked out from then on."""
         closer, found = self._shardings.refine(micro_batch, key) if self._shardings is not None else ((), ())
         self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
+        self._refined[micro_batch, key] = closer, found
         return closer, found
+
+    def _refined_before(self, micro_batch: int, key: Key) -> Refined | None:
+        """The same, if it has been worked out, or effort is left."""
+        if (micro_batch, key) not in self._refined and self._effort > 0:
+            self._effort -= 1
+            self._refine(micro_batch, key)
+        return self._refined.get((micro_batch, key))
 
     def _any_block_fits(self, costs: BlockCosts) -> bool:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
-    def _cutoff_s(self, slice_devices: int) -> float:
-        """Only decisions faster than this are looked for."""
-        small = max(slice_devices, self._formulator.devices()) <= SLACK_UP_TO
-        return self._best_s * (1 + (SLACK if small else 0.0))
+    def _report(self, frontier: Frontier, settled: int) -> None:
+        """Tell how far the search is."""
+        self._settled += settled
+        if self._progress is not None:
+            best_s = self._found.best_s
+            bound_s = min(best_s, frontier.bound_s, self._bound_s)
+            self._progress(self._settled + len(self._explored), frontier.count, best_s, bound_s)
 
-    def _settle(self, frontier: Frontier, alike: Alike) -> None:
-        """Settle problems that differ in schedule and sharding only, the one with the most decisions first."""
-        solved: list[tuple[StageProblem, float]] = []
-        for number, task in enumerate(alike.tasks, 1):
-            cutoff_s = self._cutoff_s(task.slice_devices)
-            better_s = next((s for other, s in solved if _same_in_less_memory(other, task)), None)
-            if task.bound_s >= cutoff_s:
-                self._note(task, Outcome.BOUNDED, task.bound_s)
-            elif better_s is not None:
-                self._note(task, Outcome.DOMINATED, better_s)
-            elif not frontier.reach(task, alike.costs).possible(cutoff_s):
-                self._note(task, Outcome.BOUNDED, cutoff_s)
+    @property
+    def _thorough(self) -> bool:
+        """Whether all problems that may hold a faster plan are solved for their critical paths."""
+        return self._formulator.devices() <= THOROUGH_UP_TO
+
+    @property
+    def _cutoff_s(self) -> float:
+        """Problems none of whose decisions is faster are not solved for their critical paths."""
+        return self._found.best_s if self._thorough else min(self._found.best_s, self._bound_s)
+
+    def _prefer(self, frontier: Frontier, *, any_plan: bool) -> None:
+        """Find the decisions that the closed form prefers."""
+        while not (any_plan and self._found):
+            alike = frontier.pop(self._found.best_form_s)
+            if not isinstance(alike, Alike):
+                break
+            solved: list[StageProblem] = []
+            for tasks in _by_zero(alike):
+                problem = self._worth_solving(frontier, alike, tasks[0], self._found.best_form_s)
+                if problem is not None and not any(_covers(other, problem) for other in solved):
+                    solved.append(problem)
+                    judge = self._judge(problem.micro_batch)
+                    solution = chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s, keep=KEEP)
+                    self._add(solution, play=False)
+            self._report(frontier, len(alike.tasks))
+        self._found.play(KEEP + 1)
+
+    def _prove(self, frontier: Frontier, *, any_plan: bool) -> None:
+        """Bound the simulated time of all decisions, and find those that come closest."""
+        while not (any_plan and self._found):
+            entry = frontier.pop(self._cutoff_s)
+            self._bound_s = min(self._bound_s, frontier.left_out_s)
+            if entry is None:
+                break
+            if isinstance(entry, Looked):
+                self._solve(entry)
             else:
-                solved.append(self._solved(task, alike.shelf, cutoff_s, solved))
-            if self._progress is not None:
-                ahead_s = min((t.bound_s for t in alike.tasks[number:]), default=frontier.bound_s)
-                bound_s = min(self._best_s, ahead_s, frontier.bound_s, self._bound_s)
-                self._progress(len(self._explored), frontier.count, self._best_s, bound_s)
+                self._look(frontier, entry)
+            self._report(frontier, 0)
 
-    def _solved(
-        self, task: Task, shelf: Sequence[BlockCosts], cutoff_s: float, alike: list[tuple[StageProblem, float]]
-    ) -> tuple[StageProblem, float]:
-        """Formulate a problem and solve it, unless one of those alike does better whatever is chosen; its bound."""
-        problem = joined([
+    def _worth_solving(self, frontier: Frontier, alike: Alike, task: Task, cutoff_s: float) -> StageProblem | None:
+        """A problem as numbers, if it can hold a decision below a cutoff; without one, any decision that fits."""
+        if task.bound_s >= cutoff_s or not frontier.reach(task, alike.costs).possible(cutoff_s):
+            return None
+        problem = self._formulated(task, alike.shelf)
+        return problem if math.isfinite(cutoff_s) or may_fit(problem) else None
+
+    def _look(self, frontier: Frontier, alike: Alike) -> None:
+        """Bound problems that differ in schedule, ZeRO stage and sharding only; what may win is put back.
+
+        Of one ZeRO stage the first has every decision of the others, in no more memory, and waits no longer.
+        """
+        looked: list[StageProblem] = []
+        for tasks in _by_zero(alike):
+            cutoff_s = self._cutoff_s
+            problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
+            if problem is None:
+                self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s))
+            elif self._effort <= 0:
+                self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s)
+            elif any(_covers(other, problem) for other in looked):
+                self._note(tasks, Outcome.DOMINATED, math.inf)
+            else:
+                looked.append(problem)
+                self._effort -= 1
+                known = bounded(problem, cutoff_s)
+                if known.bound_s >= cutoff_s:
+                    self._note(tasks, Outcome.BOUNDED, known.bound_s)
+                    continue
+                for task in tasks:
+                    frontier.put_back(Looked(task, alike.shelf, known))
+
+    def _formulated(self, task: Task, shelf: Sequence[BlockCosts]) -> StageProblem:
+        return joined([
             self._formulator.problem(
                 costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
             )
             for costs in shelf
         ])  # fmt: skip
-        better_s = next((bound_s for other, bound_s in alike if _covers(other, problem)), None)
-        if better_s is not None:
-            self._note(task, Outcome.DOMINATED, better_s)
-            return problem, better_s
-        if math.isinf(cutoff_s) and not may_fit(problem):
-            self._note(task, Outcome.INFEASIBLE, math.inf)
-            return problem, math.inf
-        solution = self._solve(problem, self._judge(task.micro_batch), cutoff_s=cutoff_s, keep=KEEP)
+
+    def _solve(self, entry: Looked) -> None:
+        """Solve a problem that may hold the fastest decision."""
+        task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
+        if entry.bound_s >= cutoff_s:
+            self._note([task], Outcome.BOUNDED, entry.bound_s)
+            return
+        if task.schedule != known.problem.schedule:
+            known = known.ordered(self._formulated(task, entry.shelf))
+        shortest = settle(known, self._judge(task.micro_batch), keep=KEEP, cutoff_s=cutoff_s)
+        self._note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
+        self._add(shortest)
+        unlike = len(np.unique(known.problem.replicas)) > 1 and not known.problem.uniform
+        if self._thorough and unlike and shortest.bound_s < self._found.best_s * (1 - SAME):
+            self._solve_beside(known.problem)
+
+    def _solve_beside(self, problem: StageProblem) -> None:
+        """Look for decisions that may be faster than the one with the shortest critical path, which says little of
+        stages with unequal replicas: those that the closed form prefers, and those with equal replicas."""
+        judge = self._judge(problem.micro_batch)
+        self._add(chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s * (1 + SLACK), keep=KEEP))
+        equal = dataclasses.replace(problem, uniform=True)
+        self._add(settle(bounded(equal, self._found.best_s), judge, keep=1))
+
+    def _add(self, solution: Solution, *, play: bool = True) -> None:
         for decision, evaluation in solution.found:
-            self._remember(decision, evaluation)
-        self._note(task, Outcome.SOLVED, solution.bound_s, solution)
-        return problem, solution.bound_s
+            self._found.add(decision, evaluation, play=play)
 
     def _judge(self, micro_batch: int) -> Judge:
         shelf = self._shelves[micro_batch]
         return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
-    def _remember(self, decision: Decision, evaluation: Evaluation) -> None:
-        self._known.setdefault(decision, evaluation)
-        self._best_s = min(self._best_s, evaluation.iteration_s)
-
-    def _note(self, task: Task, outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
-        """Keep account of a problem; one of which not even an infinite time can be reached is infeasible."""
-        outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
-        self._bound_s = min(self._bound_s, bound_s)
+    def _note(self, tasks: Sequence[Task], outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+        """Keep account of problems; those of which not even an infinite time can be reached are infeasible."""
+        if outcome is not Outcome.DOMINATED:
+            outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
+            self._bound_s = min(self._bound_s, bound_s)
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
-        states = solution.states if solution else 0
-        self._explored.append(
+        self._explored += [
             Explored(
                 task.micro_batch,
                 task.copies,
@@ -272,11 +366,12 @@ class _Search:
                 outcome,
                 bound_s,
                 best_s,
-                states,
+                solution.states if solution else 0,
                 task.ranks,
                 task.sharding,
             )
-        )
+            for task in tasks
+        ]
 
     def _space(self, priced: list[BlockCosts]) -> str:
         sizes = [costs.micro_batch for costs in priced]
@@ -284,19 +379,13 @@ class _Search:
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
-        found: dict[Decision, Evaluation] = {}
-        for decision, evaluation in sorted(self._known.items(), key=lambda e: (e[1].iteration_s, repr(e[0])))[
-            : 3 * KEEP
-        ]:
-            simple = simplified(decision, evaluation, self._judge(decision.micro_batch))
-            found.setdefault(*simple)
-        ordered = sorted(found.items(), key=lambda e: (e[1].iteration_s, len(e[0].stages), repr(e[0])))
-        candidates = [Candidate("best" if k == 0 else f"runner-up {k}", *e) for k, e in enumerate(ordered[: KEEP + 1])]
-        best_s = candidates[0].evaluation.iteration_s
+        candidates = self._found.fastest(KEEP + 1, self._judge)
+        best_s = self._found.best_s
         bound_s = min(best_s, self._bound_s)
         gap = (best_s - bound_s) / best_s if best_s else 0.0
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
-        return Answer(candidates[0], tuple(candidates[1:]), trivial, certificate, tuple(self._explored))
+        played = tuple(self._found.timed(candidate) for candidate in trivial)
+        return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
 
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:
@@ -325,36 +414,10 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     return chosen
 
 
-def simplified(decision: Decision, evaluation: Evaluation, judge: Judge) -> tuple[Decision, Evaluation]:
-    """The same decision without what gains nothing: idle devices, sharding, recomputation, copies of a single stage."""
-
-    def packed(d: Decision) -> Decision:
-        return dataclasses.replace(d, slice_devices=0)
-
-    def unsharded(d: Decision) -> Decision:
-        return dataclasses.replace(d, zero=0)
-
-    def kept(d: Decision) -> Decision:
-        return dataclasses.replace(d, stages=tuple(dataclasses.replace(s, recompute=False) for s in d.stages))
-
-    def merged(d: Decision) -> Decision:
-        if len(d.stages) > 1 or d.slice_devices:
-            return d
-        only = dataclasses.replace(d.stages[0], replicas=d.copies * d.stages[0].replicas)
-        return dataclasses.replace(d, stages=(only,), copies=1, micro_batches=d.copies * d.micro_batches)
-
-    for simplify in (packed, unsharded, kept, merged):
-        simpler = simplify(decision)
-        if simpler != decision:
-            verdict = judge(simpler)
-            if verdict.feasible and verdict.iteration_s <= evaluation.iteration_s * (1 + SAME):
-                decision, evaluation = simpler, verdict
-    return decision, evaluation
-
-
-def _same_in_less_memory(other: StageProblem, task: Task) -> bool:
-    """Whether a problem alike has the same decisions at the same times, and keeps fewer micro-batches in flight."""
-    return (other.schedule, task.schedule, other.zero) == ("1f1b", "gpipe", task.zero)
+def _by_zero(alike: Alike) -> list[list[Task]]:
+    """Problems of one ZeRO stage together, most sharding first."""
+    ordered = sorted(alike.tasks, key=lambda task: -task.zero)
+    return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
 
 
 def _covers(sharded: StageProblem, plain: StageProblem) -> bool:

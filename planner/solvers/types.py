@@ -13,6 +13,9 @@ from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Ev
 Judge = Callable[[Decision], Evaluation]
 """Prices a decision with code that no solver shares: `planner.space.evaluate` with its inputs filled in."""
 
+Measure = Callable[[Decision, Evaluation], float]
+"""Seconds of an iteration of a judged decision when it is played out."""
+
 Progress = Callable[[int, int, float, float], None]
 """Called with problems done, problems in all, the best seconds so far, and the bound in seconds."""
 
@@ -117,7 +120,7 @@ class Answer:
     """The result of a search.
 
     Attributes:
-        best: the fastest decision by the closed form.
+        best: the fastest decision that was found.
         runners_up: other decisions that came close, fastest first; all feasible, no two alike, not an exhaustive list.
         trivial: the plans one would write down without a search, feasible or not: one device, data parallel, even
             split.

@@ -141,7 +141,7 @@ class Formulator:
         width, micro_batches = self._share(costs, copies, slice_devices)
         options = tuple(replicas or self.replica_options(micro_batches, copies, width))
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
-        in_flight, passing = warm_up_tables(schedule, placement.replicas, width, micro_batches)
+        in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
             micro_batch=costs.micro_batch,
             micro_batches=micro_batches,
@@ -160,6 +160,7 @@ class Formulator:
             place_kind=placement.place_kind,
             in_flight=in_flight,
             passing=passing,
+            filling=filling,
             link=placement.link,
             receive_s=_transfers(placement.sends, costs.boundary_bytes, costs.gather_s),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes, costs.gradient_gather_s),
@@ -226,7 +227,11 @@ class Formulator:
         if known is None or known[0] is not ranges:
             room = max(device.usable_bytes for device in self._cluster.devices)
             resident = self._least_resident(ranges, zero, costs.ranks)
-            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute))
+            nearest = [self.placements(costs.ranks).nearest()]
+            transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
+            transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
+            transfer_s[0] = 0.0
+            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s))
             _bounded(self._needs, key, known)
         return known[1]
 
@@ -272,16 +277,18 @@ def _least_prefix_s(costs: BlockCosts, types: Sequence[int]) -> np.ndarray:
 
 def warm_up_tables(
     schedule: str, replicas: np.ndarray, slice_devices: int, micro_batches: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How many micro-batches a stage keeps, as a search that adds stages in front needs it.
 
-    GPipe keeps all m / r. In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but
-    at most m / r, when x micro-batches pass the next stage before that one's first backward; r times that then pass
-    this one.
+    In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but at most m / r, when x
+    micro-batches pass the next stage before that one's first backward; r times that then pass this one. GPipe keeps all
+    m / r; its backwards begin at the last stage when each of the x replicas there has run its last forward.
 
     Returns:
-        (in_flight, passing): int64 [R, X + 1] each, by x. Rounding up adds less than r a stage, so x stays below twice
-        the devices; beyond m it makes no difference. X is the lesser of these.
+        (in_flight, passing, filling): int64 [R, X + 1] each, by x; `filling` are the forwards that a replica has left
+        to run while a micro-batch goes to the last stage and the first gradient comes back from it. Rounding up adds
+        less than r a stage, so x stays below twice the devices; beyond m it makes no difference. X is the lesser of
+        these.
 
     Raises:
         UsageError: the schedule's count does not follow from the later stages in this way.
@@ -290,7 +297,7 @@ def warm_up_tables(
     found = schedules.get(schedule).warm_up_after(replicas[:, None], coming, micro_batches)
     if found is None:
         raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
-    return found[0], np.minimum(found[1], coming[0, -1])
+    return found[0], np.minimum(found[1], coming[0, -1]), found[2]
 
 
 def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:

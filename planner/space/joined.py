@@ -67,7 +67,7 @@ def joined(problems: Sequence[StageProblem]) -> StageProblem:
     def all_of(name: str) -> np.ndarray:
         return np.concatenate([getattr(p, name) for p in problems])
 
-    by_option = ("replicas", "in_flight", "passing", "tied_class", "shardings")
+    by_option = ("replicas", "in_flight", "passing", "filling", "tied_class", "shardings")
     by_place = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
     kept = ("saved_bytes", "checkpoint_bytes", "working_bytes")
     by_kind = ("forward_s", "backward_s", "repeat_s", "capacity_bytes", *kept)

@@ -121,6 +121,10 @@ class Placements:
             sends=sends,
         )
 
+    def nearest(self) -> Terms:
+        """What handing over to the next device costs at the least, [1, algorithms]; no stage gets it for less."""
+        return send_terms(self._cluster, 0, np.asarray([self._ranks % self._cluster.device_count]), self._ranks)
+
     def _row(self, copies: int, width: int, count: int) -> _Row:
         key = (copies, width, count)
         if key not in self._rows:

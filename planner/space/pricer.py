@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
+from planner.errors import UsageError
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
@@ -24,13 +25,16 @@ from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_c
 from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
-from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
+from planner.sharding.sharded import ShardedCosts, decided_costs, sharded_costs, whole_costs
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
+
+Decided = Mapping[str, Choice] | None
+"""What is decided about a block; None for nothing."""
 
 Key = tuple[Any, ...]
 """A mesh, or a mesh and how the tensors between blocks lie on it."""
@@ -102,6 +106,29 @@ class Pricer:
         """
         inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,))
         return self._numbered(inner, whole_costs(inner, decision, self._differentiable))
+
+    def decided(
+        self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries, decisions: Sequence[Decided]
+    ) -> BlockCosts:
+        """Costs of the chain sharded as said block by block, of a plan file say.
+
+        Args:
+            micro_batch: samples.
+            mesh: ranks along each axis.
+            boundary: how the tensors between blocks lie, by mesh axis.
+            decisions: by block in its own names, strategy of each operator and layouts of each tensor and weight; None
+                for blocks of stages that are not sharded like this.
+
+        Raises:
+            UsageError: something is not decided, or boundaries cannot lie like this.
+            InfeasibleError: a decision is not legal.
+        """
+        free = Boundary.FREE in boundary
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,)) if free else self._inner_on(micro_batch, mesh)
+        if boundary not in inner.boundaries:
+            raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
+        inner = replace(inner, boundaries=(boundary,))
+        return self._numbered(inner, decided_costs(inner, decisions, self._differentiable))
 
     def _graph_at(self, micro_batch: int) -> Graph:
         """The model at a micro-batch size."""

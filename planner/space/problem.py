@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Decision, StageChoice
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,8 @@ class StageProblem:
             stage after it before that one's first backward (0 for the last stage; x never falls below the number of
             devices of all later stages, except where it does not matter).
         passing: int64 [R, X + 1], how many then pass this stage before its own first backward; capped at X.
+        filling: int64 [R, X + 1], forwards that a replica then has left to run while a micro-batch is on its way to the
+            last stage and back.
         link: int64 [R, R, W + 1], class of the boundary at a between a stage with replicas[o'] and one with replicas[o]
             after it (-1 where they do not fit); all transfers of a class take the same time.
         tied_s: [T, R, W] time to sum the gradients of the weights that the first and the last block share, where these
@@ -98,6 +100,7 @@ class StageProblem:
     working_bytes: np.ndarray
     in_flight: np.ndarray
     passing: np.ndarray
+    filling: np.ndarray
     link: np.ndarray
     tied_s: np.ndarray
     tied_class: np.ndarray

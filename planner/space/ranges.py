@@ -61,7 +61,10 @@ class StageNeeds:
 
     Attributes:
         whole_s: forward and backward of all blocks on the fastest device of each.
-        until_s: [n] forward of the blocks before i, forward and backward of those from i on.
+        forward_before_s: [n] forward of the blocks before i.
+        before_s: [n] forward and backward of the blocks before i.
+        transfer_s: [n] handing activations over to a stage that begins with the block, and gradients back.
+        forward_s: forward.
         plain_s: forward and backward without recomputation.
         repeat_s: what recomputation adds.
         hiding_s: longest backward that any stage has.
@@ -72,7 +75,10 @@ class StageNeeds:
     """
 
     whole_s: float
-    until_s: np.ndarray
+    forward_before_s: np.ndarray
+    before_s: np.ndarray
+    transfer_s: np.ndarray
+    forward_s: np.ndarray
     plain_s: np.ndarray
     repeat_s: np.ndarray
     hiding_s: float
@@ -82,19 +88,23 @@ class StageNeeds:
     elements: np.ndarray
 
 
-def stage_needs(ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: float, recompute: str) -> StageNeeds:
-    """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n]; O(n^2)."""
+def stage_needs(
+    ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: float, recompute: str, transfer_s: np.ndarray
+) -> StageNeeds:
+    """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n], and transfers
+    `transfer_s` [n]; O(n^2)."""
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
     nothing, again_bytes = np.zeros(resident_bytes.shape), resident_bytes + ranges.working_bytes
     plain = nothing if recompute == "always" else _limit(resident_bytes, ranges.saved_bytes, capacity_bytes)
     again = nothing if recompute == "never" else _limit(again_bytes, ranges.checkpoint_bytes, capacity_bytes)
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
-    before_s = np.cumsum(forward_s) - forward_s
-    after_s = np.cumsum(each_s[::-1])[::-1]
     return StageNeeds(
         whole_s=float(each_s.sum()),
-        until_s=before_s + after_s,
+        forward_before_s=np.cumsum(forward_s) - forward_s,
+        before_s=np.cumsum(each_s) - each_s,
+        transfer_s=transfer_s,
+        forward_s=_by_last(ranges.forward_s.min(axis=0)),
         plain_s=_by_last(plain_s),
         repeat_s=_by_last(ranges.repeat_s.min(axis=0)),
         hiding_s=float((ranges.backward_s + ranges.repeat_s).max(axis=0)[0, -1]),

@@ -213,11 +213,19 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A decision worth showing: the answer, a runner-up, or a trivial plan priced beside it."""
+    """A decision worth showing: the answer, a runner-up, or a trivial plan priced beside it.
+
+    Attributes:
+        label: what it is.
+        decision: what is decided.
+        evaluation: the judge's verdict.
+        simulated_s: seconds of an iteration when played out; None where it was not.
+    """
 
     label: str
     decision: Decision
     evaluation: Evaluation
+    simulated_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
+from planner.systems._again import decide_again, evaluate_scheduled  # noqa: E402
 from planner.systems._ordered import plan_schedule  # noqa: E402
 from planner.systems._planned import plan_keeper, plan_system  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
@@ -74,6 +75,8 @@ __all__ = [
     "comparison_markdown",
     "comparison_marks",
     "comparison_svg",
+    "decide_again",
+    "evaluate_scheduled",
     "get",
     "names",
     "plan_keeper",

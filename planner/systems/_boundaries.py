@@ -53,8 +53,10 @@ class Search:
     """Moves the boundaries of one shape."""
 
     def __init__(self, bench: Bench, shape: Shape, transfers: Transfers) -> None:
+        work = shape.schedule.work(shape.pipeline)
+        shape = replace(shape, holders=shape.schedule.holders(shape.pipeline))
         self._bench, self._shape, self._transfers = bench, shape, transfers
-        drains, work = shape.schedule.drains, shape.schedule.work(shape.pipeline)
+        drains = shape.schedule.drains
         self._parts, self._exchanges = work.parts, np.asarray(shape.schedule.exchanges(shape.pipeline), float)
         evicts = any(action.kind is ActionKind.EVICT for lane in work.lanes for action in lane)
         self._lending = work if evicts else None
@@ -77,13 +79,19 @@ class Search:
 
     def begin(self) -> Cut:
         """The best of the balanced cuts."""
-        return min((self._cut(marks) for marks in sorted(self._starts())), key=lambda cut: cut.key)
+        return min((self.at(marks) for marks in sorted(self._starts())), key=lambda cut: cut.key)
+
+    def at(self, marks: Marks) -> Cut:
+        """One cut, played once."""
+        if marks not in self._tried:
+            self._tried[marks] = self._play(marks)
+        return self._tried[marks]
 
     def improve(self, best: Cut) -> Cut:
         """A cut that no move of a boundary improves, or the best of as many as may be simulated."""
         step = max(1, self._bench.blocks // (2 * self._shape.stages))
         while step:
-            moved = min((self._cut(m) for m in self._moves(best.marks, step)), key=lambda cut: cut.key, default=best)
+            moved = min((self.at(m) for m in self._moves(best.marks, step)), key=lambda cut: cut.key, default=best)
             if moved.key < best.key:
                 best = moved
             else:
@@ -119,11 +127,6 @@ class Search:
                 place = marks[at] + by
                 if marks[at - 1] < place < marks[at + 1] and len(self._tried) < self._most:
                     yield (*marks[:at], place, *marks[at + 1 :])
-
-    def _cut(self, marks: Marks) -> Cut:
-        if marks not in self._tried:
-            self._tried[marks] = self._play(marks)
-        return self._tried[marks]
 
     def _play(self, marks: Marks) -> Cut:
         shape = self._shape

@@ -16,6 +16,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.plan import Plan, Provenance, validate, with_simulation
+from planner.plan.schedule_section import Given
 from planner.play import Transfers
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import OrderError, Schedule
@@ -26,7 +27,7 @@ from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut, Search
-from planner.systems._plan_point import plan_point
+from planner.systems._plan_point import plan_cut
 from planner.systems._shapes import Shape, obstacle, shapes_for
 from planner.units import format_bytes
 
@@ -74,10 +75,7 @@ def plan_schedule(
     """
     chosen = _schedule(schedule)
     check_job(job)
-    refuse_others(
-        job, TAKES, f"plans for the schedule {chosen.name!r}",
-        "leave it out, or let the search choose between 1f1b and gpipe", HAVE,
-    )  # fmt: skip
+    check_followed(job, chosen)
     bench = Bench(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
     shapes = sorted(shapes_for(bench, chosen), key=lambda shape: (shape.estimate_s, shape.stages, shape.micro_batch))
     if not shapes:
@@ -85,15 +83,25 @@ def plan_schedule(
     best = _best(bench, shapes, Transfers(transfers))
     if best.over_bytes > 0:
         raise InfeasibleError(f"{chosen.name}: {best.reason}", hint="use more stages, devices or recomputation")
-    plan = plan_point(
-        bench, best.point, chosen, best.seconds, Transfers(transfers), holders=best.shape.holders,
-        states=chosen.weight_buffers, provenance=provenance,
-    )  # fmt: skip
+    given: Given = "orders" if chosen.fixed else "name"
+    plan = plan_cut(bench, best, Transfers(transfers), given, provenance)
     plan = with_simulation(plan, simulate(plan).step_s)
     wrong = validate(plan)
     if wrong:
         raise PlanError(wrong[0].message, where=chosen.name, hint=wrong[0].hint)
     return plan
+
+
+def check_followed(job: Job, schedule: Schedule) -> None:
+    """Refuse limits that stages for a given schedule do not follow.
+
+    Raises:
+        UsageError: names them.
+    """
+    refuse_others(
+        job, TAKES, f"plans for the schedule {schedule.name!r}",
+        "leave it out, or let the search choose between 1f1b and gpipe", HAVE,
+    )  # fmt: skip
 
 
 def _schedule(schedule: str | Path | Schedule) -> Schedule:

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.plan import Plan, Provenance, assemble
 from planner.plan.files import seal
+from planner.plan.schedule_section import Given
 from planner.plan.scheduled import Scheduled, lay_out
 from planner.plan.words import significant
 from planner.play import Transfers
@@ -18,6 +19,7 @@ from planner.schedules.types import Pipeline, Schedule
 from planner.sharding import StageSharding
 from planner.space.types import Certificate, Decision, Evaluation, MemoryBytes, StageTerms
 from planner.systems._bench import Bench
+from planner.systems._boundaries import Cut
 from planner.systems._price import Figures, price, rank_table
 from planner.systems.types import Point
 
@@ -73,6 +75,24 @@ def plan_point(
     if point.whole:
         stages = tuple(dataclasses.replace(stage, kept_blocks=()) for stage in stages)
     return seal(dataclasses.replace(plan, predictions=predictions, stages=stages))
+
+
+def plan_cut(bench: Bench, cut: Cut, transfers: Transfers, given: Given, provenance: Provenance | None = None) -> Plan:
+    """The stages of a given schedule as they were played, as a plan.
+
+    Args:
+        bench: model, cluster and job.
+        cut: the stages, and what playing them found.
+        transfers: what a transfer was taken to occupy.
+        given: how the user gave the schedule.
+        provenance: how the plan came to be.
+    """
+    schedule = cut.shape.schedule
+    plan = plan_point(
+        bench, cut.point, schedule, cut.seconds, transfers, holders=cut.shape.holders,
+        states=schedule.weight_buffers, provenance=provenance,
+    )  # fmt: skip
+    return seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given=given)))
 
 
 def assembled(

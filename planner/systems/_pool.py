@@ -97,8 +97,8 @@ def _counted(workers: int) -> str:
 
 def _waves(bench: Bench, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
     """(concurrent mini-batches, mini-batches of an iteration) of a virtual worker, the most concurrent first."""
-    each, rest = divmod(bench.job.global_batch, size * len(workers))
-    most = min(MOST_CONCURRENT, 2 * max(len(own) for own in workers))
+    each, rest = divmod(bench.job.global_batch, size * max(1, len(workers)))
+    most = min(MOST_CONCURRENT, 2 * max((len(own) for own in workers), default=0))
     if not rest and each:
         for concurrent in range(min(each, most), 0, -1):
             if each % concurrent == 0:

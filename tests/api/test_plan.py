@@ -116,8 +116,10 @@ def test_progress_is_told_and_ends_with_the_bound_reached() -> None:
     calls: list[tuple[int, int, float, float]] = []
     graph, cluster = planner.load_graph("resnet50"), planner.load_cluster("dgx-a100")
     plan = planner.plan(graph, cluster, planner.Job(global_batch=64), progress=lambda *told: calls.append(told))
-    assert calls[-1][0] == calls[-1][1] == len(calls)
-    assert calls[-1][2] == pytest.approx(plan.predictions.iteration_s, rel=1e-6)
+    assert [done for done, *_ in calls] == sorted(done for done, *_ in calls)
+    assert calls[-1][0] == calls[-1][1]
+    assert calls[-1][2] == pytest.approx(plan.predictions.simulated_iteration_s, rel=1e-6)
+    assert calls[-1][3] == pytest.approx(plan.predictions.bound_s, rel=1e-6)
 
 
 def test_a_mixed_pool_is_priced_by_each_device_type() -> None:

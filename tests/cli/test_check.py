@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.plan import read
+from tests.check.edits import EDITS, edited
+from tests.check.plans import planned
 from tests.cli.plan_files import run, written
 from tests.plan.sample import make_plan
 
@@ -15,19 +18,17 @@ from tests.plan.sample import make_plan
 @pytest.fixture(scope="module")
 def resnet_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "resnet50.plan.json"
-    assert run("plan", "resnet50", "-H", "dgx-a100", "-b", 64, "-q", "-o", path) == 0
+    assert run("plan", "resnet50", "-H", "dgx-a100", "-b", 64, "--tp", 1, "-q", "-o", path) == 0
     return path
 
 
 def test_a_good_plan_exits_with_0_and_says_what_was_not_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    resnet_plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(make_plan(), tmp_path)
-    assert run("check", path) == 0
-    assert capsys.readouterr().out == (
-        f"{path}: ok (3 stages, 3 ranks, 15 operators)\n"
-        "not checked against model or hardware: name it with --model and --hardware\n"
-    )
+    assert run("check", resnet_plan) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{resnet_plan}: ok (1 stage, 8 ranks, 175 operators)", "not checked:"]
+    assert all(line.startswith("  with ") for line in lines[2:])
 
 
 def test_a_plan_is_checked_against_its_model_and_hardware(
@@ -51,17 +52,30 @@ def test_a_plan_for_something_else_exits_with_7(
     assert run("check", resnet_plan, *arguments) == 7
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{resnet_plan}: {fault}")
-    assert out[-1] == f"{resnet_plan}: 1 finding"
+    assert f"{resnet_plan}: 1 finding" in out
 
 
 def test_findings_as_json_name_stage_rank_and_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(dataclasses.replace(make_plan(), shared_parameters=()), tmp_path)
+    path = written(dataclasses.replace(planned("tied stages"), shared_parameters=()), tmp_path)
     assert run("check", path, "--format", "json") == 7
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
+    assert document["unchecked"]
     found = {finding["fault"]: finding for finding in document["findings"]}
     assert set(found) == {"digest", "undeclared_tie", "requires"}
-    assert (found["undeclared_tie"]["stage"], found["undeclared_tie"]["tensor"]) == (0, "w_embed")
+    assert (found["undeclared_tie"]["stage"], found["undeclared_tie"]["tensor"]) == (0, "transformer.wte.weight")
+
+
+def test_a_changed_figure_is_found_by_its_path(
+    resnet_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = edited(read(resnet_plan), EDITS["workspace_bytes zero"])
+    assert plan is not None
+    path = written(plan, tmp_path)
+    assert run("check", path, "--model", "resnet50", "-H", "dgx-a100", "--search", 0) == 7
+    out = capsys.readouterr().out
+    assert f"{path}: differs: predictions.stages[0].memory.workspace_bytes: 0 in the file, " in out
+    assert run("check", path) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware.types import Cluster
-from planner.space import BlockCosts, Job, evaluate
+from planner.space import BlockCosts, Job, evaluate, simulate_decision
 from planner.space.types import Decision, Evaluation, StageChoice
 
 Shelves = Mapping[int, Mapping[int, BlockCosts]]
@@ -62,6 +62,11 @@ def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Decis
                     yield decision, verdict
 
 
+def played_s(decision: Decision, verdict: Evaluation) -> float:
+    """How long an iteration takes when a judged decision is played out."""
+    return simulate_decision(decision, verdict).makespan_s
+
+
 def best_s(found: Iterable[tuple[Decision, Evaluation]]) -> float:
-    """The least time; infinite when nothing is feasible."""
-    return min((verdict.iteration_s for _, verdict in found), default=math.inf)
+    """The least time of all when they are played; infinite when nothing is feasible."""
+    return min((played_s(decision, verdict) for decision, verdict in found), default=math.inf)

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from planner import Job, load_cluster, load_graph
 from planner.costs import precision, profile
@@ -13,7 +14,7 @@ from planner.graph import Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
-from planner.plan import Plan, Provenance, assemble
+from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.sharding import (
     InnerOptions,
     InnerPoint,
@@ -23,6 +24,7 @@ from planner.sharding import (
     mesh_on,
     sharded_costs,
 )
+from planner.simulate import simulate
 from planner.space.evaluate import evaluate
 from planner.space.meshes import mesh_names
 from planner.space.sharded import Training, sharded_block_costs
@@ -94,9 +96,10 @@ def sharded_plan(
         verdict,
         Certificate(verdict.iteration_s, 0.0, "one decision", False),
         origins=prices.origin,
-        provenance=Provenance("shardplan", "0.0", (), model, hardware),
+        provenance=Provenance("shardplan", version("shardplan"), (), model, hardware),
         shardings={costs.sharding: entry},
     )
+    plan = with_simulation(plan, simulate(plan).step_s)
     return Sample(plan, graph, cluster, entry)
 
 

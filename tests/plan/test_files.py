@@ -195,4 +195,7 @@ def test_a_simulated_time_is_added_and_sealed() -> None:
     plan = with_simulation(make_plan(), 0.123456789123)
     assert plan.predictions.simulated_iteration_s == 0.123456789
     assert plan.digest != make_plan().digest
-    assert dataclasses.replace(plan.predictions, simulated_iteration_s=None) == make_plan().predictions
+    before = make_plan().predictions  # its bound is of 0.4 s
+    kept = dataclasses.replace(plan.predictions, simulated_iteration_s=None, bound_s=before.bound_s, gap=before.gap)
+    assert kept == before
+    assert (plan.predictions.bound_s, plan.predictions.gap) == (0.123456789, 0.0)

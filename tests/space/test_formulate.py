@@ -29,7 +29,7 @@ def test_warm_up_counted_from_the_back_is_the_schedules_own(replicas: list[int],
     micro_batches = 24 * times
     options = np.unique(replicas)
     for name in ("1f1b", "gpipe"):
-        in_flight, passing = warm_up_tables(name, options, sum(replicas), micro_batches)
+        in_flight, passing, _ = warm_up_tables(name, options, sum(replicas), micro_batches)
         counts, coming = [], 0
         for r in reversed(replicas):
             option = int(np.searchsorted(options, r))
@@ -41,7 +41,7 @@ def test_warm_up_counted_from_the_back_is_the_schedules_own(replicas: list[int],
 
 def test_in_flight_never_below_what_later_devices_imply() -> None:
     options = np.array([1, 2, 4])
-    in_flight, passing = warm_up_tables("1f1b", options, 8, 16)
+    in_flight, passing, _ = warm_up_tables("1f1b", options, 8, 16)
     assert (np.diff(in_flight, axis=1) >= 0).all()
     assert (np.diff(passing, axis=1) >= 0).all()
     assert in_flight[:, 0].tolist() == [1, 1, 1]

@@ -1,0 +1,151 @@
+"""Decisions that a search has found, and how long an iteration of each takes when it is played out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from planner.solvers.critical_path import critical_s
+from planner.solvers.types import Judge, Measure
+from planner.space.types import Candidate, Decision, Evaluation
+
+SAME = 1e-9
+"""Relative difference below which two times are the same."""
+
+MOST_ACTIONS = 100_000
+"""Forwards and backwards that are played for the sake of runners-up."""
+
+
+class Candidates:
+    """Feasible decisions and their times; those that cannot be the fastest are not played.
+
+    Args:
+        simulated_s: plays a judged decision.
+    """
+
+    def __init__(self, simulated_s: Measure) -> None:
+        self._simulated_s = simulated_s
+        self._verdicts: dict[Decision, Evaluation] = {}
+        self._least_s: dict[Decision, float] = {}
+        self._times: dict[Decision, float] = {}
+        self.best_s = self.best_form_s = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._verdicts)
+
+    def add(self, decision: Decision, evaluation: Evaluation, *, play: bool = True) -> None:
+        """Take a feasible decision in; it is played, or will be, if it may be the fastest."""
+        if decision not in self._verdicts:
+            self._verdicts[decision] = evaluation
+            self._least_s[decision] = critical_s(decision, evaluation)
+            self.best_form_s = min(self.best_form_s, evaluation.iteration_s)
+            if play:
+                self._play_if_faster(decision)
+
+    def play(self, count: int) -> None:
+        """Play those that the closed form says are the fastest, if they may be."""
+        ordered = sorted(self._verdicts, key=lambda d: (float(f"{self._verdicts[d].iteration_s:.9g}"), repr(d)))
+        for decision in ordered[:count]:
+            self._play_if_faster(decision)
+
+    def _play_if_faster(self, decision: Decision) -> None:
+        if self._least_s[decision] < self.best_s * (1 - SAME):
+            self._play(decision)
+
+    def _play(self, decision: Decision) -> None:
+        if decision not in self._times:
+            self._times[decision] = self._simulated_s(decision, self._verdicts[decision])
+            self.best_s = min(self.best_s, self._times[decision])
+
+    def timed(self, candidate: Candidate) -> Candidate:
+        """The candidate with its time, if it is feasible and does not take long to play."""
+        if candidate.evaluation.feasible and _actions(candidate.decision) <= MOST_ACTIONS:
+            self._verdicts.setdefault(candidate.decision, candidate.evaluation)
+            self._play(candidate.decision)
+        return dataclasses.replace(candidate, simulated_s=self._times.get(candidate.decision))
+
+    def fastest(self, count: int, judge: Callable[[int], Judge]) -> list[Candidate]:
+        """The fastest decisions that are known, the best first, without what gains nothing.
+
+        Args:
+            count: how many at the most.
+            judge: by micro-batch size.
+        """
+        actions = 0
+        for decision in sorted(self._least_s, key=lambda d: (self._least_s[d], repr(d)))[: 2 * count]:
+            actions += _actions(decision) * (decision not in self._times)
+            if actions > MOST_ACTIONS:
+                break
+            self._play(decision)
+        found: dict[Decision, tuple[Evaluation, float]] = {}
+        for decision, _ in sorted(self._times.items(), key=_order)[: 2 * count]:
+            simple = self._simplified(decision, judge(decision.micro_batch))
+            found[simple] = self._verdicts[simple], self._times[simple]
+        ordered = sorted(((d, seconds) for d, (_, seconds) in found.items()), key=_order)[:count]
+        self.best_s = ordered[0][1]
+        return [
+            Candidate("best" if k == 0 else f"runner-up {k}", decision, found[decision][0], seconds)
+            for k, (decision, seconds) in enumerate(ordered)
+        ]
+
+    def _simplified(self, decision: Decision, judge: Judge) -> Decision:
+        """The same decision without what gains nothing: idle devices, sharding, recomputation, copies of one stage."""
+        for simplify in (_packed, _unsharded, _kept, _merged):
+            simpler = simplify(decision)
+            if simpler != decision and self._no_slower(simpler, decision, judge):
+                decision = simpler
+        return decision
+
+    def _no_slower(self, simpler: Decision, decision: Decision, judge: Judge) -> bool:
+        verdict = judge(simpler)
+        if not verdict.feasible:
+            return False
+        alike = _played(simpler, verdict) == _played(decision, self._verdicts[decision])
+        seconds = self._times[decision] if alike else self._simulated_s(simpler, verdict)
+        if seconds <= self._times[decision] * (1 + SAME):
+            self._verdicts[simpler], self._times[simpler] = verdict, seconds
+            return True
+        return False
+
+
+def _actions(decision: Decision) -> int:
+    return 2 * len(decision.stages) * decision.micro_batches
+
+
+def _order(entry: tuple[Decision, float]) -> tuple[float, int, str]:
+    """By time as far as rounding allows, then the plainer decision."""
+    decision, seconds = entry
+    return float(f"{seconds:.9g}"), len(decision.stages), repr(decision)
+
+
+def _played(decision: Decision, evaluation: Evaluation) -> tuple[object, ...]:
+    """All that the time of a decision follows from when it is played."""
+    times = tuple(
+        (t.forward_s, t.backward_s, t.receive_s, t.return_s, t.exposed_sync_s, t.update_s) for t in evaluation.stages
+    )
+    return decision.schedule, decision.micro_batches, tuple(stage.replicas for stage in decision.stages), times
+
+
+def _packed(decision: Decision) -> Decision:
+    return dataclasses.replace(decision, slice_devices=0)
+
+
+def _unsharded(decision: Decision) -> Decision:
+    return dataclasses.replace(decision, zero=0)
+
+
+def _kept(decision: Decision) -> Decision:
+    return dataclasses.replace(
+        decision, stages=tuple(dataclasses.replace(stage, recompute=False) for stage in decision.stages)
+    )
+
+
+def _merged(decision: Decision) -> Decision:
+    """Copies of a single stage as replicas of one."""
+    if len(decision.stages) > 1 or decision.slice_devices:
+        return decision
+    only = dataclasses.replace(decision.stages[0], replicas=decision.copies * decision.stages[0].replicas)
+    return dataclasses.replace(
+        decision, stages=(only,), copies=1, micro_batches=decision.copies * decision.micro_batches
+    )
