@@ -28,6 +28,7 @@ from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.figures import gap_to
 from planner.registry import did_you_mean
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
@@ -427,7 +428,7 @@ def _shape(decision: Decision) -> tuple[object, ...]:
 def _certificate(answer: Answer, simulated_s: float) -> Certificate:
     """The search's certificate, its gap measured at the time of the decision taken."""
     bound_s = min(answer.certificate.bound_s, simulated_s)
-    gap = 1 - bound_s / simulated_s if simulated_s else 0.0
+    gap = gap_to(bound_s, simulated_s)
     return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
 
 

@@ -11,6 +11,7 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, assemble, with_simulation
+from planner.plan.figures import gap_to
 from planner.plan.files import seal
 from planner.plan.words import significant
 from planner.schedules import get
@@ -68,8 +69,8 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     evaluation = evaluate(shelf, cluster, job, decision)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
-    said = plan.predictions
-    gap = max(0.0, 1 - said.bound_s / significant(evaluation.iteration_s))
+    said, played_s = plan.predictions, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s
+    gap = gap_to(said.bound_s, significant(played_s))
     again = assemble(
         pricer.graph_at(size),
         pricer.chain,
@@ -84,5 +85,5 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     )
     schedule = dataclasses.replace(again.schedule, given=plan.schedule.given)
     again = dataclasses.replace(again, schedule=schedule)
-    again = with_simulation(again, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s)
+    again = with_simulation(again, played_s)
     return Anew(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)

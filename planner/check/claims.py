@@ -67,6 +67,6 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         return Claims(tuple(wrong))
     wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
     more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
-    seconds = format_seconds(again.predictions.simulated_iteration_s or again.predictions.iteration_s)
+    seconds = format_seconds(again.predictions.reached_s)
     otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
     return Claims(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.errors import UsageError
 from planner.graph import Graph
 from planner.plan import Plan
 from planner.plan.rebuild import rebuild
@@ -27,12 +28,12 @@ def is_judged(plan: Plan) -> bool:
 
 
 def has_closed_form(plan: Plan) -> bool:
-    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes.
-
-    Raises:
-        UsageError: no schedule has the plan's name.
-    """
-    return is_judged(plan) and get(plan.schedule.name).closed_form
+    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
+    not where no schedule has its name."""
+    try:
+        return is_judged(plan) and get(plan.schedule.name).closed_form
+    except UsageError:
+        return False
 
 
 def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Decision:

@@ -179,4 +179,4 @@ def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Differen
 
 def _figures(plan: Plan) -> str:
     peaks: Sequence[int] = [terms.memory.total_bytes for terms in plan.predictions.stages]
-    return f"{format_seconds(plan.predictions.iteration_s)} an iteration and {format_bytes(max(peaks))} a device"
+    return f"{format_seconds(plan.predictions.reached_s)} an iteration and {format_bytes(max(peaks))} a device"

@@ -13,6 +13,7 @@ from planner.hardware.types import Cluster
 from planner.operators.types import Origin
 from planner.plan.blocks import Block, BlockParameter, compress
 from planner.plan.cuts import Staging, parameter_indices
+from planner.plan.figures import gap_to
 from planner.plan.files import seal
 from planner.plan.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
 from planner.plan.requirements import requirements
@@ -181,7 +182,7 @@ def with_simulation(plan: Plan, iteration_s: float) -> Plan:
     """The plan with the iteration time that a simulation found, which its gap is measured at, sealed anew."""
     simulated_s = significant(iteration_s)
     bound_s = min(plan.predictions.bound_s, simulated_s)
-    gap = significant(1 - bound_s / simulated_s) if simulated_s else 0.0
+    gap = significant(gap_to(bound_s, simulated_s))
     predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=simulated_s, bound_s=bound_s, gap=gap)
     return seal(dataclasses.replace(plan, predictions=predictions))
 

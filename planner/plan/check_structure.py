@@ -204,7 +204,7 @@ def _predictions(plan: Plan) -> Iterator[Finding]:
     if not math.isclose(predictions.samples_per_s, expected, rel_tol=_TOLERANCE):
         message = f"{predictions.samples_per_s} samples/s are not global batch / iteration time = {expected:.6g}"
         yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
-    reached_s = predictions.simulated_iteration_s or predictions.iteration_s
+    reached_s = predictions.reached_s
     if predictions.bound_s > reached_s * (1 + _TOLERANCE):
         message = f"the bound {predictions.bound_s} s is above the iteration time {reached_s} s"
         yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)

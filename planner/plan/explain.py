@@ -99,7 +99,7 @@ class Explanation:
         stages: each stage in figures.
         rivals: what else was priced.
         bound_s: no plan of `space` is faster when it is played out.
-        gap: (simulated_iteration_s - bound_s) / simulated_iteration_s.
+        gap: how far the bound lies below the simulated time, as a part of that.
         proven_optimal: the gap is zero.
         space: what the bound speaks of.
         assumptions: what the figures rest on.

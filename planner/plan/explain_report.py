@@ -121,13 +121,13 @@ def _differs(rival: Rival) -> str:
 
 
 def _proof(e: Explanation) -> Section:
-    played_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
+    reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
     if e.proven_optimal:
         line = f"No plan of the searched space is faster than {format_seconds(e.bound_s)}, which this one reaches."
     else:
         line = (
             f"No plan of the searched space takes less than {format_seconds(e.bound_s)}; this one, the best that was "
-            f"found, takes {format_seconds(played_s)}, so at most {percent(e.gap)} could be gained."
+            f"found, takes {format_seconds(reached_s)}, so at most {percent(e.gap)} could be gained."
         )
     meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
     return Section("What is proven", (line, meaning, f"Searched: {e.space}."))

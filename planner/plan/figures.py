@@ -114,7 +114,7 @@ class Predictions:
         bubble_convention: how that share is defined.
         bottleneck: the stage that sets the pace.
         bound_s: no plan of `space` is faster when it is played out.
-        gap: (simulated_iteration_s - bound_s) / simulated_iteration_s.
+        gap: (reached_s - bound_s) / reached_s.
         space: in words, what the bound speaks of.
         proven_optimal: the gap is zero up to rounding.
         stages: by stage.
@@ -131,6 +131,11 @@ class Predictions:
     space: str
     proven_optimal: bool
     stages: tuple[StagePrediction, ...]
+
+    @property
+    def reached_s(self) -> float:
+        """The time that bound and gap are about: the simulated one, where it is known."""
+        return self.iteration_s if self.simulated_iteration_s is None else self.simulated_iteration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +198,8 @@ class Coverage:
     folded: int
     dead: int
     fallback_ops: dict[str, int]
+
+
+def gap_to(bound_s: float, reached_s: float) -> float:
+    """How far a bound lies below a time, as a part of that; 0 where it does not."""
+    return max(0.0, 1 - bound_s / reached_s) if reached_s > 0 else 0.0
