@@ -24,13 +24,14 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_check(plan_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run("check", str(plan_file), *AGAINST) == 0
+    against = (*AGAINST, "--search", "0")  # a decision of the test's own, not the fastest
+    assert run("check", str(plan_file), *against) == 0
     assert "checked against model gpt2 and hardware dgx-a100" in capsys.readouterr().out
     damaged = tmp_path / "damaged.plan.json"
     damaged.write_text(plan_file.read_text().replace('"kind": "reduce_scatter"', '"kind": "all_reduce"'))
-    assert run("check", str(damaged), *AGAINST, "--format", "json") == 7
+    assert run("check", str(damaged), *against, "--format", "json") == 7
     faults = {finding["fault"] for finding in json.loads(capsys.readouterr().out)["findings"]}
-    assert faults == {"digest", "collective_missing", "collective_unknown"}
+    assert faults == {"digest", "differs"}
 
 
 def test_explain(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_recomputation_that_memory_forces_and_uneven_replicas_are_in_the_bound(
     objective: Objective, too_short_s: float
 ) -> None:
     # Two devices of three may be used by two micro-batches; activations fit only when recomputed: 1 + 2 + 1 each.
-    # A chain of waits might be one of two stages: 1 + 2 before the cut, then 2 x (1 + 2 + 1) in a stage of two replicas.
+    # A chain of waits might be one of two stages: 1 + 2 before the cut, then 2 x (1 + 2 + 1) in two replicas.
     costs = chain([1.0] * 3, saved=100.0, checkpoint=1.0)
     machine = cluster((3,), (1e12,), memory_bytes=(150,))
     job = Job(global_batch=2, precision="fp32", micro_batches=(1,), max_stages=1)
