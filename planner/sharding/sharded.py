@@ -23,7 +23,9 @@ from planner.sharding.problem import Choice, resting_value
 
 WORTH = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
-CLOSE = 0.01
+FINE = (1e-9, 0.01, 0.03, 0.1, 0.3, 1000.0)
+"""Prices where the choice matters most."""
+CLOSE, FINE_CLOSE = 0.01, 0.03
 """A choice that is better than another by less than this fraction in every figure is not offered beside it."""
 
 
@@ -90,6 +92,7 @@ def sharded_costs(
     differentiable: frozenset[str] | None = None,
     *,
     boundaries: Sequence[Boundaries] | None = None,
+    finer: bool = False,
 ) -> tuple[ShardedCosts, ...]:
     """Choices of points for all blocks that differ and that some price of memory prefers, fastest first.
 
@@ -97,6 +100,7 @@ def sharded_costs(
         costs: the points of the blocks.
         differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
         boundaries: treatments of the boundaries to look at; all by default.
+        finer: try more prices of memory.
 
     Returns:
         One or more for each treatment of the boundaries; none for one under which some block has no point.
@@ -109,23 +113,38 @@ def sharded_costs(
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
             between = _Between.of(costs, boundary, canonical_layouts(costs, boundary), differentiable)
-            found += [_arrays(between, picked, places) for picked in _picked(costs, sets)]
+            found += [_arrays(between, picked, places) for picked in _picked(costs, sets, FINE if finer else WORTH)]
     found.sort(key=lambda c: c.totals)
-    return tuple(_worth_trying(found))
+    return tuple(_worth_trying(found, FINE_CLOSE if finer else CLOSE))
 
 
-def _worth_trying(found: Sequence[ShardedCosts]) -> list[ShardedCosts]:
+def _worth_trying(found: Sequence[ShardedCosts], close: float) -> list[ShardedCosts]:
     """Those that no other is as good as in all totals but for a small fraction; of such pairs the first stays."""
     kept: list[ShardedCosts] = []
     for one in found:
         own = np.asarray(one.totals)
         others = [np.asarray(k.totals) for k in kept]
-        if not any(np.all(other <= own * (1 + CLOSE)) for other in others):
+        if not any(np.all(other <= own * (1 + close)) for other in others):
             kept.append(one)
     return kept
 
 
-def _picked(costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]]) -> list[tuple[InnerPoint, ...]]:
+def leanest_costs(costs: InnerCosts, boundary: Boundaries) -> tuple[ShardedCosts, ...]:
+    """The choices that hold the fewest weights, and the fewest activations, of all blocks; none where a block has no
+    point."""
+    sets = [block.points[boundary] for block in costs.blocks]
+    if not all(sets):
+        return ()
+    between = _Between.of(costs, boundary, canonical_layouts(costs, boundary), None)
+    places = _Places(costs)
+    by_weights = tuple(min(each, key=lambda p: (p.parameter_elements, p.saved_bytes)) for each in sets)
+    by_kept = tuple(min(each, key=lambda p: (p.saved_bytes, p.parameter_elements)) for each in sets)
+    return tuple(_arrays(between, picked, places) for picked in (by_weights, by_kept))
+
+
+def _picked(
+    costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]], worth: Sequence[float]
+) -> list[tuple[InnerPoint, ...]]:
     """The points that all blocks choose, at each pair of prices of weights and of kept activations."""
     steps = max(1, costs.options.micro_batches)
     figures = [
@@ -136,7 +155,7 @@ def _picked(costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]]) -> list[t
     units = fastest[0] / np.maximum(fastest[1:], 1.0)
     chosen = {
         tuple(int((f @ np.asarray([1.0, w * units[0], a * units[1]])).argmin()) for f in figures)
-        for w, a in itertools.product(WORTH, WORTH)
+        for w, a in itertools.product(worth, worth)
     }
     return [tuple(each[k] for each, k in zip(sets, picked, strict=True)) for picked in sorted(chosen)]
 

@@ -43,6 +43,10 @@ class Candidates:
             if play:
                 self._play_if_faster(decision)
 
+    def best(self) -> Decision:
+        """The fastest that was played."""
+        return min(self._times.items(), key=_order)[0]
+
     def play(self, count: int) -> None:
         """Play those that the closed form says are the fastest, if they may be."""
         ordered = sorted(self._verdicts, key=lambda d: (float(f"{self._verdicts[d].iteration_s:.9g}"), repr(d)))

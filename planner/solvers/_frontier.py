@@ -49,13 +49,15 @@ class Alike:
     """Problems that differ in schedule, ZeRO stage and sharding only.
 
     Of one ZeRO stage the first has every decision of the others, in no more memory. Every stage of a decision picks one
-    of the shardings of the shelf; `costs` are what none of them is below.
+    of the shardings of the shelf; `costs` are what none of them is below. With `groups` the shelf is only what none of
+    theirs is below, and decisions are made of one of the groups.
     """
 
     bound_s: float
     shelf: tuple[BlockCosts, ...]
     costs: BlockCosts
     tasks: tuple[Task, ...]
+    groups: tuple[tuple[BlockCosts, ...], ...] = ()
 
     @property
     def slice_devices(self) -> int:
@@ -65,7 +67,7 @@ class Alike:
     def at_least(self, bound_s: float) -> Alike:
         """The same with a bound that is no lower."""
         tasks = tuple(replace(task, bound_s=max(task.bound_s, bound_s)) for task in self.tasks)
-        return Alike(max(self.bound_s, bound_s), self.shelf, self.costs, tasks)
+        return replace(self, bound_s=max(self.bound_s, bound_s), tasks=tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class Looked:
         task: which it is.
         shelf: the shardings that stages pick from.
         known: what is known of it, or of the same problem in an order of work that leaves more room.
+        groups: of `Alike`.
     """
 
     task: Task
     shelf: tuple[BlockCosts, ...]
     known: Bounded
+    groups: tuple[tuple[BlockCosts, ...], ...] = ()
 
     @property
     def bound_s(self) -> float:
@@ -152,7 +156,12 @@ class Frontier:
         bound_s = min((each.bound_s for each in self._alike((floor,))), default=math.inf)
         self._push(Unpriced(max(bound_s, least_s), floor, key), tight=False)
 
-    def _add(self, shelf: tuple[BlockCosts, ...], least_s: float = 0.0) -> None:
+    def _add(
+        self,
+        shelf: tuple[BlockCosts, ...],
+        least_s: float = 0.0,
+        groups: tuple[tuple[BlockCosts, ...], ...] = (),
+    ) -> None:
         """Add all problems in which stages pick from a shelf, unless they were there already."""
         if (shelf[0].micro_batch, shelf[0].sharding) in self._added:
             return
@@ -160,7 +169,7 @@ class Frontier:
         found = self._alike(shelf)
         self.count += sum(len(each.tasks) for each in found)
         for each in found:
-            self._push(each.at_least(least_s), tight=False)
+            self._push(replace(each.at_least(least_s), groups=groups), tight=False)
 
     def put_back(self, entry: Looked) -> None:
         """Leave a problem for when its bound comes up again."""
@@ -188,7 +197,7 @@ class Frontier:
                 continue
             if tight or isinstance(entry, Looked) or entry.bound_s >= cutoff_s:
                 return entry
-            bound_s, tight = self._tightened([entry], cutoff_s)
+            bound_s, tight = self._tightened([entry], entry.bound_s, cutoff_s)
             self._push(entry.at_least(bound_s), tight=tight)
         return None
 
@@ -204,13 +213,17 @@ class Frontier:
             self.left_out_s = min(self.left_out_s, entry.bound_s)
             return
         if refined is None:
-            bound_s, tight = self._tightened(floors, cutoff_s)
-            self._push(replace(entry, bound_s=max(entry.bound_s, bound_s)), tight=tight)
+            bound_s, tight = self._tightened(floors, entry.bound_s, cutoff_s)
+            self._push(replace(entry, bound_s=bound_s), tight=tight)
             return
-        closer, worked_out = refined
+        closer, worked_out, least = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        for shelf in alike(worked_out):
+        groups = tuple(alike(worked_out))
+        if least is not None:
+            self._add((least,), entry.bound_s, groups)
+            return
+        for shelf in groups:
             self._add(shelf, entry.bound_s)
 
     def _may_win(self, entry: Alike, cutoff_s: float) -> bool:
@@ -237,8 +250,8 @@ class Frontier:
         )
         return Reach(self._formulator.needs(costs, task.zero), share, self._objective)
 
-    def _tightened(self, entries: Sequence[Alike], cutoff_s: float) -> tuple[float, bool]:
-        """A higher bound of some problems, up to the cutoff, and whether that is as far as it goes.
+    def _tightened(self, entries: Sequence[Alike], low_s: float, cutoff_s: float) -> tuple[float, bool]:
+        """A higher bound of some problems than is known, up to the cutoff, and whether that is as far as it goes.
 
         The range (on a logarithmic scale) in which it lies is halved; first it is held against the least bound that
         was found in this way, since only the least of all matters.
@@ -248,7 +261,7 @@ class Frontier:
             for entry in entries
             for task in {task.zero: task for task in reversed(entry.tasks)}.values()
         ]
-        low_s, least_s = min(entry.bound_s for entry in entries), self._least_s
+        least_s = self._least_s
 
         def possible(most_s: float) -> bool:
             return any(reach.possible(most_s) for reach in reaches)

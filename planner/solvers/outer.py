@@ -34,7 +34,7 @@ from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
-from planner.space.joined import joined
+from planner.space.joined import joined, least_of
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Job
@@ -131,7 +131,7 @@ class _Search:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
         if not self._thorough:
-            self._prefer(self._frontier(ClosedForm(), alone, floors, self._refine, first), any_plan=any_plan)
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
             first = []
         refine = self._refine if self._thorough else self._refined_before
         self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
@@ -139,15 +139,17 @@ class _Search:
             if not diagnose or limited(self._job):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
+        if not any_plan:
+            self._look_closer()
         return self._assemble(priced, trivial.candidates())
 
     def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
         """Costs with the least memory among those of the smallest micro-batch: what comes nearest to fitting."""
         size = self._sizes[0]
-        known = [c for c in self._shelves.get(size, {}).values() if c.ranks > 1]
+        known = [c for c in self._shelves.get(size, {}).values() if c.sharding > 0]
         if self._shardings is not None:
             known += [c for c in self._shardings.even_split(size) if c.ranks > 1]
-            self._shelves.setdefault(size, {}).update((c.sharding, c) for c in known)
+            self._offer(size, known)
         leanest = sorted(known, key=lambda c: (float(c.parameter_elements.sum()), float(c.saved_bytes[0, -1])))[:1]
         return leanest + (priced if self._alone or not leanest else [])
 
@@ -167,7 +169,7 @@ class _Search:
             if priced and not self._any_block_fits(costs):
                 break
             priced.append(costs)
-            self._shelves.setdefault(size, {})[costs.sharding] = costs
+            self._offer(size, [costs])
             trivial.add(costs)
         return priced
 
@@ -181,7 +183,7 @@ class _Search:
             if trivial.best_s() <= near_s / self._formulator.devices():
                 break
             for costs in self._shardings.even_split(size):
-                self._shelves.setdefault(size, {})[costs.sharding] = costs
+                self._offer(size, [costs])
                 trivial.add_sharded(costs, self._judge(size))
                 tried.append(costs)
         return tried
@@ -215,10 +217,22 @@ class _Search:
 
     def _refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for; the judge knows shardings that are worked out from then on."""
-        closer, found = self._shardings.refine(micro_batch, key) if self._shardings is not None else ((), ())
-        self._shelves.setdefault(micro_batch, {}).update((costs.sharding, costs) for costs in found)
-        self._refined[micro_batch, key] = closer, found
-        return closer, found
+        if self._shardings is None or (micro_batch, key) in self._refined:
+            return self._refined.get((micro_batch, key), ((), (), None))
+        closer, found = self._shardings.refine(micro_batch, key)
+        least = self._shardings.least(micro_batch, key) if found else None
+        self._offer(micro_batch, [*found, *([] if least is None else [least])])
+        self._refined[micro_batch, key] = closer, found, least
+        return closer, found, least
+
+    def _offered(self, micro_batch: int, key: Key) -> Refined:
+        """The same, where only decisions are looked for: without what bounds those that are not offered."""
+        closer, found, _ = self._refine(micro_batch, key)
+        return closer, found, None
+
+    def _offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
+        """Let the judge know shardings."""
+        self._shelves.setdefault(micro_batch, {}).update((each.sharding, each) for each in costs)
 
     def _refined_before(self, micro_batch: int, key: Key) -> Refined | None:
         """The same, if it has been worked out, or effort is left."""
@@ -267,6 +281,15 @@ class _Search:
             self._report(frontier, len(alike.tasks))
         self._found.play(KEEP + 1)
 
+    def _look_closer(self) -> None:
+        """Look for decisions in more of the ways in which the fastest that is known shares operators."""
+        best = self._found.best()
+        number = max(stage.sharding for stage in best.stages)
+        if self._shardings is not None and number:
+            finer = self._shardings.finer(best.micro_batch, number)
+            self._offer(best.micro_batch, finer)
+            self._prefer(self._frontier(ClosedForm(), (), (), self._offered, finer), any_plan=False)
+
     def _prove(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions, and find those that come closest."""
         while not (any_plan and self._found):
@@ -275,7 +298,7 @@ class _Search:
             if entry is None:
                 break
             if isinstance(entry, Looked):
-                self._solve(entry)
+                self._solve(frontier, entry)
             else:
                 self._look(frontier, entry)
             self._report(frontier, 0)
@@ -310,7 +333,7 @@ class _Search:
                     self._note(tasks, Outcome.BOUNDED, known.bound_s)
                     continue
                 for task in tasks:
-                    frontier.put_back(Looked(task, alike.shelf, known))
+                    frontier.put_back(Looked(task, alike.shelf, known, alike.groups))
 
     def _formulated(self, task: Task, shelf: Sequence[BlockCosts]) -> StageProblem:
         return joined([
@@ -320,24 +343,38 @@ class _Search:
             for costs in shelf
         ])  # fmt: skip
 
-    def _solve(self, entry: Looked) -> None:
-        """Solve a problem that may hold the fastest decision."""
+    def _solve(self, frontier: Frontier, entry: Looked) -> None:
+        """Solve a problem that may hold the fastest decision; of one that only bounds others, solve these."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
-        if entry.bound_s >= cutoff_s:
+        if entry.bound_s >= cutoff_s or entry.groups:
             self._note([task], Outcome.BOUNDED, entry.bound_s)
+            for group in entry.groups if self._thorough and entry.bound_s < cutoff_s else ():
+                self._solve_among(frontier, task, group)
             return
         if task.schedule != known.problem.schedule:
             known = known.ordered(self._formulated(task, entry.shelf))
         shortest = settle(known, self._judge(task.micro_batch), keep=KEEP, cutoff_s=cutoff_s)
         self._note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
         self._add(shortest)
-        unlike = len(np.unique(known.problem.replicas)) > 1 and not known.problem.uniform
-        if self._thorough and unlike and shortest.bound_s < self._found.best_s * (1 - SAME):
-            self._solve_beside(known.problem)
+        self._solve_beside(known.problem, shortest.bound_s)
 
-    def _solve_beside(self, problem: StageProblem) -> None:
+    def _solve_among(self, frontier: Frontier, task: Task, group: Sequence[BlockCosts]) -> None:
+        """Solve a problem in which stages pick from some shardings, if it may hold the fastest decision."""
+        best_s = self._found.best_s
+        if not frontier.reach(task, least_of(group)).possible(best_s):
+            return
+        known = bounded(self._formulated(task, group), best_s)
+        if known.bound_s < best_s * (1 - SAME):
+            shortest = settle(known, self._judge(task.micro_batch), keep=KEEP)
+            self._add(shortest)
+            self._solve_beside(known.problem, shortest.bound_s)
+
+    def _solve_beside(self, problem: StageProblem, shortest_s: float) -> None:
         """Look for decisions that may be faster than the one with the shortest critical path, which says little of
         stages with unequal replicas: those that the closed form prefers, and those with equal replicas."""
+        unlike = len(np.unique(problem.replicas)) > 1 and not problem.uniform
+        if not self._thorough or not unlike or shortest_s >= self._found.best_s * (1 - SAME):
+            return
         judge = self._judge(problem.micro_batch)
         self._add(chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s * (1 + SLACK), keep=KEEP))
         equal = dataclasses.replace(problem, uniform=True)

@@ -54,7 +54,7 @@ Key = tuple[object, ...]
 """Names what a floor stands for; the search hands it back."""
 
 
-Refined = tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]
+Refined = tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts], BlockCosts | None]
 """Floors that are closer, and shardings that are worked out."""
 
 
@@ -70,8 +70,15 @@ class Shardings(Protocol):
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
         """A few shardings that a first plan can be made of, and with each all that stages can choose beside it."""
 
-    def refine(self, micro_batch: int, key: Key) -> Refined:
+    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
         """What a floor stands for: closer floors, or shardings worked out, each with a number of its own."""
+
+    def least(self, micro_batch: int, key: Key) -> BlockCosts | None:
+        """What no sharding that a floor stands for is below, with a negative number; None where those that were worked
+        out are all that could be best."""
+
+    def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
+        """More shardings that can be mixed with one, where the choice matters most."""
 
 
 class Outcome(StrEnum):

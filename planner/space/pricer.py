@@ -6,6 +6,7 @@ Everything is worked out when it is asked for, once.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_c
 from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
 from planner.sharding.resting import StateBytes
-from planner.sharding.sharded import ShardedCosts, decided_costs, sharded_costs, whole_costs
+from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.meshes import device_types, mesh_names, meshes_for
@@ -38,6 +39,9 @@ Decided = Mapping[str, Choice] | None
 
 Key = tuple[Any, ...]
 """A mesh, or a mesh and how the tensors between blocks lie on it."""
+
+SURE = 0.998
+"""Part of the least memory that any point was found to need, below which none of less than thrice the time needs."""
 
 MOST_MESHES = 2
 """Meshes on which a first plan is looked for."""
@@ -78,7 +82,8 @@ class Pricer:
             refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap"}, engine, "leave it out")
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
-        self._inner = InnerCache()
+        self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
+        self._inner, self._below = InnerCache(), itertools.count(-1, -1)
         self._worked_on: list[InnerCosts] = []
         self._known: dict[int, list[Sharded]] = {}
         self.meshes = meshes_for(graph, cluster, job)
@@ -87,6 +92,9 @@ class Pricer:
         self.costs = functools.cache(self._costs)
         self._inner_on = functools.cache(self._inner_costs)
         self._shardings_on = functools.cache(self._shardings)
+        self._finer_on = functools.cache(self._finer)
+        self._floors_on = functools.cache(self._by_boundary)
+        self.least = functools.cache(self._least)
 
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
@@ -171,8 +179,8 @@ class Pricer:
         alone = "every replica one device, or " if 1 in (allowed_ranks(self._job) or (1,)) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
-            "boundaries replicated, cut by sequence or by batch; of the ways to share a block those that some price of "
-            "memory prefers" + "".join(f"; without {words}" for words in given_up)
+            "boundaries replicated, cut by sequence or by batch; all ways to share a block"
+            "".join(f"; without {words}" for words in given_up)
         )
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
@@ -184,7 +192,7 @@ class Pricer:
         """Every way worth trying to share operators on one axis of so many ranks; of one rank the chain as it is."""
         if ranks == 1:
             return [self.costs(micro_batch)]
-        keys = (key for _, key in self._by_boundary(micro_batch, (ranks,)))
+        keys = (key for _, key in self._floors_on(micro_batch, (ranks,)))
         return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
@@ -192,15 +200,57 @@ class Pricer:
         node = self.cluster.node_size or self.cluster.device_count
         found: list[BlockCosts] = []
         for mesh in [mesh for mesh in self.meshes if math.prod(mesh) <= node][-MOST_MESHES:]:
-            floors = [(float(f.backward_s.sum()), key) for f, key in self._by_boundary(micro_batch, mesh)]
+            floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
             found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return found
 
     def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
         """Of a mesh the floors by how boundaries lie; of these the shardings that are worth trying, fastest first."""
         if len(key) == 1:
-            return self._by_boundary(micro_batch, key[0]), ()
+            return self._floors_on(micro_batch, key[0]), ()
         return (), self._shardings_on(micro_batch, *key)
+
+    def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
+        """The shardings on the mesh of one, boundaries lying as there, that closer prices of memory prefer."""
+        entry = self.entry(micro_batch, number)
+        return self._finer_on(micro_batch, entry.inner.mesh.sizes, entry.sharded.boundaries)
+
+    def _finer(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+        inner = self._inner_on(micro_batch, mesh)
+        found = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
+        return tuple(self._numbered(inner, each) for each in found)
+
+    def _least(self, micro_batch: int, key: Key) -> BlockCosts | None:
+        """What no sharding on a mesh, boundaries lying as the key says, takes less time or memory than; its number is
+        negative, since no plan can have it. None where one of the offered shardings is both fastest and leanest.
+
+        The least time of a block is exact, and so is what crosses boundaries; the least memory is that of the leanest
+        points, which no point that is not far slower goes below by more than rounding.
+        """
+        floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
+        inner, training = self._inner_on(micro_batch, key[0]), self._training
+        number = next(self._below)
+        lean = [
+            sharded_block_costs(inner, each, training, self._differentiable, number)
+            for each in leanest_costs(inner, key[1])
+        ]
+        floor, fastest = floors[0], self._shardings_on(micro_batch, *key)[0]
+        if all((fastest.saved_bytes <= c.saved_bytes).all() for c in lean) and all(
+            (fastest.parameter_elements <= c.parameter_elements).all() for c in lean
+        ):
+            return None
+        return replace(
+            lean[0],
+            forward_s=floor.forward_s,
+            backward_s=floor.backward_s,
+            update_s=floor.update_s,
+            parameter_elements=SURE * np.minimum.reduce([each.parameter_elements for each in lean]),
+            saved_bytes=SURE * np.minimum.reduce([each.saved_bytes for each in lean]),
+            workspace_bytes=floor.workspace_bytes,
+            ties=floor.ties,
+            kept_bytes=floor.kept_bytes,
+            step_s=None,
+        )
 
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
         """No communication, and an even share of everything on each rank, which works on it at its own speed."""
@@ -266,9 +316,8 @@ class Pricer:
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts) -> BlockCosts:
         """Costs of a sharding, which gets the next number of its micro-batch size."""
-        job, known = self._job, self._known.setdefault(inner.micro_batch, [])
-        training = Training(self.cluster.devices[0], precision(job.precision), job.optimizer)
+        known = self._known.setdefault(inner.micro_batch, [])
         number = len(known) + 1
-        costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
+        costs = sharded_block_costs(inner, sharded, self._training, self._differentiable, number)
         known.append(Sharded(number, inner, sharded, costs))
         return costs

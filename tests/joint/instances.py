@@ -58,6 +58,13 @@ class Ways:
         """A floor's ways."""
         return (), self._of(micro_batch, key[0])
 
+    def least(self, micro_batch: int, key: Key) -> None:
+        """The ways are all there are."""
+
+    def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
+        """None beside them."""
+        return ()
+
     def _of(self, micro_batch: int, ranks: object) -> list[BlockCosts]:
         return [c for c in self.sharded[micro_batch] if c.ranks == ranks]
 
