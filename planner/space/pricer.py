@@ -180,7 +180,7 @@ class Pricer:
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; all ways to share a block"
-            "".join(f"; without {words}" for words in given_up)
+            + "".join(f"; without {words}" for words in given_up)
         )
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
