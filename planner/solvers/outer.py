@@ -56,6 +56,9 @@ bounded more closely."""
 MOST_BOUNDED = 4
 """How many these are."""
 
+MOST_LIFTED = 12
+"""Problems that bound others and are solved for the sake of their bound, the least first."""
+
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
 
@@ -119,6 +122,7 @@ class _Search:
         self._bound_s = math.inf
         self._settled = 0
         self._refined: dict[tuple[int, Key], Refined] = {}
+        self._open: list[Looked] = []
         self._effort = math.inf if self._thorough else MOST_BOUNDED
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
@@ -141,6 +145,7 @@ class _Search:
             raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
         if not any_plan:
             self._look_closer()
+            self._lift()
         return self._assemble(priced, trivial.candidates())
 
     def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
@@ -251,7 +256,7 @@ class _Search:
         self._settled += settled
         if self._progress is not None:
             best_s = self._found.best_s
-            bound_s = min(best_s, frontier.bound_s, self._bound_s)
+            bound_s = min([best_s, frontier.bound_s, self._bound_s, *(entry.bound_s for entry in self._open)])
             self._progress(self._settled + len(self._explored), frontier.count, best_s, bound_s)
 
     @property
@@ -346,9 +351,13 @@ class _Search:
     def _solve(self, frontier: Frontier, entry: Looked) -> None:
         """Solve a problem that may hold the fastest decision; of one that only bounds others, solve these."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
-        if entry.bound_s >= cutoff_s or entry.groups:
+        if entry.bound_s >= cutoff_s or (entry.groups and not self._thorough):
             self._note([task], Outcome.BOUNDED, entry.bound_s)
-            for group in entry.groups if self._thorough and entry.bound_s < cutoff_s else ():
+            return
+        if entry.groups:
+            self._explore([task], Outcome.BOUNDED, entry.bound_s)
+            self._open.append(entry)
+            for group in entry.groups:
                 self._solve_among(frontier, task, group)
             return
         if task.schedule != known.problem.schedule:
@@ -368,6 +377,19 @@ class _Search:
             shortest = settle(known, self._judge(task.micro_batch), keep=KEEP)
             self._add(shortest)
             self._solve_beside(known.problem, shortest.bound_s)
+
+    def _lift(self) -> None:
+        """Bound more closely what bounds others, as long as the bound of all depends on it."""
+        left = sorted(self._open, key=lambda entry: (entry.bound_s, entry.task.sharding))
+        for entry in left[:MOST_LIFTED]:
+            if entry.bound_s >= self._bound_s:
+                break
+            task, known = entry.task, entry.known
+            if task.schedule != known.problem.schedule:
+                known = known.ordered(self._formulated(task, entry.shelf))
+            solved = settle(known, self._judge(task.micro_batch), keep=1, cutoff_s=self._found.best_s)
+            self._bound_s = min(self._bound_s, max(entry.bound_s, solved.bound_s))
+        self._bound_s = min([self._bound_s, *(entry.bound_s for entry in left[MOST_LIFTED:])])
 
     def _solve_beside(self, problem: StageProblem, shortest_s: float) -> None:
         """Look for decisions that may be faster than the one with the shortest critical path, which says little of
@@ -393,6 +415,11 @@ class _Search:
         if outcome is not Outcome.DOMINATED:
             outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
             self._bound_s = min(self._bound_s, bound_s)
+        self._explore(tasks, outcome, bound_s, solution)
+
+    def _explore(
+        self, tasks: Sequence[Task], outcome: Outcome, bound_s: float, solution: Solution | None = None
+    ) -> None:
         best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
         self._explored += [
             Explored(
