@@ -49,15 +49,15 @@ class Alike:
     """Problems that differ in schedule, ZeRO stage and sharding only.
 
     Of one ZeRO stage the first has every decision of the others, in no more memory. Every stage of a decision picks one
-    of the shardings of the shelf; `costs` are what none of them is below. With `groups` the shelf is only what none of
-    theirs is below, and decisions are made of one of the groups.
+    of the shardings of the shelf; `costs` are what none of them is below. Where it `only_bounds`, the shelf is what
+    no sharding is below, and no decision is made of it.
     """
 
     bound_s: float
     shelf: tuple[BlockCosts, ...]
     costs: BlockCosts
     tasks: tuple[Task, ...]
-    groups: tuple[tuple[BlockCosts, ...], ...] = ()
+    only_bounds: bool = False
 
     @property
     def slice_devices(self) -> int:
@@ -93,13 +93,13 @@ class Looked:
         task: which it is.
         shelf: the shardings that stages pick from.
         known: what is known of it, or of the same problem in an order of work that leaves more room.
-        groups: of `Alike`.
+        only_bounds: of `Alike`.
     """
 
     task: Task
     shelf: tuple[BlockCosts, ...]
     known: Bounded
-    groups: tuple[tuple[BlockCosts, ...], ...] = ()
+    only_bounds: bool = False
 
     @property
     def bound_s(self) -> float:
@@ -156,12 +156,7 @@ class Frontier:
         bound_s = min((each.bound_s for each in self._alike((floor,))), default=math.inf)
         self._push(Unpriced(max(bound_s, least_s), floor, key), tight=False)
 
-    def _add(
-        self,
-        shelf: tuple[BlockCosts, ...],
-        least_s: float = 0.0,
-        groups: tuple[tuple[BlockCosts, ...], ...] = (),
-    ) -> None:
+    def _add(self, shelf: tuple[BlockCosts, ...], least_s: float = 0.0, *, only_bounds: bool = False) -> None:
         """Add all problems in which stages pick from a shelf, unless they were there already."""
         if (shelf[0].micro_batch, shelf[0].sharding) in self._added:
             return
@@ -169,7 +164,7 @@ class Frontier:
         found = self._alike(shelf)
         self.count += sum(len(each.tasks) for each in found)
         for each in found:
-            self._push(replace(each.at_least(least_s), groups=groups), tight=False)
+            self._push(replace(each.at_least(least_s), only_bounds=only_bounds), tight=False)
 
     def put_back(self, entry: Looked) -> None:
         """Leave a problem for when its bound comes up again."""
@@ -219,11 +214,9 @@ class Frontier:
         closer, worked_out, least = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        groups = tuple(alike(worked_out))
         if least is not None:
-            self._add((least,), entry.bound_s, groups)
-            return
-        for shelf in groups:
+            self._add((least,), entry.bound_s, only_bounds=True)
+        for shelf in alike(worked_out):
             self._add(shelf, entry.bound_s)
 
     def _may_win(self, entry: Alike, cutoff_s: float) -> bool:

@@ -34,7 +34,7 @@ from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
-from planner.space.joined import joined, least_of
+from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Job
@@ -56,7 +56,7 @@ bounded more closely."""
 MOST_BOUNDED = 4
 """How many these are."""
 
-MOST_LIFTED = 12
+MOST_LIFTED = 6
 """Problems that bound others and are solved for the sake of their bound, the least first."""
 
 NEAR = 1.2
@@ -303,7 +303,7 @@ class _Search:
             if entry is None:
                 break
             if isinstance(entry, Looked):
-                self._solve(frontier, entry)
+                self._solve(entry)
             else:
                 self._look(frontier, entry)
             self._report(frontier, 0)
@@ -338,7 +338,7 @@ class _Search:
                     self._note(tasks, Outcome.BOUNDED, known.bound_s)
                     continue
                 for task in tasks:
-                    frontier.put_back(Looked(task, alike.shelf, known, alike.groups))
+                    frontier.put_back(Looked(task, alike.shelf, known, alike.only_bounds))
 
     def _formulated(self, task: Task, shelf: Sequence[BlockCosts]) -> StageProblem:
         return joined([
@@ -348,17 +348,15 @@ class _Search:
             for costs in shelf
         ])  # fmt: skip
 
-    def _solve(self, frontier: Frontier, entry: Looked) -> None:
-        """Solve a problem that may hold the fastest decision; of one that only bounds others, solve these."""
+    def _solve(self, entry: Looked) -> None:
+        """Solve a problem that may hold the fastest decision; one that only bounds others may be lifted later."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
-        if entry.bound_s >= cutoff_s or (entry.groups and not self._thorough):
+        if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
             self._note([task], Outcome.BOUNDED, entry.bound_s)
             return
-        if entry.groups:
+        if entry.only_bounds:
             self._explore([task], Outcome.BOUNDED, entry.bound_s)
             self._open.append(entry)
-            for group in entry.groups:
-                self._solve_among(frontier, task, group)
             return
         if task.schedule != known.problem.schedule:
             known = known.ordered(self._formulated(task, entry.shelf))
@@ -366,17 +364,6 @@ class _Search:
         self._note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
         self._add(shortest)
         self._solve_beside(known.problem, shortest.bound_s)
-
-    def _solve_among(self, frontier: Frontier, task: Task, group: Sequence[BlockCosts]) -> None:
-        """Solve a problem in which stages pick from some shardings, if it may hold the fastest decision."""
-        best_s = self._found.best_s
-        if not frontier.reach(task, least_of(group)).possible(best_s):
-            return
-        known = bounded(self._formulated(task, group), best_s)
-        if known.bound_s < best_s * (1 - SAME):
-            shortest = settle(known, self._judge(task.micro_batch), keep=KEEP)
-            self._add(shortest)
-            self._solve_beside(known.problem, shortest.bound_s)
 
     def _lift(self) -> None:
         """Bound more closely what bounds others, as long as the bound of all depends on it."""
