@@ -30,7 +30,7 @@ from planner.play import StageTimes, play
 from planner.space import simulate_decision
 from planner.space.evaluate import evaluate
 from planner.space.pricer import Pricer
-from planner.space.types import BlockCosts, Decision, Evaluation, StageChoice
+from planner.space.types import BlockCosts, Configuration, Evaluation, StageChoice
 
 SOURCE = "Narayanan et al., SC 2021"
 
@@ -135,7 +135,7 @@ def hand_tuned(row: Row) -> Priced:
 
 def _judged(
     row: Row, pricer: Pricer, costs: BlockCosts, cluster: Cluster, what: Job, chunks: int
-) -> tuple[Decision, Evaluation]:
+) -> tuple[Configuration, Evaluation]:
     """Equal numbers of layers a stage, on as many devices as there are stages."""
     blocks, count = pricer.chain.blocks, row.pipeline * chunks
     heads = {layer_of(pricer.chain.graph.nodes[b.nodes[0]].module): i for i, b in reversed([*enumerate(blocks)])}
@@ -145,7 +145,7 @@ def _judged(
         StageChoice(bounds[k], bounds[k + 1], row.data, recompute=True, ranks=row.tensor, sharding=costs.sharding)
         for k in range(count)
     )
-    decision = Decision(stages, 1, row.micro_batch, row.global_batch // row.micro_batch, "1f1b")
+    decision = Configuration(stages, 1, row.micro_batch, row.global_batch // row.micro_batch, "1f1b")
     verdict = evaluate({costs.sharding: costs}, cluster, dataclasses.replace(what, zero=(0,)), decision)
     if verdict.violations and chunks == 1:
         raise ValueError(f"{row.key}: {verdict.violations[0].message}")

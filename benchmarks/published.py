@@ -32,7 +32,7 @@ from planner.operators import needs_gradient
 from planner.space import simulate_decision
 from planner.space.blocks import block_costs
 from planner.space.evaluate import evaluate
-from planner.space.types import BlockCosts, Decision, Job, StageChoice
+from planner.space.types import BlockCosts, Configuration, Job, StageChoice
 
 BASELINE_SHARE = 0.5
 VOCAB_PART = 128
@@ -112,14 +112,14 @@ def _chain(size: GPTSize, batch: int, seq: int) -> Chain:
     return build_chain(graph)
 
 
-def _decision(run: Run, chain: Chain) -> Decision:
+def _decision(run: Run, chain: Chain) -> Configuration:
     """Stages of equal numbers of layers; where that does not come out, the first and the last have one layer fewer."""
     short = run.layers % run.stages != 0
     per_stage = (run.layers + 2 * short) // run.stages
     heads = {layer_of(chain.graph.nodes[b.nodes[0]].module): i for i, b in reversed([*enumerate(chain.blocks)])}
     starts = [heads[f"transformer.h.{stage * per_stage - short}"] for stage in range(1, run.stages)]
     bounds = itertools.pairwise([0, *starts, len(chain.blocks)])
-    return Decision(
+    return Configuration(
         stages=tuple(StageChoice(a, b, run.replicas, run.recompute, run.ranks, int(run.ranks > 1)) for a, b in bounds),
         copies=1,
         micro_batch=run.micro_batch,

@@ -41,7 +41,7 @@ from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.settled import settled
 from planner.space.timing import least_s
-from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation, Job
+from planner.space.types import BlockCosts, Candidate, Certificate, Evaluation, Job
 
 Progress = Callable[[int, int, float, float], None]
 _PREDICTED = "this configuration alone, in any order of its work"
@@ -331,7 +331,7 @@ def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False)
     return answer.best.evaluation.iteration_s
 
 
-def _shardings(pricer: Pricer, decision: Decision) -> dict[int, StageSharding]:
+def _shardings(pricer: Pricer, decision: Configuration) -> dict[int, StageSharding]:
     """How the groups of ranks of a decision share operators, by the number that its stages give."""
     numbers = sorted({stage.sharding for stage in decision.stages} - {0})
     entries = [pricer.entry(decision.micro_batch, number) for number in numbers]
@@ -396,14 +396,14 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     return chosen, chosen.simulated_s or math.inf, shown
 
 
-def _simulated_s(decision: Decision, evaluation: Evaluation) -> float:
+def _simulated_s(decision: Configuration, evaluation: Evaluation) -> float:
     """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
     if decision.micro_batches > MOST_MICRO_BATCHES:
         return evaluation.iteration_s
     return simulate_decision(decision, evaluation).makespan_s
 
 
-def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Decision]) -> tuple[Candidate, ...]:
+def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:
     """The other candidates, of those that look alike the first alone; runners-up numbered anew."""
     seen, shown, number = {_shape(chosen.decision)}, [], 0
     for candidate in others:
@@ -419,7 +419,7 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Decision
     return tuple(shown)
 
 
-def _shape(decision: Decision) -> tuple[object, ...]:
+def _shape(decision: Configuration) -> tuple[object, ...]:
     """What tells plans apart at a glance: all but where exactly stages are cut."""
     stages = tuple((stage.replicas, stage.ranks, stage.recompute) for stage in decision.stages)
     return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero

@@ -14,7 +14,7 @@ from planner.sharding import StageSharding
 from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.problem import Choice
 from planner.space.pricer import Pricer
-from planner.space.types import BlockCosts, Decision, StageChoice
+from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
 def is_searched(plan: Plan) -> bool:
@@ -36,7 +36,7 @@ def has_closed_form(plan: Plan) -> bool:
         return False
 
 
-def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Decision:
+def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Configuration:
     """The decision behind a plan of the own search.
 
     Args:
@@ -59,7 +59,7 @@ def decision_of(plan: Plan, numbers: Mapping[str, int]) -> Decision:
     width = plan.world_size // copies
     line = [group[0] for group in first.replicas[:2]]
     neighbours = copies > 1 and len(line) > 1 and line[1] == line[0] + first.group_ranks < width
-    return Decision(
+    return Configuration(
         stages, copies, size, count, plan.schedule.name, first.zero, width,
         adjacent=neighbours, transfers=Transfers(plan.schedule.transfers),
     )  # fmt: skip

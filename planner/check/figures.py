@@ -13,7 +13,7 @@ from planner.plan.files import to_document
 from planner.plan.locate import Path, readable
 from planner.plan.records import Stage
 from planner.plan.words import plural, summary
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 from planner.units import format_bytes, format_seconds
 
 TOLERANCE = 1e-6
@@ -163,11 +163,11 @@ def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
         yield f"it takes {format_seconds(seconds)}, less than the bound for all plans"
 
 
-def _decision(other: Alternative, blocks: int) -> Decision:
+def _decision(other: Alternative, blocks: int) -> Configuration:
     ranks: Sequence[int] = other.ranks or (1,) * len(other.starts)
     ends = (*other.starts[1:], blocks)
     stages = tuple(
         StageChoice(start, stop, replicas, index in other.recompute, ranks[index])
         for index, (start, stop, replicas) in enumerate(zip(other.starts, ends, other.replicas, strict=True))
     )
-    return Decision(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)
+    return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)

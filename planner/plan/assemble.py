@@ -42,7 +42,7 @@ from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
 from planner.space.settled import precision_of, settled
-from planner.space.types import Candidate, Certificate, Decision, Evaluation, Job
+from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
 
 NOT_MODELLED = (
     "data loading, checkpoint writing and host work other than kernel launches",
@@ -65,7 +65,7 @@ def assemble(
     chain: Chain,
     cluster: Cluster,
     job: Job,
-    decision: Decision,
+    decision: Configuration,
     evaluation: Evaluation,
     certificate: Certificate,
     *,
@@ -191,7 +191,7 @@ def _named_stages(
     staging: Staging,
     chain: Chain,
     blocks: Sequence[Block],
-    decision: Decision,
+    decision: Configuration,
     laid: Scheduled,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
@@ -208,7 +208,7 @@ def _named_stages(
     return tuple(found)
 
 
-def _check_stages(chain: Chain, decision: Decision) -> None:
+def _check_stages(chain: Chain, decision: Configuration) -> None:
     """Stages must follow each other and cover the chain."""
     edges = [0, *(stage.stop for stage in decision.stages)]
     starts = [stage.start for stage in decision.stages]
@@ -229,7 +229,7 @@ def _check_devices(cluster: Cluster, needed: int) -> None:
         )
 
 
-def _duplicated(chain: Chain, decision: Decision) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _duplicated(chain: Chain, decision: Configuration) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(operators, stages) of the parameter-free operators that stages compute for themselves.
 
     Operators needed by the same stages stand together; larger sets of stages come first, so that an operator never
@@ -263,7 +263,7 @@ def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:
 def _staging(
     graph: Graph,
     chain: Chain,
-    decision: Decision,
+    decision: Configuration,
     duplicated: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     chosen: Precision,
 ) -> Staging:
@@ -293,7 +293,7 @@ def _block(graph: Graph, chain: Chain, at: int) -> Block:
 def _stage(
     staging: Staging,
     blocks: Sequence[Block],
-    decision: Decision,
+    decision: Configuration,
     replicas: tuple[tuple[int, ...], ...],
     index: int,
     head: int,

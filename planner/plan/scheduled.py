@@ -19,7 +19,7 @@ from planner.plan.order_text import Row, row_of
 from planner.plan.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines
 from planner.plan.schedule_section import ScheduleSection
 from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, Work
-from planner.space.types import Decision
+from planner.space.types import Configuration
 from planner.space.workers import lay_workers
 
 Routing = Literal["round_robin", "by_order"]
@@ -53,7 +53,7 @@ class _Written:
     steady: tuple[Steady, ...] = ()
 
 
-def lay_out(decision: Decision, *, schedule: Schedule | None = None) -> Scheduled:
+def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Scheduled:
     """Lay a configuration's schedule on ranks.
 
     Args:
@@ -184,7 +184,7 @@ def _with_sync(action: Action) -> Iterator[Action]:
 def _section(
     chosen: Schedule,
     pipeline: Pipeline,
-    decision: Decision,
+    decision: Configuration,
     written: _Written,
     members: Sequence[Sequence[tuple[int, ...]]],
 ) -> ScheduleSection:

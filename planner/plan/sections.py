@@ -37,7 +37,7 @@ from planner.plan.records import (
 )
 from planner.plan.words import significant, summary
 from planner.space.heads import loss_outputs
-from planner.space.types import Candidate, Certificate, Decision, Evaluation, StageTerms
+from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
 from planner.sync import Phase, groups_of, recipe_of
 
 _EACH: dict[Phase, Literal["", "forward", "backward"]] = {
@@ -76,7 +76,7 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
     return HardwareSection(cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels)
 
 
-def micro_batches_section(decision: Decision) -> MicroBatches:
+def micro_batches_section(decision: Configuration) -> MicroBatches:
     """How the global batch is divided."""
     count = decision.micro_batches * decision.copies
     return MicroBatches(decision.micro_batch, count, decision.micro_batch * count, "mean", 1.0 / count)
@@ -84,7 +84,7 @@ def micro_batches_section(decision: Decision) -> MicroBatches:
 
 def predictions_section(
     stages: Sequence[Stage],
-    decision: Decision,
+    decision: Configuration,
     evaluation: Evaluation,
     certificate: Certificate,
     chosen: Precision,
@@ -119,7 +119,7 @@ def predictions_section(
     )
 
 
-def _bubble(stages: Sequence[Stage], decision: Decision, evaluation: Evaluation) -> float:
+def _bubble(stages: Sequence[Stage], decision: Configuration, evaluation: Evaluation) -> float:
     """Idle share of the working devices' time, over all copies."""
     count = decision.micro_batches * decision.copies
     busy = sum(
@@ -179,7 +179,7 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = N
 
 
 def tied_collectives(
-    stage: Stage, decision: Decision, shared: Sequence[SharedParameter]
+    stage: Stage, decision: Configuration, shared: Sequence[SharedParameter]
 ) -> tuple[StageCollective, ...]:
     """What a stage exchanges with the other holders of its parameters, once for each set of holders.
 

@@ -37,10 +37,12 @@ from planner.sharding import (
     shard_elements,
 )
 from planner.sharding.problem import Facts
-from planner.space.types import Decision
+from planner.space.types import Configuration
 
 
-def used_shardings(decision: Decision, catalogue: Mapping[int, StageSharding]) -> dict[int, tuple[StageSharding, str]]:
+def used_shardings(
+    decision: Configuration, catalogue: Mapping[int, StageSharding]
+) -> dict[int, tuple[StageSharding, str]]:
     """The entries that a decision's stages use and their names, by index.
 
     Raises:
@@ -64,7 +66,7 @@ def used_shardings(decision: Decision, catalogue: Mapping[int, StageSharding]) -
 
 
 def sharding_sections(
-    graph: Graph, decision: Decision, used: Mapping[int, tuple[StageSharding, str]], table: Sequence[Block]
+    graph: Graph, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]], table: Sequence[Block]
 ) -> tuple[Sharding, ...]:
     """Every sharding that stages use, for the blocks of those stages; O(operators of distinct blocks + all names).
 
@@ -196,7 +198,7 @@ def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[Bloc
 def sharded_boundaries(
     graph: Graph,
     boundaries: Sequence[Boundary],
-    decision: Decision,
+    decision: Configuration,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Boundary, ...]:
     """Boundaries with how they lie on the groups that make and read them."""
@@ -227,7 +229,7 @@ def sharded_boundaries(
 
 
 def with_inside(
-    predictions: Predictions, decision: Decision, used: Mapping[int, tuple[StageSharding, str]]
+    predictions: Predictions, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]]
 ) -> Predictions:
     """The predictions with what each stage's groups exchange inside, a micro-batch."""
     stages = []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from planner.space.limits import EXCLUDED
-from planner.space.types import Decision
+from planner.space.types import Configuration
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
 _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
@@ -57,7 +57,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
-def summary(decision: Decision) -> str:
+def summary(decision: Configuration) -> str:
     """A decision in a line: `4 stages x 2 replicas x 8 ranks, 2 copies, micro-batch 4 x 16, 1f1b, ZeRO-1`."""
     replicas = [s.replicas for s in decision.stages]
     equal = len(set(replicas)) == 1

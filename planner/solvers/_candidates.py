@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from planner.solvers.critical_path import critical_s
 from planner.solvers.types import Judge, Measure
-from planner.space.types import Candidate, Decision, Evaluation
+from planner.space.types import Candidate, Configuration, Evaluation
 
 SAME = 1e-9
 """Relative difference below which two times are the same."""
@@ -26,15 +26,15 @@ class Candidates:
 
     def __init__(self, simulated_s: Measure) -> None:
         self._simulated_s = simulated_s
-        self._verdicts: dict[Decision, Evaluation] = {}
-        self._least_s: dict[Decision, float] = {}
-        self._times: dict[Decision, float] = {}
+        self._verdicts: dict[Configuration, Evaluation] = {}
+        self._least_s: dict[Configuration, float] = {}
+        self._times: dict[Configuration, float] = {}
         self.best_s = self.best_form_s = math.inf
 
     def __bool__(self) -> bool:
         return bool(self._verdicts)
 
-    def add(self, decision: Decision, evaluation: Evaluation, *, play: bool = True) -> None:
+    def add(self, decision: Configuration, evaluation: Evaluation, *, play: bool = True) -> None:
         """Take a feasible decision in; it is played, or will be, if it may be the fastest."""
         if decision not in self._verdicts:
             self._verdicts[decision] = evaluation
@@ -43,7 +43,7 @@ class Candidates:
             if play:
                 self._play_if_faster(decision)
 
-    def best(self) -> Decision:
+    def best(self) -> Configuration:
         """The fastest that was played."""
         return min(self._times.items(), key=_order)[0]
 
@@ -53,11 +53,11 @@ class Candidates:
         for decision in ordered[:count]:
             self._play_if_faster(decision)
 
-    def _play_if_faster(self, decision: Decision) -> None:
+    def _play_if_faster(self, decision: Configuration) -> None:
         if self._least_s[decision] < self.best_s * (1 - SAME):
             self._play(decision)
 
-    def _play(self, decision: Decision) -> None:
+    def _play(self, decision: Configuration) -> None:
         if decision not in self._times:
             self._times[decision] = self._simulated_s(decision, self._verdicts[decision])
             self.best_s = min(self.best_s, self._times[decision])
@@ -82,7 +82,7 @@ class Candidates:
             if actions > MOST_ACTIONS:
                 break
             self._play(decision)
-        found: dict[Decision, tuple[Evaluation, float]] = {}
+        found: dict[Configuration, tuple[Evaluation, float]] = {}
         for decision, _ in sorted(self._times.items(), key=_order)[: 2 * count]:
             simple = self._simplified(decision, judge(decision.micro_batch))
             found[simple] = self._verdicts[simple], self._times[simple]
@@ -93,7 +93,7 @@ class Candidates:
             for k, (decision, seconds) in enumerate(ordered)
         ]
 
-    def _simplified(self, decision: Decision, judge: Judge) -> Decision:
+    def _simplified(self, decision: Configuration, judge: Judge) -> Configuration:
         """The same decision without what gains nothing: idle devices, sharding, recomputation, copies of one stage."""
         for simplify in (_packed, _unsharded, _kept, _merged):
             simpler = simplify(decision)
@@ -101,7 +101,7 @@ class Candidates:
                 decision = simpler
         return decision
 
-    def _no_slower(self, simpler: Decision, decision: Decision, judge: Judge) -> bool:
+    def _no_slower(self, simpler: Configuration, decision: Configuration, judge: Judge) -> bool:
         verdict = judge(simpler)
         if not verdict.feasible:
             return False
@@ -113,17 +113,17 @@ class Candidates:
         return False
 
 
-def _actions(decision: Decision) -> int:
+def _actions(decision: Configuration) -> int:
     return 2 * len(decision.stages) * decision.micro_batches
 
 
-def _order(entry: tuple[Decision, float]) -> tuple[float, int, str]:
+def _order(entry: tuple[Configuration, float]) -> tuple[float, int, str]:
     """By time as far as rounding allows, then the plainer decision."""
     decision, seconds = entry
     return float(f"{seconds:.9g}"), len(decision.stages), repr(decision)
 
 
-def _played(decision: Decision, evaluation: Evaluation) -> tuple[object, ...]:
+def _played(decision: Configuration, evaluation: Evaluation) -> tuple[object, ...]:
     """All that the time of a decision follows from when it is played."""
     times = tuple(
         (t.forward_s, t.backward_s, t.receive_s, t.return_s, t.exposed_sync_s, t.update_s) for t in evaluation.stages
@@ -131,21 +131,21 @@ def _played(decision: Decision, evaluation: Evaluation) -> tuple[object, ...]:
     return decision.schedule, decision.micro_batches, tuple(stage.replicas for stage in decision.stages), times
 
 
-def _packed(decision: Decision) -> Decision:
+def _packed(decision: Configuration) -> Configuration:
     return dataclasses.replace(decision, slice_devices=0)
 
 
-def _unsharded(decision: Decision) -> Decision:
+def _unsharded(decision: Configuration) -> Configuration:
     return dataclasses.replace(decision, zero=0)
 
 
-def _kept(decision: Decision) -> Decision:
+def _kept(decision: Configuration) -> Configuration:
     return dataclasses.replace(
         decision, stages=tuple(dataclasses.replace(stage, recompute=False) for stage in decision.stages)
     )
 
 
-def _merged(decision: Decision) -> Decision:
+def _merged(decision: Configuration) -> Configuration:
     """Copies of a single stage as replicas of one."""
     if len(decision.stages) > 1 or decision.slice_devices:
         return decision

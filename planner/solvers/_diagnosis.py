@@ -18,7 +18,7 @@ from planner.solvers._registry import SOLVERS
 from planner.space import evaluate
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
-from planner.space.types import BlockCosts, Decision, Evaluation, Job, StageTerms
+from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
 
 CostsFor = Callable[[int], BlockCosts]
 
@@ -67,7 +67,7 @@ def _would_fit(changes: Sequence[str]) -> str:
     return "this would fit: " + (changes[0] if len(changes) == 1 else f"{', '.join(changes[:-1])} or {changes[-1]}")
 
 
-def _named(costs: BlockCosts, decision: Decision, index: int) -> str:
+def _named(costs: BlockCosts, decision: Configuration, index: int) -> str:
     """A stage by its blocks."""
     stage, count = decision.stages[index], len(decision.stages)
     names = costs.names or tuple(f"block {k}" for k in range(len(costs.parameter_elements)))
@@ -86,7 +86,7 @@ def _needs(terms: StageTerms) -> str:
     return ", ".join(f"{kind} {sizes[kind] / _GIB:.2f}" for kind in sorted(shown, key=lambda kind: -sizes[kind]))
 
 
-def _circumstances(decision: Decision, terms: StageTerms, index: int, over: int) -> Iterator[str]:
+def _circumstances(decision: Configuration, terms: StageTerms, index: int, over: int) -> Iterator[str]:
     """How the plan that comes closest saves memory, and how many of its stages are too large even so."""
     stage, count = decision.stages[index], len(decision.stages)
     replicas = decision.copies * stage.replicas
@@ -168,7 +168,7 @@ def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray
             np.minimum(target, share.T, out=target)
 
 
-def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Decision | None:
+def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration | None:
     """A decision of the problem that fits, the fastest one."""
     solution = SOLVERS.get("chain_dp")(
         problem, lambda decision: evaluate(costs, cluster, job, decision), cutoff_s=math.inf, keep=1
@@ -178,7 +178,7 @@ def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job
 
 def _closest(
     priced: Sequence[BlockCosts], cluster: Cluster, job: Job
-) -> tuple[BlockCosts, Decision, Evaluation] | None:
+) -> tuple[BlockCosts, Configuration, Evaluation] | None:
     """The decision whose fullest device is over its memory by least, found by solving with more memory."""
     cases = [(costs, _leanest(costs, cluster, job)) for costs in priced[:_SIZES]]
     factors = [least_memory_factor(problem) for _, problem in cases]

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.space import evaluate
-from planner.space.types import BlockCosts, Candidate, Decision, Evaluation, Job, StageChoice
+from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT = "one device", "data parallel", "data parallel, ZeRO-1", "even split"
 TENSOR_PARALLEL = "tensor parallel, even split"
@@ -38,7 +38,7 @@ class TrivialPlans:
             if label not in self._best or key < self._best[label][0]:
                 self._best[label] = (key, Candidate(label, decision, evaluation))
 
-    def add_sharded(self, costs: BlockCosts, judge: Callable[[Decision], Evaluation]) -> None:
+    def add_sharded(self, costs: BlockCosts, judge: Callable[[Configuration], Evaluation]) -> None:
         """Price even splits of a model whose operators are shared by several ranks, with more and more stages.
 
         It ends where one more step makes a plan that fits slower.
@@ -72,16 +72,16 @@ def _excess(evaluation: Evaluation) -> float:
     return max((v.needed / v.available - 1 for v in evaluation.violations if v.kind == "memory"), default=0.0)
 
 
-def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Decision]]:
+def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Configuration]]:
     blocks, batches = len(costs.parameter_elements), job.global_batch // costs.micro_batch
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     schedule = job.schedules[0]
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
     for recompute in {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]:
 
-        def decision(bounds: Sequence[int], replicas: int, zero: int, again: bool = recompute) -> Decision:
+        def decision(bounds: Sequence[int], replicas: int, zero: int, again: bool = recompute) -> Configuration:
             stages = tuple(StageChoice(start, stop, replicas, again) for start, stop in itertools.pairwise(bounds))
-            return Decision(stages, 1, costs.micro_batch, batches, schedule, zero)
+            return Configuration(stages, 1, costs.micro_batch, batches, schedule, zero)
 
         yield ONE_DEVICE, decision((0, blocks), 1, 0)
         if devices > 1:
@@ -91,7 +91,7 @@ def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[st
             yield EVEN_SPLIT, decision([math.floor(k * blocks / count) for k in range(count + 1)], 1, 0)
 
 
-def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Decision]:
+def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Configuration]:
     """Stages of about equal time on all devices, one replica a copy: what Megatron-LM's users write down."""
     batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
     groups = min(job.devices or cluster.device_count, cluster.device_count) // ranks
@@ -108,4 +108,4 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Deci
                 StageChoice(start, stop, 1, recompute, ranks, costs.sharding)
                 for start, stop in itertools.pairwise(bounds)
             )
-            yield Decision(stages, copies, costs.micro_batch, batches // copies, job.schedules[0], zero)
+            yield Configuration(stages, copies, costs.micro_batch, batches // copies, job.schedules[0], zero)

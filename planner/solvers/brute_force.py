@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from planner.solvers._registry import SOLVERS
 from planner.solvers.types import Judge, Measure, Solution
 from planner.space.problem import StageProblem
-from planner.space.types import Decision, Evaluation
+from planner.space.types import Configuration, Evaluation
 
 
-def decisions(problem: StageProblem) -> Iterator[Decision]:
+def decisions(problem: StageProblem) -> Iterator[Configuration]:
     """All decisions of the problem, feasible or not; their number grows exponentially with blocks."""
     replicas = problem.replicas.tolist()
     recompute = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
@@ -50,7 +50,7 @@ def solve(
         keep: how many at the most.
         measure: the time that is minimised; by default the closed form.
     """
-    priced: list[tuple[float, Decision, Evaluation]] = []
+    priced: list[tuple[float, Configuration, Evaluation]] = []
     states = 0
     for decision in decisions(problem):
         states += 1

@@ -21,7 +21,7 @@ from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, stage_tables
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
-from planner.space.types import Decision, Evaluation
+from planner.space.types import Configuration, Evaluation
 
 CUTOFFS = (1.15, 1.5, 2.5, 6.0, math.inf)
 """Cutoffs of the relaxation, as multiples of what compute alone takes."""
@@ -159,7 +159,7 @@ def _search(
 
 def _judged(
     problem: StageProblem, judge: Judge, stages: Stages, seconds: float, bound_s: float
-) -> tuple[Decision, Evaluation]:
+) -> tuple[Configuration, Evaluation]:
     """The judge's verdict, which must be no slower than promised (but for ties that the problem leaves out) and no
     faster than what was proven."""
     decision = problem.decision(stages)

@@ -20,7 +20,7 @@ from planner.solvers._stages import StageTables, stage_tables
 from planner.solvers.chain_dp import AGREEMENT, minimised
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
-from planner.space.types import Decision, Evaluation, StageChoice
+from planner.space.types import Configuration, Evaluation, StageChoice
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     return settle(bounded(problem, cutoff_s), judge, keep=keep)
 
 
-def critical_s(decision: Decision, evaluation: Evaluation) -> float:
+def critical_s(decision: Configuration, evaluation: Evaluation) -> float:
     """Seconds that no simulation of a judged decision is shorter than; O(stages^2)."""
     terms = evaluation.stages
     return schedules.get(decision.schedule).critical_s(
@@ -96,7 +96,7 @@ def critical_s(decision: Decision, evaluation: Evaluation) -> float:
 
 def _judged(
     problem: StageProblem, judge: Judge, stages: tuple[StageChoice, ...], seconds: float
-) -> tuple[Decision, Evaluation]:
+) -> tuple[Configuration, Evaluation]:
     """The judge's verdict, whose critical path must not be shorter than what was found."""
     decision = problem.decision(stages)
     evaluation = judge(decision)

@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from planner.space.problem import StageProblem
-from planner.space.types import BlockCosts, Candidate, Certificate, Decision, Evaluation
+from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
 
-Judge = Callable[[Decision], Evaluation]
+Judge = Callable[[Configuration], Evaluation]
 """Prices a decision with code that no solver shares: `planner.space.evaluate` with its inputs filled in."""
 
-Measure = Callable[[Decision, Evaluation], float]
+Measure = Callable[[Configuration, Evaluation], float]
 """Seconds of an iteration of a judged decision when it is played out."""
 
 Progress = Callable[[int, int, float, float], None]
@@ -30,7 +30,7 @@ class Solution:
         states: partial decisions that were looked at.
     """
 
-    found: tuple[tuple[Decision, Evaluation], ...]
+    found: tuple[tuple[Configuration, Evaluation], ...]
     bound_s: float
     states: int = 0
 

@@ -1,6 +1,6 @@
 """What can be decided and at what price, and an independent judge.
 
-BlockCosts, Cluster, Job --formulate--> StageProblem --a solver--> Decision --evaluate--> Evaluation
+BlockCosts, Cluster, Job --formulate--> StageProblem --a solver--> Configuration --evaluate--> Evaluation
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from planner.space.types import (
     BlockCosts,
     Candidate,
     Certificate,
-    Decision,
     Evaluation,
     Job,
     MemoryBytes,
@@ -30,7 +29,6 @@ __all__ = [
     "Candidate",
     "Certificate",
     "Configuration",
-    "Decision",
     "Evaluation",
     "Formulator",
     "Job",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.errors import OutputError, UsageError
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 
 _FORMAT = 5
 
@@ -122,10 +122,10 @@ class StageProblem:
         replicas, sharding = int(self.replicas[option]), int(self.shardings[option])
         return StageChoice(start, stop, replicas, recompute, self.ranks, sharding)
 
-    def decision(self, stages: tuple[StageChoice, ...]) -> Decision:
+    def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The decision that chooses these stages."""
         full = sum(stage.replicas for stage in stages) == self.slice_devices
-        return Decision(
+        return Configuration(
             stages=stages,
             copies=self.copies,
             micro_batch=self.micro_batch,

@@ -8,13 +8,11 @@ import numpy as np
 
 from planner.space.configuration import Configuration, StageChoice
 
-Decision = Configuration
-
 __all__ = [
     "BlockCosts",
     "Candidate",
     "Certificate",
-    "Decision",
+    "Configuration",
     "Evaluation",
     "Job",
     "MemoryBytes",
@@ -223,7 +221,7 @@ class Candidate:
     """
 
     label: str
-    decision: Decision
+    decision: Configuration
     evaluation: Evaluation
     simulated_s: float | None = None
 

@@ -16,7 +16,7 @@ from planner.schedules.types import Pipeline, Schedule
 from planner.simulate import simulate
 from planner.space.limits import forbidden_choices
 from planner.space.pricer import Pricer
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 from planner.systems import get
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Search
@@ -102,7 +102,7 @@ def _forbidden(plan: Plan) -> str:
     copies = plan.copies
     stages = tuple(StageChoice(*s.blocks, len(s.replicas) // copies, s.recompute) for s in plan.stages)
     count, size = plan.micro_batches.count // copies, plan.micro_batches.size
-    decision = Decision(stages, copies, size, count, plan.schedule.name, plan.stages[0].zero)
+    decision = Configuration(stages, copies, size, count, plan.schedule.name, plan.stages[0].zero)
     job = dataclasses.replace(plan.options, schedules=(plan.schedule.name,))
     found = forbidden_choices(job, decision, tuple(block.name for block in plan.block_table))
     if job.devices and plan.world_size > job.devices:

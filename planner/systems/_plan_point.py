@@ -17,7 +17,7 @@ from planner.plan.words import significant
 from planner.play import Transfers
 from planner.schedules.types import Pipeline, Schedule
 from planner.sharding import StageSharding
-from planner.space.types import Certificate, Decision, Evaluation, MemoryBytes, StageTerms
+from planner.space.types import Certificate, Configuration, Evaluation, MemoryBytes, StageTerms
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut
 from planner.systems._price import Figures, price, rank_table
@@ -54,7 +54,7 @@ def plan_point(
         holders: workers of one copy that have each stage, where the schedule's name does not say it.
         provenance: how the plan came to be.
     """
-    decision = Decision(
+    decision = Configuration(
         point.stages, point.copies, point.micro_batch, point.micro_batches, schedule.name, point.zero,
         point.slice_devices, devices=point.ranks, transfers=transfers,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def plan_cut(bench: Bench, cut: Cut, transfers: Transfers, given: Given, provena
 
 def assembled(
     bench: Bench,
-    decision: Decision,
+    decision: Configuration,
     evaluation: Evaluation,
     busiest_s: float,
     laid: Scheduled,

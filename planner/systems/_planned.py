@@ -18,7 +18,7 @@ from planner.play import Transfers
 from planner.sharding import StageSharding
 from planner.simulate import simulate
 from planner.space.pricer import Pricer
-from planner.space.types import Candidate, Decision, Evaluation, Job, StageChoice, StageTerms
+from planner.space.types import Candidate, Configuration, Evaluation, Job, StageChoice, StageTerms
 from planner.sync import Exchange
 from planner.systems import SYSTEMS, get
 from planner.systems._bench import Bench
@@ -205,7 +205,7 @@ def _of_exchange(bench: Bench, system: System, author: System, micro_batch: int,
     if priced.exchange is None:
         raise InfeasibleError(f"{system.title}: a replica does not fit", hint="use smaller micro-batches")
     blocks, costs = bench.blocks, bench.costs(micro_batch)
-    decision = Decision((StageChoice(0, blocks, 1),), priced.replicas, micro_batch, priced.count, "1f1b")
+    decision = Configuration((StageChoice(0, blocks, 1),), priced.replicas, micro_batch, priced.count, "1f1b")
     types = sorted(set(bench.cluster.device_types[: priced.replicas].tolist()))
     slow = max(types, key=lambda t: float((costs.forward_s + costs.backward_s)[t].sum()))
     forward_s, backward_s = float(costs.forward_s[slow].sum()), float(costs.backward_s[slow].sum())

@@ -13,7 +13,7 @@ from planner import schedules
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Collective
 from planner.schedules.types import Pipeline
-from planner.space.types import Decision
+from planner.space.types import Configuration
 from planner.space.workers import lay_workers
 from planner.sync import Group, Phase, kept_bytes, parts_of, phase_s, recipe_of
 from planner.sync import sent_bytes as sent_bytes_of
@@ -69,7 +69,9 @@ def rank_table(point: Point) -> np.ndarray:
     if point.ranks:
         return np.asarray(point.ranks, dtype=np.int64).reshape(point.copies, -1)
     turns = math.lcm(*(stage.replicas for stage in point.stages))  # devices do not depend on how replicas share them
-    decision = Decision(point.stages, point.copies, point.micro_batch, turns, "1f1b", slice_devices=point.slice_devices)
+    decision = Configuration(
+        point.stages, point.copies, point.micro_batch, turns, "1f1b", slice_devices=point.slice_devices
+    )
     workers = lay_workers(decision, schedules.get("1f1b"))
     return np.concatenate(workers.ranks, axis=1)
 

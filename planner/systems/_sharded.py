@@ -14,7 +14,7 @@ from planner.sharding.searches import ShardingAnswer, get
 from planner.space import evaluate
 from planner.space.meshes import mesh_names
 from planner.space.pricer import Pricer
-from planner.space.types import Candidate, Decision, MemoryBytes, StageChoice
+from planner.space.types import Candidate, Configuration, MemoryBytes, StageChoice
 from planner.systems._auto import shared
 from planner.systems._bench import Bench
 from planner.systems._found import Found
@@ -155,7 +155,7 @@ def _decided(bench: Bench, prices: Pricer, fitting: Sequence[_Priced]) -> Found:
     for priced in fitting:
         costs = prices.whole(priced.micro_batch, priced.mesh, priced.decision)
         stage = StageChoice(0, bench.blocks, 1, recompute=False, ranks=costs.ranks, sharding=costs.sharding)
-        decision = Decision((stage,), 1, priced.micro_batch, priced.count, "1f1b")
+        decision = Configuration((stage,), 1, priced.micro_batch, priced.count, "1f1b")
         evaluation = evaluate(costs, bench.cluster, bench.open_job(bench.job.global_batch), decision)
         reason = reason or "; ".join(v.message for v in evaluation.violations)
         if evaluation.feasible:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware.types import Cluster
 from planner.space import BlockCosts, Job, evaluate, simulate_decision
-from planner.space.types import Decision, Evaluation, StageChoice
+from planner.space.types import Configuration, Evaluation, StageChoice
 
 Shelves = Mapping[int, Mapping[int, BlockCosts]]
 """Costs by micro-batch size and sharding."""
 
 
-def decisions(ways: Sequence[BlockCosts], devices: int, job: Job) -> Iterator[Decision]:
+def decisions(ways: Sequence[BlockCosts], devices: int, job: Job) -> Iterator[Configuration]:
     """All decisions in which groups of equally many devices share operators, each stage in one of some ways."""
     first = ways[0]
     blocks, batches = len(first.parameter_elements), job.global_batch // first.micro_batch
@@ -27,7 +27,7 @@ def decisions(ways: Sequence[BlockCosts], devices: int, job: Job) -> Iterator[De
             full = sum(stage.replicas for stage in stages) == width
             slice_devices = 0 if full else width * first.ranks
             for schedule, zero in itertools.product(job.schedules, job.zero):
-                yield Decision(stages, copies, first.micro_batch, micro_batches, schedule, zero, slice_devices)
+                yield Configuration(stages, copies, first.micro_batch, micro_batches, schedule, zero, slice_devices)
 
 
 def _stages(
@@ -48,7 +48,7 @@ def _stages(
                 )
 
 
-def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Decision, Evaluation]]:
+def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Configuration, Evaluation]]:
     """Every feasible decision with what the judge says of it."""
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     for shelf in shelves.values():
@@ -62,11 +62,11 @@ def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Decis
                     yield decision, verdict
 
 
-def played_s(decision: Decision, verdict: Evaluation) -> float:
+def played_s(decision: Configuration, verdict: Evaluation) -> float:
     """How long an iteration takes when a judged decision is played out."""
     return simulate_decision(decision, verdict).makespan_s
 
 
-def best_s(found: Iterable[tuple[Decision, Evaluation]]) -> float:
+def best_s(found: Iterable[tuple[Configuration, Evaluation]]) -> float:
     """The least time of all when they are played; infinite when nothing is feasible."""
     return min((played_s(decision, verdict) for decision, verdict in found), default=math.inf)

@@ -23,7 +23,7 @@ from planner.sharding.mesh import mesh_on
 from planner.sharding.sharded import sharded_costs
 from planner.space import BlockCosts, Job, evaluate
 from planner.space.sharded import Training, sharded_block_costs
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
 
@@ -67,7 +67,7 @@ def mlp() -> BlockCosts:
 def test_two_replicas_of_two_ranks() -> None:
     """One stage; 4 micro-batches, two a replica, then the replicas sum their gradients."""
     stage = StageChoice(0, 2, replicas=2, ranks=2, sharding=1)
-    verdict = evaluate(mlp(), MACHINE, JOB, Decision((stage,), 1, 8, 4, "1f1b"))
+    verdict = evaluate(mlp(), MACHINE, JOB, Configuration((stage,), 1, 8, 4, "1f1b"))
     terms = verdict.stages[0]
     assert terms.forward_s == pytest.approx(0.5 + (1.0 + 0.5 + 1.0) / 2 + ALL_REDUCE_S)
     assert terms.backward_s == pytest.approx(1.0 + (2.0 + 1.0 + 2.0) / 2 + ALL_REDUCE_S)
@@ -86,7 +86,7 @@ def test_two_replicas_of_two_ranks() -> None:
 def test_two_stages_of_two_ranks() -> None:
     """Each rank sends half of x to its like in the next stage, which gathers it; the gradient goes back so."""
     stages = (StageChoice(0, 1, 1, ranks=2, sharding=1), StageChoice(1, 2, 1, ranks=2, sharding=1))
-    verdict = evaluate(mlp(), MACHINE, JOB, Decision(stages, 1, 8, 4, "1f1b"))
+    verdict = evaluate(mlp(), MACHINE, JOB, Configuration(stages, 1, 8, 4, "1f1b"))
     first, second = verdict.stages
     assert (first.forward_s, first.backward_s) == (0.5, 1.0)
     half_s = 8 * 64 * 4 / 2 / BYTE_PER_S
@@ -104,5 +104,5 @@ def test_two_stages_of_two_ranks() -> None:
 def test_ranks_are_neighbours_and_slices_follow_one_another() -> None:
     """Too many ranks for the devices are refused."""
     stage = StageChoice(0, 2, replicas=2, ranks=2, sharding=1)
-    verdict = evaluate(mlp(), MACHINE, JOB, Decision((stage,), 2, 8, 2, "1f1b"))
+    verdict = evaluate(mlp(), MACHINE, JOB, Configuration((stage,), 2, 8, 2, "1f1b"))
     assert [v.kind for v in verdict.violations] == ["devices"]

@@ -14,7 +14,7 @@ from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.solvers import Answer, search
 from planner.space import BlockCosts, Job
-from planner.space.types import Decision
+from planner.space.types import Configuration
 from tests.joint.enumeration import best_s, judged, played_s
 from tests.joint.instances import Ways, random_joint
 from tests.space.instances import chain, cluster
@@ -114,7 +114,7 @@ def test_everything_slower_by_a_factor_is_an_answer_slower_by_that_factor(seed: 
         assert after.certificate.bound_s == pytest.approx(before.certificate.bound_s * factor, rel=1e-6)
 
 
-def honours(decision: Decision, name: str, allowed: tuple[int, ...]) -> bool:
+def honours(decision: Configuration, name: str, allowed: tuple[int, ...]) -> bool:
     """Whether a decision keeps to one of the job's limits."""
     taken = {
         "tensor_parallel": {stage.ranks for stage in decision.stages},

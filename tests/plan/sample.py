@@ -14,7 +14,7 @@ from planner.plan import Plan, Provenance, assemble
 from planner.space.types import (
     Candidate,
     Certificate,
-    Decision,
+    Configuration,
     Evaluation,
     Job,
     MemoryBytes,
@@ -59,14 +59,14 @@ def decision(
     schedule: str = "1f1b",
     recompute: bool = False,
     zero: int = 0,
-) -> Decision:
+) -> Configuration:
     """Stages that start at the given blocks."""
     stops = (*starts[1:], blocks)
     stages = tuple(StageChoice(a, b, r, recompute) for a, b, r in zip(starts, stops, replicas, strict=True))
-    return Decision(stages, copies, 1, micro_batches, schedule, zero)
+    return Configuration(stages, copies, 1, micro_batches, schedule, zero)
 
 
-def evaluation(chosen: Decision, iteration_s: float = 0.5, violations: tuple[Violation, ...] = ()) -> Evaluation:
+def evaluation(chosen: Configuration, iteration_s: float = 0.5, violations: tuple[Violation, ...] = ()) -> Evaluation:
     """The same made-up terms for every stage: 1 ms forward, 2 ms backward, 3 GiB of memory."""
     terms = StageTerms(
         forward_s=0.001,
@@ -92,7 +92,7 @@ def chain_of(graph: Graph) -> Chain:
 
 def make_plan(
     graph: Graph | None = None,
-    chosen: Decision | None = None,
+    chosen: Configuration | None = None,
     *,
     devices: int = 8,
     alternatives: tuple[Candidate, ...] | None = None,

@@ -28,7 +28,7 @@ from planner.simulate import simulate
 from planner.space.evaluate import evaluate
 from planner.space.meshes import mesh_names
 from planner.space.sharded import Training, sharded_block_costs
-from planner.space.types import BlockCosts, Certificate, Decision, StageChoice
+from planner.space.types import BlockCosts, Certificate, Configuration, StageChoice
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def sharded_plan(
     count = len(chain.blocks)
     cuts = [i * count // stages for i in range(stages + 1)]
     choices = tuple(StageChoice(a, b, 1, recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(cuts))
-    decision = Decision(choices, copies, micro_batch, 4, "1f1b")
+    decision = Configuration(choices, copies, micro_batch, 4, "1f1b")
     verdict = evaluate({costs.sharding: costs}, cluster, job, decision)
     plan = assemble(
         graph,

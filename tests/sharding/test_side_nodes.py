@@ -8,7 +8,7 @@ import pytest
 from planner import Job, Pricer, load_cluster, load_graph
 from planner.graph import Chain
 from planner.space.evaluate import evaluate
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 
 JOB = Job(global_batch=8)
 
@@ -50,6 +50,6 @@ def test_shared_among_ranks_it_is_paid_for_once_too(bert: Pricer) -> None:
 
 def test_a_stage_of_all_blocks_takes_what_the_graph_takes(bert: Pricer) -> None:
     stage = StageChoice(0, len(bert.chain.blocks), 1)
-    decision = Decision((stage,), 1, 8, 1, "1f1b")
+    decision = Configuration((stage,), 1, 8, 1, "1f1b")
     found = evaluate(bert.costs(8), bert.cluster, JOB, decision)
     assert found.stages[0].forward_s == pytest.approx(float(bert.profiles(8)[0].forward_s.sum()))

@@ -20,7 +20,7 @@ from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action
 from planner.simulate import simulate
-from planner.space.types import Decision, StageChoice
+from planner.space.types import Configuration, StageChoice
 from tests.plan.sample import language_model, make_plan
 from tests.schedules.shapes import served
 
@@ -36,7 +36,7 @@ def plan_of(name: str, pipeline: Pipeline, copies: int = 1, *, sync_s: float = 0
     stops = [*range(1, stages), blocks]
     starts = [0, *stops[:-1]]
     choices = tuple(StageChoice(a, b, r) for a, b, r in zip(starts, stops, pipeline.replicas, strict=True))
-    decision = Decision(choices, copies, 1, pipeline.micro_batches, name)
+    decision = Configuration(choices, copies, 1, pipeline.micro_batches, name)
     plan = make_plan(graph, decision, devices=copies * sum(pipeline.replicas), alternatives=())
     kept, versions = chosen.in_flight(pipeline), chosen.weight_versions(pipeline)
     terms = tuple(

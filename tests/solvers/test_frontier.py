@@ -16,7 +16,7 @@ from planner.solvers._frontier import Alike, Frontier, Task
 from planner.solvers._longest_chain import LongestChain
 from planner.solvers._objective import Objective
 from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
-from planner.space.types import Decision, Evaluation
+from planner.space.types import Configuration, Evaluation
 from tests.space.instances import chain, cluster, random_instance
 
 
@@ -27,7 +27,7 @@ def frontier(costs: BlockCosts, machine: Cluster, job: Job, objective: Objective
 OBJECTIVES = pytest.mark.parametrize("objective", [ClosedForm(), LongestChain()], ids=["closed form", "longest chain"])
 
 
-def played_s(decision: Decision, verdict: Evaluation) -> float:
+def played_s(decision: Configuration, verdict: Evaluation) -> float:
     return simulate_decision(decision, verdict).makespan_s
 
 

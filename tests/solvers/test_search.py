@@ -14,7 +14,7 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.solvers import Outcome, brute_force, search
 from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
-from planner.space.types import Decision, Evaluation
+from planner.space.types import Configuration, Evaluation
 from tests.space.instances import chain, cluster, random_instance
 
 
@@ -39,7 +39,7 @@ def grown(costs: BlockCosts, size: int) -> BlockCosts:
     )
 
 
-def played_s(decision: Decision, verdict: Evaluation) -> float:
+def played_s(decision: Configuration, verdict: Evaluation) -> float:
     return simulate_decision(decision, verdict).makespan_s
 
 

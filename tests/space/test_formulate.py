@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner import schedules
 from planner.errors import JobError, OutputError, UsageError
 from planner.schedules import Pipeline
-from planner.space import Decision, Job, StageChoice, StageProblem, evaluate, formulate
+from planner.space import Configuration, Job, StageChoice, StageProblem, evaluate, formulate
 from planner.space.formulate import replica_options, warm_up_tables
 from planner.space.types import Tie
 from tests.space.instances import chain, cluster
@@ -121,7 +121,7 @@ def test_sums_of_tied_gradients_are_those_of_the_judge(sizes: tuple[int, ...], c
                 if 12 % middle:
                     continue
                 stages = (StageChoice(0, 1, first), StageChoice(1, 2, middle), StageChoice(2, 3, last))
-                decision = Decision(stages, copies, 1, 12, "1f1b", slice_devices=width)
+                decision = Configuration(stages, copies, 1, 12, "1f1b", slice_devices=width)
                 judged_s = evaluate(alone, machine, job, decision).stages[0].tied_sync_s
                 at = width - first - middle - last
                 assert problem.tied_s[problem.tied_class[p], o, at] == pytest.approx(judged_s)

@@ -10,7 +10,7 @@ from planner import Pricer
 from planner.graph import build_chain
 from planner.plan import explain, explanation_report, to_text
 from planner.simulate import simulate
-from planner.space import Decision, Job, StageChoice, evaluate
+from planner.space import Configuration, Job, StageChoice, evaluate
 from planner.space.heads import head_block, loss_outputs
 from tests.graph import make_graph
 from tests.shared_data import shared_path
@@ -44,7 +44,7 @@ def test_recomputed_gpt2_keeps_its_logits_and_repeats_twelve_layers() -> None:
     tokens = 1024
     assert costs.kept_bytes[26] == pytest.approx(tokens * (50257 * 4 + 768 * 2 + 8), rel=1e-3)
     assert costs.kept_bytes[:26].sum() == 0
-    terms = evaluate(costs, cluster, job, Decision((StageChoice(0, 27, 1, True),), 1, 1, 8, "1f1b")).stages[0]
+    terms = evaluate(costs, cluster, job, Configuration((StageChoice(0, 27, 1, True),), 1, 1, 8, "1f1b")).stages[0]
     assert terms.recompute_s == pytest.approx(terms.forward_s - costs.forward_s[0, 26])
     plan = planner.plan(graph, cluster, job)
     assert plan.stages[-1].kept_blocks == (26,)

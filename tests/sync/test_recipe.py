@@ -25,7 +25,7 @@ from planner import solvers
 from planner.errors import UsageError
 from planner.hardware import Collective
 from planner.plan import validate
-from planner.space import Decision, Job, StageChoice, evaluate, formulate
+from planner.space import Configuration, Job, StageChoice, evaluate, formulate
 from planner.sync import (
     SCHEMES,
     Content,
@@ -88,7 +88,7 @@ def hybrid() -> Iterator[None]:
 MACHINE = dataclasses.replace(cluster((2, 2), (10.0, 1.0)), node_size=2)
 COSTS = chain([1.0], elements=500.0)
 JOB = Job(global_batch=8, precision="fp32", optimizer="sgd", zero=(NUMBER,), recompute="never")
-WHOLE = Decision((StageChoice(0, 1, 4),), 1, 1, 8, "1f1b", NUMBER)
+WHOLE = Configuration((StageChoice(0, 1, 4),), 1, 1, 8, "1f1b", NUMBER)
 
 
 class Sizes:
