@@ -20,6 +20,8 @@ LIES = {
 SEARCHED = ("1f1b", "gpipe")
 """Schedules with a closed form; the time of others is measured."""
 MOST_STAGES = 24
+OPTIMAL = 1e-9
+"""Gap below which a plan is called the best."""
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
 
@@ -68,7 +70,12 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         console.print(f"predicted {form}; its busiest device computes for {bound}\n")
         return
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    console.print(f"bound {bound}: {proof}; closed form {form}\n")
+    console.print(f"bound {bound}: {proof}; closed form {form}")
+    if predictions.tried_bound_s is not None:
+        gap = 1 - predictions.tried_bound_s / predictions.reached_s
+        tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
+        console.print(f"of the ways to share operators that were tried: {tried}")
+    console.print()
 
 
 def _shared(sharding: Any) -> str:  # noqa: ANN401

@@ -78,7 +78,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         job,
         decision,
         evaluation,
-        Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED),
+        Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
         shardings=shardings,

@@ -125,6 +125,9 @@ def _whole(plan: Plan) -> Iterator[Finding]:
     if not math.isclose(gap, said.gap, rel_tol=TOLERANCE, abs_tol=ROUNDED):
         message = f"the gap is {said.gap:.6g}, bound and iteration time make {gap:.6g}"
         yield Finding(Fault.BOUND, message, _AGAIN)
+    if said.tried_bound_s is not None and not said.bound_s <= said.tried_bound_s <= said.reached_s * (1 + TOLERANCE):
+        message = f"the bound of what was tried, {said.tried_bound_s} s, does not lie between bound and iteration time"
+        yield Finding(Fault.BOUND, message, _AGAIN)
     if said.proven_optimal and gap > ROUNDED:
         message = f"the plan is called proven optimal at {format_seconds(gap * said.reached_s)} above its bound"
         yield Finding(Fault.BOUND, message, _AGAIN)

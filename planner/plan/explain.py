@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan.explain_shardings import GroupView, group_views
-from planner.plan.figures import Alternative
+from planner.plan.figures import Alternative, gap_to
 from planner.plan.records import Loss, Stage
 from planner.plan.split_reasons import SplitReason, split_reasons
 from planner.plan.types import Plan
@@ -101,6 +101,8 @@ class Explanation:
         bound_s: no plan of `space` is faster when it is played out.
         gap: how far the bound lies below the simulated time, as a part of that.
         proven_optimal: the gap is zero.
+        tried_gap: how far the plan may be from the best that shares operators in one of the ways that were tried, as a
+            part of its time; None where that is not known.
         space: what the bound speaks of.
         assumptions: what the figures rest on.
         not_modelled: what they leave out.
@@ -127,6 +129,7 @@ class Explanation:
     bound_s: float
     gap: float
     proven_optimal: bool
+    tried_gap: float | None
     space: str
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
@@ -152,6 +155,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
     require_sound(plan)
     predictions, coverage = plan.predictions, plan.coverage
     priced = coverage.by_rule + coverage.by_fallback
+    tried_s = predictions.tried_bound_s
     return Explanation(
         model=plan.model.name,
         hardware=plan.hardware.name,
@@ -169,6 +173,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         bound_s=predictions.bound_s,
         gap=predictions.gap,
         proven_optimal=predictions.proven_optimal,
+        tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
         space=predictions.space,
         assumptions=_assumptions(plan),
         not_modelled=plan.not_modelled,

@@ -118,6 +118,8 @@ class Predictions:
         space: in words, what the bound speaks of.
         proven_optimal: the gap is zero up to rounding.
         stages: by stage.
+        tried_bound_s: no plan is faster that shares operators in one of the ways that were worked out; left out where
+            that is not known, or the same.
     """
 
     iteration_s: float
@@ -131,6 +133,7 @@ class Predictions:
     space: str
     proven_optimal: bool
     stages: tuple[StagePrediction, ...]
+    tried_bound_s: float | None = None
 
     @property
     def reached_s(self) -> float:

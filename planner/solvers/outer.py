@@ -119,7 +119,7 @@ class _Search:
         self._formulator = Formulator(cluster, job)
         self._explored: list[Explored] = []
         self._found = Candidates(simulated_s)
-        self._bound_s = math.inf
+        self._bound_s = self._tried_s = math.inf
         self._settled = 0
         self._refined: dict[tuple[int, Key], Refined] = {}
         self._open: list[Looked] = []
@@ -169,7 +169,7 @@ class _Search:
         for size in self._sizes:
             costs = self._costs_for(size)
             if priced and compute_s(costs) >= trivial.best_s():
-                self._bound_s = trivial.best_s()
+                self._lower(trivial.best_s())
                 break
             if priced and not self._any_block_fits(costs):
                 break
@@ -203,7 +203,7 @@ class _Search:
         for size in self._sizes:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
             slow = {key for f, key in floors if compute_s(f) >= limit_s}
-            self._bound_s = min(self._bound_s, limit_s) if slow else self._bound_s
+            self._lower(limit_s if slow else math.inf)
             ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
             found += [(f, key) for f, key in floors if key not in ended]
             if len(ended) >= len(floors) and all(key in ended for _, key in floors):
@@ -299,7 +299,7 @@ class _Search:
         """Bound the simulated time of all decisions, and find those that come closest."""
         while not (any_plan and self._found):
             entry = frontier.pop(self._cutoff_s)
-            self._bound_s = min(self._bound_s, frontier.left_out_s)
+            self._lower(frontier.left_out_s)
             if entry is None:
                 break
             if isinstance(entry, Looked):
@@ -321,13 +321,14 @@ class _Search:
         Of one ZeRO stage the first has every decision of the others, in no more memory, and waits no longer.
         """
         looked: list[StageProblem] = []
+        only = alike.only_bounds
         for tasks in _by_zero(alike):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
             if problem is None:
-                self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s))
+                self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
-                self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s)
+                self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s, only_bounds=only)
             elif any(_covers(other, problem) for other in looked):
                 self._note(tasks, Outcome.DOMINATED, math.inf)
             else:
@@ -335,7 +336,7 @@ class _Search:
                 self._effort -= 1
                 known = bounded(problem, cutoff_s)
                 if known.bound_s >= cutoff_s:
-                    self._note(tasks, Outcome.BOUNDED, known.bound_s)
+                    self._note(tasks, Outcome.BOUNDED, known.bound_s, only_bounds=only)
                     continue
                 for task in tasks:
                     frontier.put_back(Looked(task, alike.shelf, known, alike.only_bounds))
@@ -352,7 +353,7 @@ class _Search:
         """Solve a problem that may hold the fastest decision; one that only bounds others may be lifted later."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
-            self._note([task], Outcome.BOUNDED, entry.bound_s)
+            self._note([task], Outcome.BOUNDED, entry.bound_s, only_bounds=entry.only_bounds)
             return
         if entry.only_bounds:
             self._explore([task], Outcome.BOUNDED, entry.bound_s)
@@ -397,11 +398,24 @@ class _Search:
         shelf = self._shelves[micro_batch]
         return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
-    def _note(self, tasks: Sequence[Task], outcome: Outcome, bound_s: float, solution: Solution | None = None) -> None:
+    def _lower(self, bound_s: float, *, only_bounds: bool = False) -> None:
+        """Some decisions may be as fast as this; `only_bounds`: some that are never made."""
+        self._bound_s = min(self._bound_s, bound_s)
+        self._tried_s = self._tried_s if only_bounds else min(self._tried_s, bound_s)
+
+    def _note(
+        self,
+        tasks: Sequence[Task],
+        outcome: Outcome,
+        bound_s: float,
+        solution: Solution | None = None,
+        *,
+        only_bounds: bool = False,
+    ) -> None:
         """Keep account of problems; those of which not even an infinite time can be reached are infeasible."""
         if outcome is not Outcome.DOMINATED:
             outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
-            self._bound_s = min(self._bound_s, bound_s)
+            self._lower(bound_s, only_bounds=only_bounds)
         self._explore(tasks, outcome, bound_s, solution)
 
     def _explore(
@@ -434,7 +448,10 @@ class _Search:
         best_s = self._found.best_s
         bound_s = min(best_s, self._bound_s)
         gap = (best_s - bound_s) / best_s if best_s else 0.0
-        certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME)
+        # Closer prices of memory, which are tried for the best alone, may go below what the others are bounded by.
+        tried_s = min(self._tried_s, best_s) if self._tried_s <= best_s * (1 + SAME) else None
+        known_s = tried_s if tried_s is not None and tried_s > bound_s * (1 + SAME) else None
+        certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME, known_s)
         played = tuple(self._found.timed(candidate) for candidate in trivial)
         return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
 

@@ -201,12 +201,15 @@ class Certificate:
         gap: (answer - bound) / answer.
         space: in words, what the bound speaks of.
         proven_optimal: the gap is zero up to rounding.
+        tried_bound_s: no decision made of the ways to share operators that were worked out is faster; None where that
+            is not known, or the same.
     """
 
     bound_s: float
     gap: float
     space: str
     proven_optimal: bool
+    tried_bound_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
