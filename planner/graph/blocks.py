@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.errors import ModelError
 from planner.graph.order import lifetimes, linear_order, side_nodes
 from planner.graph.types import Graph, TensorKind
 
@@ -81,9 +82,14 @@ def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
     A cut may lie where a single tensor crosses (tensors that three or more layers read do not count, their bytes do: an
     encoder's output, a position bias), and, inside long stretches without such a place, between two layers. Of the cuts
     between two weighted nodes the one with the fewest bytes is kept. O(nodes log nodes).
+
+    Raises:
+        ModelError: no operator computes anything of the input.
     """
     side = side_nodes(graph)
     order = linear_order(graph, [i for i in range(len(graph.nodes)) if not side[i]])
+    if not order:
+        raise ModelError("no operator computes anything of the input", where=graph.name, hint="check the export")
     layers = _layers_along(graph, order)
     cuts = _choose_cuts(graph, order, layers, max_blocks)
     bounds = [0, *cuts, len(order)]
