@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner.errors import InfeasibleError, JobError
+from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers import chain_dp
@@ -26,19 +26,19 @@ from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
 from planner.solvers._longest_chain import LongestChain
 from planner.solvers._objective import Objective
 from planner.solvers._trivial import TrivialPlans
-from planner.solvers._wording import either, space_in_words
+from planner.solvers._wording import space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.critical_path import bounded, critical_s, settle
+from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.asked import allowed_ranks
-from planner.space.divisors import divisors
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Job
-from planner.sync import Phase, recipe_of, recipes
+from planner.sync import Phase, recipe_of
 
 CostsFor = Callable[[int], BlockCosts]
 """Block costs by micro-batch size; the caller remembers what it has priced."""
@@ -454,32 +454,6 @@ class _Search:
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME, known_s)
         played = tuple(self._found.timed(candidate) for candidate in trivial)
         return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
-
-
-def micro_batch_sizes(job: Job) -> tuple[int, ...]:
-    """Allowed micro-batch sizes that divide the global batch, ascending.
-
-    Raises:
-        JobError: there is none, or the job allows no schedule or ZeRO stage.
-    """
-    if job.global_batch < 1:
-        raise JobError(f"a global batch of {job.global_batch} samples", hint="use at least one sample")
-    if not job.schedules or not job.zero or not set(job.zero) <= recipes().keys():
-        raise JobError(
-            "no schedule or no ZeRO stage to choose from", hint="allow a schedule, and ZeRO stage 0, 1, 2 or 3"
-        )
-    sizes = divisors(job.global_batch)
-    if not job.micro_batches:
-        return sizes
-    chosen = tuple(b for b in sizes if b in job.micro_batches)
-    if not chosen:
-        asked = max(1, *job.micro_batches)
-        near = sorted(sorted(sizes, key=lambda b: (abs(math.log(b / asked)), b))[:6])
-        raise JobError(
-            f"no micro-batch size of {either(job.micro_batches)} divides the global batch of {job.global_batch}",
-            hint=f"use a micro-batch size of {either(near)}, or another global batch",
-        )
-    return chosen
 
 
 def _by_zero(alike: Alike) -> list[list[Task]]:
