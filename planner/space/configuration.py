@@ -49,6 +49,7 @@ class Configuration:
         devices: the device of every worker, copy by copy, where devices are not taken in line; empty otherwise.
         whole_stages: recomputation repeats a stage from what enters it, instead of block by block.
         transfers: what a transfer between stages occupies.
+        exchange: scheme by which gradients travel, with its options; empty for the recipe of the ZeRO stage.
     """
 
     stages: tuple[StageChoice, ...]
@@ -62,3 +63,4 @@ class Configuration:
     devices: tuple[int, ...] = ()
     whole_stages: bool = False
     transfers: Transfers = Transfers.BLOCKING
+    exchange: str = ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 
 __all__ = [
@@ -55,6 +56,8 @@ class Job:
         assume_dropout: put masks where transformers drop out when the graph has no dropout nodes (exports for
             inference have none).
         overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1).
+        transfers: what a transfer between stages occupies.
+        whole_stages: a stage that recomputes repeats all its work from what enters it, instead of block by block.
     """
 
     global_batch: int
@@ -77,6 +80,8 @@ class Job:
     dropout: bool = True
     assume_dropout: bool = False
     overlap: float = 0.0
+    transfers: Transfers = Transfers.BLOCKING
+    whole_stages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
