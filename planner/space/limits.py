@@ -139,7 +139,8 @@ def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -
 
 def _choices(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
     """Lists of what a user allows (nothing said means all), and what the decision has of it."""
-    yield "schedules", job.schedules, {decision.schedule}
+    key = decision.schedule.partition(":")[0]
+    yield "schedules", job.schedules, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
     yield "pipeline_stages", job.pipeline_stages, {len(decision.stages)}
