@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.play import Transfers
-from planner.schedules import Schedule
+from planner.schedules import Pipeline, Schedule
 from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._closed_form import ClosedForm
@@ -490,9 +490,14 @@ class _Search:
 def _by_engine(job: Job, schedule_of: SchedulesFor) -> tuple[Job, Job]:
     """The job with the schedules alone that `Frontier` bounds in closed form, stage by stage, and with the others."""
     plain = job.transfers is Transfers.BLOCKING and not job.whole_stages
-    lines = tuple(name for name in job.schedules if plain and schedule_of(name).closed_form)
+    lines = tuple(name for name in job.schedules if plain and _stands_in_line(schedule_of(name)))
     placed = tuple(name for name in job.schedules if name not in lines)
     return dataclasses.replace(job, schedules=lines), dataclasses.replace(job, schedules=placed)
+
+
+def _stands_in_line(schedule: Schedule) -> bool:
+    """Whether its stages stand in line, paced by the slowest, and repeat their forwards within their backwards."""
+    return schedule.closed_form and not schedule.recomputed_stages(Pipeline((1, 1), 2))
 
 
 def _by_zero(alike: Alike) -> list[list[Task]]:

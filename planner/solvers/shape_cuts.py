@@ -431,6 +431,6 @@ class Cutter:
             schedule=shape.schedule.name,
             zero=shape.zero,
             adjacent=shape.adjacent,
-            whole_stages=job.whole_stages and any(options.again[o] for o in cut.options),
+            whole_stages=(job.whole_stages or shape.repeats) and any(options.again[o] for o in cut.options),
             transfers=job.transfers,
         )

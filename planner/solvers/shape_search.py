@@ -7,6 +7,7 @@ The bound is that of the shapes over every cut: it holds for all that was not tr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
@@ -213,11 +214,13 @@ class ShapeSearch:
     def _solve(self, ways: Ways, shapes: Sequence[Shape], *, any_plan: bool) -> None:
         """Cut the most promising shapes; what is left of them is bounded."""
         self._solved += 1
-        options, left, cut = stage_options(ways.costs, self._job), math.inf, 0
+        left, cut = math.inf, 0
+        tables = functools.cache(lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole)))
         for shape in shapes:
             if shape.bound_s >= self._found.best_s or (any_plan and self._found):
                 continue
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
+            options = tables(self._job.whole_stages or shape.repeats)
             cutter = Cutter(shape, options, self._cluster, self._job)
             if not far or cutter.few:
                 cut += not cutter.few

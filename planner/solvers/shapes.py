@@ -75,6 +75,11 @@ class Shape:
         """One copy."""
         return Pipeline((1,) * self.stages, self.micro_batches)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the orders repeat forwards by actions of their own."""
+        return bool(self.schedule.recomputed_stages(self.pipeline))
+
 
 class Shapes:
     """The shapes of a job.
@@ -150,7 +155,8 @@ class Shapes:
         most = min(blocks, job.max_stages or blocks)
         for own in self._known():
             if own.fixed:
-                if self._suits(own, own.fixed, workers, count) and own.fixed.stages <= most:
+                ours = own.workers(own.fixed) == workers and own.fixed.micro_batches == count
+                if ours and own.fixed.stages <= most and self._wanted(own, own.fixed):
                     yield own, own.fixed.stages
                 continue
             if workers < 2:
@@ -158,15 +164,15 @@ class Shapes:
             for schedule in own.variants(workers, count, recompute=job.recompute != "never"):
                 for stages in schedule.stage_counts(workers):
                     fits = stages <= most and 2 * stages * count <= LONGEST
-                    if fits and not schedule.supports(Pipeline((1,) * stages, count)):
+                    pipeline = Pipeline((1,) * stages, count)
+                    if fits and not schedule.supports(pipeline) and self._wanted(schedule, pipeline):
                         yield schedule, stages
 
 
-    def _suits(self, own: Schedule, fixed: Pipeline, workers: int, count: int) -> bool:
-        """Whether orders written for one pipeline are of this one, and repeat the forwards that the job wants."""
-        repeats, choice = own.recomputed_stages(fixed), self._job.recompute
-        wanted = not repeats or choice == "auto" or (choice == "always" and len(repeats) == fixed.stages)
-        return wanted and own.workers(fixed) == workers and fixed.micro_batches == count
+    def _wanted(self, schedule: Schedule, pipeline: Pipeline) -> bool:
+        """Whether orders that repeat forwards by actions of their own repeat those that the job wants."""
+        repeats, choice = schedule.recomputed_stages(pipeline), self._job.recompute
+        return not repeats or choice == "auto" or (choice == "always" and len(repeats) == pipeline.stages)
 
     def obstacle(self, blocks: int) -> str:
         """Why the schedules have no shape at all, said of the first reason that is met.

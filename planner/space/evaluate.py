@@ -100,7 +100,7 @@ def evaluate(
     setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers)
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
-    violations = (*forbidden_choices(job, configuration, names), *overfull_workers(memory))
+    violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))
     iteration_s = _iteration_s(configuration, chosen, stages, timed)
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory)
 

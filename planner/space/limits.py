@@ -110,19 +110,22 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: b
     return found
 
 
-def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -> list[Violation]:
+def forbidden_choices(
+    job: Job, decision: Configuration, names: Sequence[str], workers: Workers | None = None
+) -> list[Violation]:
     """Choices that the job does not allow.
 
     Args:
         job: what is to be trained.
         decision: the point of the space.
         names: of the blocks.
+        workers: who holds its stages; without them each stage has workers of its own.
     """
     if job.recompute not in ("never", "always", "auto"):
         raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
-    found = [(name, 0) for name, allowed, taken in _choices(job, decision) if allowed and not taken <= set(allowed)]
+    found = [(name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)]
     if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
     if job.max_stages and count > job.max_stages:
@@ -137,14 +140,16 @@ def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
-def _choices(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
+def _choices(job: Job, decision: Configuration, workers: Workers | None) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
     """Lists of what a user allows (nothing said means all), and what the decision has of it."""
     key = decision.schedule.partition(":")[0]
     yield "schedules", job.schedules, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
-    yield "pipeline_stages", job.pipeline_stages, {len(decision.stages)}
-    yield "data_parallel", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
+    in_line = workers is None or workers.in_line
+    replicas = [s.replicas for s in decision.stages] if workers is None else [len(own) for own in workers.holders]
+    yield "pipeline_stages", job.pipeline_stages, {len(decision.stages) if in_line else len(workers.hosted)}  # type: ignore[union-attr]
+    yield "data_parallel", job.data_parallel, {decision.copies * count for count in replicas}
 
 
 def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:
