@@ -135,7 +135,6 @@ if TYPE_CHECKING:
     from planner.systems import comparison_marks as comparison_marks
     from planner.systems import comparison_svg as comparison_svg
     from planner.systems import plan_keeper as plan_keeper
-    from planner.systems import plan_schedule as plan_schedule
     from planner.systems import plan_system as plan_system
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
@@ -205,7 +204,6 @@ _EXPORTS = {
     # systems
     "compare_systems": "planner.systems",
     "plan_keeper": "planner.systems",
-    "plan_schedule": "planner.systems",
     "plan_system": "planner.systems",
     "comparison_cells": "planner.systems",
     "comparison_columns": "planner.systems",

@@ -156,7 +156,7 @@ class _Search:
         refine = self._refine if self._thorough else self._refined_before
         self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
         if not self._found:
-            if not diagnose or limited(self._job):
+            if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise self._nothing_fits(priced)
         if not any_plan and self._lines.schedules:
@@ -168,7 +168,7 @@ class _Search:
         """Why nothing fits: of schedules whose stages stand in line in general, else what came nearest."""
         if self._lines.schedules:
             return infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
-        return self._shapes.error()
+        return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
 
     def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
         """Costs with the least memory among those of the smallest micro-batch: what comes nearest to fitting."""

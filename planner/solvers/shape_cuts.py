@@ -134,7 +134,7 @@ class Cutter:
         self._each, self._transient = self._state_bytes(cluster, job)
         held = max(float(rows.sum(axis=1).max(initial=0.0)) for rows in self._units)
         self._options = options
-        if self._fixed is None:
+        if self._fixed is None and not self.few:
             kept = held / max(map(len, self._hosted)) / schedule.parts
             each = float(self._each.mean())
             self._options = options.worth(pipeline.micro_batches + shape.workers, self._tail_s, kept, each)
@@ -304,8 +304,8 @@ class Cutter:
         elements = options.elements[:, first, last]
         return _Choices(
             np.where(mask, forward_s, 0.0).max(axis=1).T,
-            np.where(mask, work_s, 0.0).max(axis=1).T + elements.T * self._pass_s,
-            elements.T * self._tail_s,
+            np.where(mask, work_s, 0.0).max(axis=1).T,
+            elements.T * (self._tail_s + self._pass_s * self._shape.micro_batches / len(self._holders[0])),
             options.unit_bytes[:, first, last].T / self._shape.schedule.parts,
             (elements * self._each).T,
             options.working_bytes[:, first, last].T,
@@ -347,10 +347,10 @@ class Cutter:
         for worker, own in enumerate(self._hosted):
             if own:
                 at, first = list(own), own[0]
-                each_s = self._shares[worker] * work_s[at] + tail_s[at]
+                each_s = self._shares[worker] * work_s[at]
                 ramp_s = float(self._ramp[0] * filled[first] + self._ramp[1] * drained[first])
                 least_s = max(least_s, (float(each_s.sum()) + ramp_s, worker))
-                rows_s[: len(own)] = np.maximum(rows_s[: len(own)], each_s)
+                rows_s[: len(own)] = np.maximum(rows_s[: len(own)], each_s + tail_s[at])
                 way_before_s = max(way_before_s, ramp_s)
                 over = max(over, (self._held(worker, choices, at, chosen[at]) / self._room[worker] - 1, worker))
         worst = over[1] if over[0] > 0 else least_s[1]

@@ -45,6 +45,9 @@ RIVAL = 0.03
 MOST_ACTIONS, ACTIONS_A_JUDGEMENT = 200_000, 500
 """Actions that may be played to move the boundaries of the best, and as how many judging a stage counts."""
 
+TINY = 8
+"""Blocks of chains for which estimates leave nothing out."""
+
 WIDE = 4.0
 """Shapes whose bound is more than so many times what all devices take on end are looked at only where nothing fits."""
 
@@ -122,10 +125,10 @@ class ShapeSearch:
             any_plan: end with the first configuration that fits.
             report: called now and then.
         """
-        for self._wide in (WIDE, math.inf):
-            if not self._found:
-                self._blocks = max([self._blocks, *(len(costs.parameter_elements) for costs in alone)])
-                every = [Ways((costs,)) for costs in alone] + [Ways((floor,), key) for floor, key in floors]
+        every = [Ways((costs,)) for costs in alone] + [Ways((floor,), key) for floor, key in floors]
+        self._blocks = max((len(ways.costs[0].parameter_elements) for ways in every), default=0)
+        for self._wide in (WIDE, math.inf) if self._blocks > TINY else (math.inf,):
+            if not self._tops:
                 self._search(every, any_plan=any_plan, report=report)
 
         if self._found and not any_plan:
@@ -154,7 +157,8 @@ class ShapeSearch:
         self._solved = 0
         while heap and not (any_plan and self._found):
             estimate_s, _, ways, shapes = heapq.heappop(heap)
-            hopeless = estimate_s >= self._found.best_s * (1 + FAR) or self._solved >= MOST_FAMILIES
+            far = estimate_s > self._found.best_s * (1 + FAR) or self._solved >= MOST_FAMILIES
+            hopeless = far and self._blocks > TINY
             refined = None if hopeless or ways.key is None else self._refine(ways.costs[0].micro_batch, ways.key)
             if hopeless or (ways.key is not None and refined is None):
                 self._bound(shapes, only_bounds=False)
@@ -166,14 +170,23 @@ class ShapeSearch:
         for _, _, _, shapes in heap:
             self._bound(shapes, only_bounds=False)
 
-    def error(self) -> InfeasibleError:
+    def error(self, largest: int) -> InfeasibleError:
         """Why no shape fits: what came nearest.
+
+        Args:
+            largest: micro-batch size beyond which no single block fits; 0 where there is none.
 
         Raises:
             JobError: there is no shape at all.
         """
         names = " or ".join(self._job.schedules)
         if self.nearest is None:
+            if largest:
+                return InfeasibleError(
+                    f"{names}: {self._shapes.obstacle(self._blocks)}, with micro-batches of at most {largest} samples; "
+                    "no single block fits with larger ones",
+                    hint="use smaller micro-batches, or more of them",
+                )
             words = in_words(self._job)
             limits = f" with {words}" if words else ""
             raise JobError(

@@ -153,7 +153,7 @@ class Shapes:
     def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[tuple[Schedule, int]]:
         job = self._job
         most = min(blocks, job.max_stages or blocks)
-        for own in self._known():
+        for name, own in zip(job.schedules, self._known(), strict=True):
             if own.fixed:
                 ours = own.workers(own.fixed) == workers and own.fixed.micro_batches == count
                 if ours and own.fixed.stages <= most and self._wanted(own, own.fixed):
@@ -161,7 +161,8 @@ class Shapes:
                 continue
             if workers < 2:
                 continue
-            for schedule in own.variants(workers, count, recompute=job.recompute != "never"):
+            chosen = ":" in name
+            for schedule in (own,) if chosen else own.variants(workers, count, recompute=job.recompute != "never"):
                 for stages in schedule.stage_counts(workers):
                     fits = stages <= most and 2 * stages * count <= LONGEST
                     pipeline = Pipeline((1,) * stages, count)

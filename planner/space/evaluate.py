@@ -32,7 +32,7 @@ from planner.hardware.types import Cluster
 from planner.schedules import Schedule, get
 from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
-from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers
+from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
 from planner.space.terms import Setting, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
@@ -94,6 +94,8 @@ def evaluate(
     names = shelf[configuration.stages[0].sharding].names
     if unserved := chosen.supports(pipeline):
         return _refused(tuple(forbidden_choices(job, configuration, names)) or (Violation("option", 0, unserved),))
+    if unlike := unlike_repeats(configuration, chosen.recomputed_stages(pipeline)):
+        return _refused(tuple(unlike))
     workers = lay_workers(configuration, chosen)
     if missing := missing_devices(cluster, job, configuration, workers):
         return _refused(tuple(missing))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.schedules import names
+from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
 from planner.space.pins import pinned_blocks
@@ -110,6 +110,15 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: b
     return found
 
 
+def unlike_repeats(decision: Configuration, repeats: Collection[int]) -> list[Violation]:
+    """Stages that repeat their forward, or do not, unlike the orders, where these do so by actions of their own."""
+    return [
+        Violation("option", index, f"the orders {'' if index in repeats else 'do not '}repeat the forward of stage {index}")
+        for index, stage in enumerate(decision.stages)
+        if repeats and stage.recompute != (index in repeats)
+    ][:1]
+
+
 def forbidden_choices(
     job: Job, decision: Configuration, names: Sequence[str], workers: Workers | None = None
 ) -> list[Violation]:
@@ -142,8 +151,9 @@ def forbidden_choices(
 
 def _choices(job: Job, decision: Configuration, workers: Workers | None) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
     """Lists of what a user allows (nothing said means all), and what the decision has of it."""
-    key = decision.schedule.partition(":")[0]
-    yield "schedules", job.schedules, {key if key in job.schedules else decision.schedule}
+    key, plain = decision.schedule.partition(":")[0], (n for n in job.schedules if n.partition(":")[0] in names())
+    allowed = (*job.schedules, *(get(name).name for name in plain))
+    yield "schedules", allowed, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
     in_line = workers is None or workers.in_line
