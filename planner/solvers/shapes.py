@@ -10,6 +10,7 @@ workers bounds the slowest, and their mean work does not depend on the cut.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -106,11 +107,11 @@ class Shapes:
         """
         first, job = ways[0], self._job
         groups, (parts, rest) = self._devices // first.ranks, divmod(job.global_batch, first.micro_batch)
-        figures = Figures(ways, self._cluster, job)
+        figures, least = Figures(ways, self._cluster, job), self._least_passes
         deepest = max([figures.blocks, *(own.workers(own.fixed) for own in self._known() if own.fixed)])
         for copies in () if rest else reversed(divisors(parts, groups)):
             for workers in range(1, min(groups // copies, deepest) + 1):
-                if self._allowed(workers, copies) and parts // copies * figures.work_s / workers < cutoff_s:
+                if self._allowed(workers, copies) and least * (parts // copies) * figures.work_s / workers < cutoff_s:
                     yield from self._of_size(figures, workers, copies, parts // copies, cutoff_s)
 
     def least_s(self, ways: Sequence[BlockCosts]) -> float:
@@ -118,6 +119,17 @@ class Shapes:
         groups = max(1, self._devices // ways[0].ranks)
         work_s = sum(np.min([(c.forward_s + c.backward_s).min(axis=0) for c in ways], axis=0).tolist())
         return self._job.global_batch / ways[0].micro_batch * work_s / groups
+
+    @functools.cached_property
+    def _least_passes(self) -> float:
+        """Passes through a stage for each micro-batch, at the least: fewer than one where some run two together."""
+        tried = (
+            (v, Pipeline((1,) * v.stage_counts(2)[0], 4))
+            for own in self._known()
+            for v in ((own,) if own.fixed else own.variants(2, 4, recompute=True))
+            if not own.fixed
+        )
+        return min((passes(schedule, pipeline) / 4 for schedule, pipeline in tried), default=1.0)
 
     def _known(self) -> list[Schedule]:
         return [self._schedule_of(name) for name in self._job.schedules]
@@ -204,6 +216,15 @@ class Shapes:
         return reasons[0] if reasons else "micro-batches, copies and devices do not come out"
 
 
+def passes(schedule: Schedule, pipeline: Pipeline) -> float:
+    """Passes through a stage in an iteration, over all workers that hold it; of the stage that has the fewest."""
+    found = [0] * pipeline.stages
+    for own, counts in zip(schedule.placement(pipeline), schedule.workload(pipeline), strict=True):
+        for stage, count in zip(own, counts, strict=True):
+            found[stage] += count
+    return float(min(found))
+
+
 class Figures:
     """What all shapes of some ways to share operators have in common."""
 
@@ -234,7 +255,7 @@ class Figures:
 
     def bound_s(self, schedule: Schedule, pipeline: Pipeline) -> float:
         """No configuration is faster, wherever the chain is cut."""
-        placement, count = schedule.placement(pipeline), pipeline.micro_batches
+        placement, count = schedule.placement(pipeline), passes(schedule, pipeline)
         forwards, backwards = schedule.ramp(pipeline)
         first = [own[0] for own in placement if own]
         ramp_s = forwards * self._filled_s[first] + backwards * self._drained_s[first]
@@ -244,20 +265,24 @@ class Figures:
 
     def estimate_s(self, schedule: Schedule, pipeline: Pipeline, copies: int, zero: int, *, adjacent: bool) -> float:
         """About how long even stages take that fit."""
-        workers, count = len(schedule.placement(pipeline)), pipeline.micro_batches
+        workers, count = len(schedule.placement(pipeline)), passes(schedule, pipeline)
         holders = len(schedule.holders(pipeline)[0])
         work_s = self._fitting_s(schedule, pipeline, copies * holders if zero else 1)
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._share * each_s, (1 - self._share) * each_s)
         stride = self.ways[0].ranks * (copies if adjacent else 1)
-        passes = count * self._crossings(schedule, pipeline) / workers
-        busy_s = count * work_s / workers + idle_s + passes * self._sending_s(stride)[1]
+        crossed = count * self._crossings(schedule, pipeline) / workers
+        busy_s = count * work_s / workers + idle_s + crossed * self._sending_s(stride)[1]
         exchange_s = self._exchange_s(workers // holders, copies * holders, adjacent, zero > 0)
         return busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
 
     def _crossings(self, schedule: Schedule, pipeline: Pipeline) -> int:
         """Boundaries over which transfers stop workers."""
-        return sum(schedule.crossings(pipeline)) if self._job.transfers is Transfers.BLOCKING else 0
+        if self._job.transfers is not Transfers.BLOCKING:
+            return 0
+        holders = schedule.holders(pipeline)
+        apart = [not set(before) & set(here) for before, here in itertools.pairwise(holders)]
+        return sum(crosses and alone for crosses, alone in zip(schedule.crossings(pipeline)[1:], apart, strict=True))
 
     def _fitting_s(self, schedule: Schedule, pipeline: Pipeline, shards: int) -> float:
         """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit."""
