@@ -151,9 +151,7 @@ def plan(
         scheduled=None if own is None else lay_out(chosen.decision, schedule=own),
     )
     if own is not None:
-        assembled = dataclasses.replace(
-            assembled, schedule=dataclasses.replace(assembled.schedule, given="orders")
-        )
+        assembled = dataclasses.replace(assembled, schedule=dataclasses.replace(assembled.schedule, given="orders"))
     return with_simulation(assembled, simulated_s)
 
 
@@ -306,9 +304,7 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
-def _searched(
-    pricer: Pricer, job: Job, asked: Job, progress: Progress | None, own: Schedule | None
-) -> Answer:
+def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None, own: Schedule | None) -> Answer:
     """The search's answer.
 
     Raises:

@@ -18,8 +18,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.play import Transfers
-from planner.schedules import Pipeline, Schedule
+from planner.schedules import Schedule
 from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._closed_form import ClosedForm
@@ -32,7 +31,7 @@ from planner.solvers._wording import space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.critical_path import bounded, critical_s, settle
 from planner.solvers.shape_search import ShapeSearch
-from planner.solvers.shapes import SchedulesFor, schedules_with
+from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
@@ -121,7 +120,7 @@ class _Search:
         schedule_of: SchedulesFor,
     ) -> None:
         self._sizes = micro_batch_sizes(job)
-        self._lines, self._placed = _by_engine(job, schedule_of)
+        self._lines, self._placed = by_engine(job, schedule_of)
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
@@ -149,7 +148,7 @@ class _Search:
         if self._placed.schedules:
             self._shapes.run(alone, floors, any_plan=any_plan, report=self._tell)
         if not self._lines.schedules:
-            floors = alone = []
+            alone, floors = [], []
         elif not self._thorough:
             self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
             first = []
@@ -485,19 +484,6 @@ class _Search:
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME, known_s)
         played = tuple(self._found.timed(candidate) for candidate in trivial)
         return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
-
-
-def _by_engine(job: Job, schedule_of: SchedulesFor) -> tuple[Job, Job]:
-    """The job with the schedules alone that `Frontier` bounds in closed form, stage by stage, and with the others."""
-    plain = job.transfers is Transfers.BLOCKING and not job.whole_stages
-    lines = tuple(name for name in job.schedules if plain and _stands_in_line(schedule_of(name)))
-    placed = tuple(name for name in job.schedules if name not in lines)
-    return dataclasses.replace(job, schedules=lines), dataclasses.replace(job, schedules=placed)
-
-
-def _stands_in_line(schedule: Schedule) -> bool:
-    """Whether its stages stand in line, paced by the slowest, and repeat their forwards within their backwards."""
-    return schedule.closed_form and not schedule.recomputed_stages(Pipeline((1, 1), 2))
 
 
 def _by_zero(alike: Alike) -> list[list[Task]]:

@@ -124,7 +124,8 @@ class Cutter:
         self._shape = shape
         schedule, pipeline = shape.schedule, shape.pipeline
         self._hosted, self._holders = schedule.placement(pipeline), schedule.holders(pipeline)
-        self._units = [held.units[:, : len(own)].astype(float) for own, held in self._places(schedule.peaks(pipeline))]
+        peaks = zip(self._hosted, schedule.peaks(pipeline), strict=True)
+        self._units = [held.units[:, : len(own)].astype(float) for own, held in peaks]
         self._main = [rows[rows.sum(axis=1).argmax()] if rows.size else rows[:0].sum(axis=0) for rows in self._units]
         self._shares = [np.array(counts, float) for counts in schedule.workload(pipeline)]
         self._ramp, self._first = schedule.ramp(pipeline), [own[0] if own else 0 for own in self._hosted]
@@ -141,9 +142,6 @@ class Cutter:
         pins = pinned_blocks(job, shape.ways[0].names) if job.keep else ()
         self._pins = [(block, stage % shape.stages) for block, stage in pins]
         self._picked: dict[tuple[bytes, ...], np.ndarray] = {}
-
-    def _places(self, peaks: Sequence[object]) -> Iterator[tuple[tuple[int, ...], object]]:
-        return zip(self._hosted, peaks, strict=True)
 
     def _devices(self, cluster: Cluster, room: float) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
         """Device types by stage, memory by worker, and the first ranks of all that hold the first stage."""
@@ -193,7 +191,7 @@ class Cutter:
     def few(self) -> bool:
         """Whether all cuts and choices can be looked at."""
         stages, options = self._shape.stages, len(self._options.ways)
-        return math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED
+        return bool(math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED)
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.
@@ -331,7 +329,10 @@ class Cutter:
 
     def _alike(self, worker: int, choices: _Choices, own: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Another worker's options, where they are as many and fit; else its own."""
-        if len(own) != len(other) or self._held(worker, choices, list(self._hosted[worker]), other) > self._room[worker]:
+        if (
+            len(own) != len(other)
+            or self._held(worker, choices, list(self._hosted[worker]), other) > self._room[worker]
+        ):
             return own
         return other
 
@@ -373,13 +374,15 @@ class Cutter:
         key = (self._units[worker].tobytes(), work_s.tobytes(), kept.tobytes(), self._room[worker].tobytes())
         if key not in self._picked:
             self._picked[key] = self._packed(worker, choices, own, work_s, kept)
-        return self._picked[key]
+        found: np.ndarray = self._picked[key]
+        return found
 
     def _packed(
         self, worker: int, choices: _Choices, own: list[int], work_s: np.ndarray, kept: np.ndarray
     ) -> np.ndarray:
         """The choice itself: what is kept beside, and at other moments, is taken off the room as far as it is met."""
-        fastest, room = work_s.argmin(axis=1), float(self._room[worker])
+        room = float(self._room[worker])
+        fastest: np.ndarray = work_s.argmin(axis=1)
         over = self._held(worker, choices, own, fastest) - room
         if over <= 0:
             return fastest
@@ -389,7 +392,8 @@ class Cutter:
             if chosen is None or (over := self._held(worker, choices, own, chosen) - room) <= 0:
                 break
             budget -= max(over, room / BINS)
-        return np.where(np.isfinite(work_s), kept, np.inf).argmin(axis=1) if chosen is None else chosen
+        leanest: np.ndarray = np.where(np.isfinite(work_s), kept, np.inf).argmin(axis=1)
+        return leanest if chosen is None else chosen
 
     def _improved(self, best: Cut, *, aligned: bool) -> Cut:
         """Boundaries moved by a block at a time, as long as the longest way gets shorter within memory."""

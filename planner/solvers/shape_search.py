@@ -127,8 +127,9 @@ class ShapeSearch:
         """
         every = [Ways((costs,)) for costs in alone] + [Ways((floor,), key) for floor, key in floors]
         self._blocks = max((len(ways.costs[0].parameter_elements) for ways in every), default=0)
-        for self._wide in (WIDE, math.inf) if self._blocks > TINY else (math.inf,):
+        for wide in (WIDE, math.inf) if self._blocks > TINY else (math.inf,):
             if not self._tops:
+                self._wide = wide
                 self._search(every, any_plan=any_plan, report=report)
 
         if self._found and not any_plan:
@@ -198,7 +199,8 @@ class ShapeSearch:
         message = verdict.violations[0].message
         shape = f"{len(configuration.stages)} stages, micro-batch {configuration.micro_batch}"
         return InfeasibleError(
-            f"{configuration.schedule}: {message} at the least ({shape})", hint="use more stages, devices or recomputation"
+            f"{configuration.schedule}: {message} at the least ({shape})",
+            hint="use more stages, devices or recomputation",
         )
 
     def _push(self, heap: list[tuple[float, int, Ways, list[Shape]]], ways: Ways) -> None:
@@ -228,7 +230,9 @@ class ShapeSearch:
         """Cut the most promising shapes; what is left of them is bounded."""
         self._solved += 1
         left, cut = math.inf, 0
-        tables = functools.cache(lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole)))
+        tables = functools.cache(
+            lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole))
+        )
         for shape in shapes:
             if shape.bound_s >= self._found.best_s or (any_plan and self._found):
                 continue

@@ -3,12 +3,13 @@
 A shape is everything of a configuration but where the chain is cut, which stages repeat their forward, and in which of
 several ways each shares its operators. No configuration of a shape is faster than its bound: each worker of a pipeline
 that drains waits for the forwards of all stages before its first, does its share of all work, and what it has done last
-goes back through those stages. A worker whose first stage is number s waits for s blocks at the least; the mean over the
-workers bounds the slowest, and their mean work does not depend on the cut.
+goes back through those stages. A worker whose first stage is number s waits for s blocks at the least; the mean over
+the workers bounds the slowest, and their mean work does not depend on the cut.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,6 @@ SchedulesFor = Callable[[str], Schedule]
 """A schedule by its name, with options."""
 
 
-
 def schedules_with(own: Schedule | None) -> SchedulesFor:
     """Schedules of the registry, and one that it does not know."""
     return lambda name: own if own is not None and own.name == name else get(name)
@@ -41,6 +41,19 @@ LONGEST = 1_000_000
 
 REACH = 1.5
 """How far the memory that even stages need at the least may be above what there is: uneven ones may still fit."""
+
+
+def by_engine(job: Job, schedule_of: SchedulesFor) -> tuple[Job, Job]:
+    """The job with the schedules alone that `Frontier` bounds in closed form, stage by stage, and with the others."""
+    plain = job.transfers is Transfers.BLOCKING and not job.whole_stages
+    lines = tuple(name for name in job.schedules if plain and _stands_in_line(schedule_of(name)))
+    placed = tuple(name for name in job.schedules if name not in lines)
+    return dataclasses.replace(job, schedules=lines), dataclasses.replace(job, schedules=placed)
+
+
+def _stands_in_line(schedule: Schedule) -> bool:
+    """Whether its stages stand in line, paced by the slowest, and repeat their forwards within their backwards."""
+    return schedule.closed_form and not schedule.recomputed_stages(Pipeline((1, 1), 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +130,7 @@ class Shapes:
     def least_s(self, ways: Sequence[BlockCosts]) -> float:
         """Seconds of the global batch if all devices worked on it evenly."""
         groups = max(1, self._devices // ways[0].ranks)
-        work_s = sum(np.min([(c.forward_s + c.backward_s).min(axis=0) for c in ways], axis=0).tolist())
+        work_s = float(np.min([(c.forward_s + c.backward_s).min(axis=0) for c in ways], axis=0).sum())
         return self._job.global_batch / ways[0].micro_batch * work_s / groups
 
     @functools.cached_property
@@ -180,7 +193,6 @@ class Shapes:
                     pipeline = Pipeline((1,) * stages, count)
                     if fits and not schedule.supports(pipeline) and self._wanted(schedule, pipeline):
                         yield schedule, stages
-
 
     def _wanted(self, schedule: Schedule, pipeline: Pipeline) -> bool:
         """Whether orders that repeat forwards by actions of their own repeat those that the job wants."""
@@ -360,7 +372,7 @@ def _hull(ways: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]
         points = sorted(zip(bytes_[:, block].tolist(), seconds[:, block].tolist(), strict=True))
         line = _lower(points)
         least_bytes, least_s = least_bytes + line[0][0], least_s + line[0][1]
-        steps += [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0], b[1] - a[1]) for a, b in zip(line, line[1:], strict=False)]
+        steps += [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(line)]
     steps.sort()
     return (
         least_bytes + np.concatenate([[0.0], np.cumsum([step[1] for step in steps])]),

@@ -1,4 +1,4 @@
-"""What stages of blocks i..j cost and keep in each way that a stage may be run: shared so, its forward repeated or not."""
+"""What stages of blocks i..j cost and keep in each way to run one: shared in one way, its forward repeated or not."""
 
 from __future__ import annotations
 
@@ -99,5 +99,3 @@ def run_pairs(edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """First and last block of each stage between boundaries."""
     pairs = np.array(list(itertools.pairwise(edges)))
     return pairs[:, 0], pairs[:, 1] - 1
-
-

@@ -113,7 +113,9 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: b
 def unlike_repeats(decision: Configuration, repeats: Collection[int]) -> list[Violation]:
     """Stages that repeat their forward, or do not, unlike the orders, where these do so by actions of their own."""
     return [
-        Violation("option", index, f"the orders {'' if index in repeats else 'do not '}repeat the forward of stage {index}")
+        Violation(
+            "option", index, f"the orders {'' if index in repeats else 'do not '}repeat the forward of stage {index}"
+        )
         for index, stage in enumerate(decision.stages)
         if repeats and stage.recompute != (index in repeats)
     ][:1]
@@ -134,7 +136,9 @@ def forbidden_choices(
         raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
-    found = [(name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)]
+    found = [
+        (name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)
+    ]
     if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
     if job.max_stages and count > job.max_stages:
@@ -149,7 +153,9 @@ def forbidden_choices(
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
-def _choices(job: Job, decision: Configuration, workers: Workers | None) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
+def _choices(
+    job: Job, decision: Configuration, workers: Workers | None
+) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
     """Lists of what a user allows (nothing said means all), and what the decision has of it."""
     key, plain = decision.schedule.partition(":")[0], (n for n in job.schedules if n.partition(":")[0] in names())
     allowed = (*job.schedules, *(get(name).name for name in plain))

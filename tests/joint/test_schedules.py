@@ -18,8 +18,8 @@ from planner.play import Transfers
 from planner.schedules import Pipeline
 from planner.solvers import search
 from planner.space import BlockCosts, Job, Timed, evaluate
-from planner.space.types import Configuration, Evaluation, StageChoice
 from planner.space.timing import play_terms
+from planner.space.types import Configuration, Evaluation, StageChoice
 from tests.joint.instances import Ways, random_joint
 
 SEEDS = st.integers(0, 10**6)
@@ -32,7 +32,11 @@ NAMES = st.sampled_from(
 def configurations(ways: list[BlockCosts], devices: int, job: Job) -> Iterator[Configuration]:
     """Every configuration of pipelines of two workers and more, from the description of the space alone."""
     first, (name,) = ways[0], job.schedules
-    blocks, batches, groups = len(first.parameter_elements), job.global_batch // first.micro_batch, devices // first.ranks
+    blocks, batches, groups = (
+        len(first.parameter_elements),
+        job.global_batch // first.micro_batch,
+        devices // first.ranks,
+    )
     again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
     for copies, workers in itertools.product(range(1, groups + 1), range(2, groups + 1)):
         if batches % copies or copies * workers > groups:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import planner
-from planner.errors import InfeasibleError, JobError, PlanError
+from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, dumps, loads
 from planner.plan.validate import validate
 from planner.plan.works import counterparts, leaders
-from planner.schedules import names as schedule_names
 from planner.simulate import simulate
 from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_system
 
