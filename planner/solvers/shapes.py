@@ -159,7 +159,7 @@ class Shapes:
             holders = schedule.holders(pipeline)
             if self._job.data_parallel and copies * len(holders[0]) not in self._job.data_parallel:
                 continue
-            bound_s = figures.bound_s(schedule, pipeline)
+            bound_s = figures.bound_s(schedule, pipeline, copies)
             if bound_s >= cutoff_s:
                 continue
             zero = self._job.zero if copies * len(holders[0]) > 1 else (min(self._job.zero),)
@@ -252,6 +252,11 @@ class Figures:
         self._drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in ways)
+        self._alone = min(
+            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties) for c in ways
+        )
+        self._update_s = self._alone / max(self._elements, 1e-300) * min(float(c.update_s.min(axis=0).sum()) for c in ways)
+        self._tails: dict[tuple[int, float], float] = {}
         self._chosen = precision_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._chosen)
         self._kept_bytes, self._kept_s = _hull(ways, job)
@@ -265,7 +270,7 @@ class Figures:
         """Blocks of the chain."""
         return len(self._filled_s) - 1
 
-    def bound_s(self, schedule: Schedule, pipeline: Pipeline) -> float:
+    def bound_s(self, schedule: Schedule, pipeline: Pipeline, copies: int) -> float:
         """No configuration is faster, wherever the chain is cut."""
         placement, count = schedule.placement(pipeline), passes(schedule, pipeline)
         forwards, backwards = schedule.ramp(pipeline)
@@ -273,7 +278,29 @@ class Figures:
         ramp_s = forwards * self._filled_s[first] + backwards * self._drained_s[first]
         sending_s = self._crossings(schedule, pipeline) * count * self._sending_s(1)[0]
         mean_s = (count * self.work_s + float(ramp_s.sum()) + sending_s) / len(placement)
+        if schedule.drains and not schedule.spans:
+            mean_s += self._tail_s(len(placement), len(schedule.holders(pipeline)[0]), copies)
         return max(mean_s, count * self._largest_s / len(schedule.holders(pipeline)[0]))
+
+    def _tail_s(self, workers: int, holders: int, copies: int) -> float:
+        """The least that exchange and update of a worker's weights take, of the mean worker.
+
+        Ranks that exchange are neighbours at best and have the links to themselves; times grow with the bytes at most
+        in proportion, so that the mean worker's are no longer than the mean. Nothing where exchanges may be hidden.
+        """
+        job, group, parts = self._job, copies * holders, workers / holders
+        if job.overlap or max(job.zero) > 1:
+            return 0.0
+        if (group, parts) not in self._tails:
+            payload = self._alone / parts * self._chosen.gradient_bytes
+            ranks = np.arange(group, dtype=np.int64) * self.ways[0].ranks
+            ways_s = [
+                factor * collective_s(self._cluster, kind, ranks, payload, 1)
+                for kind, factor in ((Collective.ALL_REDUCE, 1.0), (Collective.REDUCE_SCATTER, 2.0))
+            ]
+            update_s = self._update_s / parts / (group if max(job.zero) else 1)
+            self._tails[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
+        return self._tails[group, parts]
 
     def estimate_s(self, schedule: Schedule, pipeline: Pipeline, copies: int, zero: int, *, adjacent: bool) -> float:
         """About how long even stages take that fit."""
