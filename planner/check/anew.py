@@ -6,13 +6,14 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import decision_of, is_judged, price_shardings
+from planner.check.configuration import is_judged
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.files import seal
+from planner.plan.priced import priced_configuration
 from planner.plan.words import significant
 from planner.schedules import get
 from planner.space import evaluate, play_terms
@@ -61,11 +62,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     job, size = plan.options, plan.micro_batches.size
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
-    costs, shardings = price_shardings(plan, pricer.graph_at(size), pricer)
-    decision = decision_of(plan, {name: each.sharding for name, each in costs.items()})
-    shelf = {each.sharding: each for each in costs.values()}
-    if any(stage.sharding == 0 for stage in decision.stages):
-        shelf[0] = pricer.costs(size)
+    decision, shelf = priced_configuration(plan, pricer)
     evaluation = evaluate(shelf, cluster, job, decision)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
@@ -81,7 +78,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
-        shardings=shardings,
+        shardings=pricer.stage_shardings(decision),
     )
     schedule = dataclasses.replace(again.schedule, given=plan.schedule.given)
     again = dataclasses.replace(again, schedule=schedule)

@@ -34,8 +34,9 @@ BREAKING = frozenset((
 
 UNREADABLE = frozenset((
     Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.MODEL_FINGERPRINT,
-    Fault.OPTIONS, Fault.MICRO_BATCH, Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS, Fault.SHARDING_NAMES,
-    Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING, Fault.HARDWARE_FINGERPRINT,
+    Fault.OPTIONS, Fault.CONFIGURATION, Fault.MICRO_BATCH, Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS,
+    Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING,
+    Fault.HARDWARE_FINGERPRINT,
 ))  # fmt: skip
 """Faults that leave no decision to evaluate anew."""
 

@@ -1,0 +1,213 @@
+"""What one configuration of the user's own would take: priced, judged, played and written out as a plan.
+
+>>> import planner
+>>> graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100")
+>>> found = planner.predict(graph, cluster, planner.Job(64), planner.Degrees(pipeline=4, schedule="zb-h1"))
+>>> found.fits
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planner import schedules
+from planner.api import default_provenance
+from planner.errors import JobError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.figures import gap_to
+from planner.plan.priced import priced_configuration
+from planner.space import Configuration, WorkerMemory, evaluate, play_terms
+from planner.space.asked import LIMITS, without
+from planner.space.meshes import mesh_problem
+from planner.space.named import Degrees, configuration_of
+from planner.space.pricer import Pricer
+from planner.space.settled import settled
+from planner.space.timing import least_s
+from planner.space.types import BlockCosts, Certificate, Evaluation, Job
+
+Asked = Degrees | Configuration | Plan
+"""A configuration by its degrees, in full, or as a plan has it with its shardings."""
+
+Shelf = Mapping[int, BlockCosts]
+"""Costs by the number of the sharding."""
+
+_SPACE = "this configuration alone, in any order of its work"
+_FOLLOWED = ("devices", "forbid")
+"""Limits that say what there is, not what is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one configuration would take.
+
+    Attributes:
+        plan: the configuration as a plan, with its predictions; it may exceed memory.
+        workers: memory of each worker, all its stages together; workers that hold the same stages count once.
+        problems: what the configuration breaks, in words; empty when it can run.
+    """
+
+    plan: Plan
+    workers: tuple[WorkerMemory, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in full."""
+        return self.plan.configuration
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration when it is played."""
+        return self.plan.predictions.reached_s
+
+    @property
+    def fits(self) -> bool:
+        """Whether the configuration can run."""
+        return not self.problems
+
+    @property
+    def fullest(self) -> WorkerMemory:
+        """The worker nearest to its capacity, or furthest above it."""
+        return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+
+
+def predict(
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    configuration: Asked,
+    *,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Prediction:
+    """Price exactly one configuration; nothing else is searched.
+
+    Where ranks share operators and it is not said how, the fastest way that fits to share them on a mesh of one axis is
+    taken. A configuration that breaks limits or does not fit is priced all the same.
+
+    Args:
+        graph: the model (`load_graph`).
+        cluster: the hardware (`load_cluster`).
+        job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden;
+            its other limits are not read.
+        configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
+            of a configuration without them, `sharding` must be 0.
+        strict_ops: refuse operators that no rule describes.
+        provenance: how the plan came to be, for its file.
+
+    Raises:
+        JobError: devices, samples, blocks or chunks do not come out; says which.
+        UsageError: no schedule has the name.
+        ModelError: the model's batch cannot be set to the micro-batch.
+    """
+    job = without_limits(job, cluster)
+    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
+    judged = ((own, judge(pricer, job, own, shelf)) for own, shelf in ways_to_share(pricer, job, configuration))
+    chosen, evaluation = min(judged, key=lambda found: (excess(found[1]), found[1].iteration_s))
+    schedule = schedules.get(chosen.schedule)
+    played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
+    bound_s = min(least_s(chosen, schedule, evaluation.stages), played_s)
+    plan = assemble(
+        pricer.graph_at(chosen.micro_batch),
+        pricer.chain,
+        cluster,
+        allowing(job, chosen),
+        chosen,
+        evaluation,
+        Certificate(bound_s, gap_to(bound_s, played_s), _SPACE, False),
+        origins=pricer.profiles(chosen.micro_batch)[0].origin,
+        provenance=provenance or default_provenance(graph.name, cluster.name),
+        shardings=pricer.stage_shardings(chosen),
+    )
+    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given="configuration"))
+    problems = tuple(violation.message for violation in evaluation.violations)
+    return Prediction(with_simulation(plan, played_s), evaluation.workers, problems)
+
+
+def without_limits(job: Job, cluster: Cluster) -> Job:
+    """The job as a configuration of the user's own is priced under: settled, and with no limit on what is decided.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
+
+
+def allowing(job: Job, configuration: Configuration) -> Job:
+    """The job, allowing what the configuration decides."""
+    return dataclasses.replace(
+        job, schedules=(configuration.schedule,), zero=(configuration.zero,),
+        whole_stages=configuration.whole_stages, transfers=configuration.transfers,
+    )  # fmt: skip
+
+
+def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, Shelf]]:
+    """The configuration once for each way worth trying to share its operators, with the costs of that way.
+
+    Raises:
+        JobError: its ranks cannot share operators, or are not as many for every stage.
+    """
+    if isinstance(asked, Plan):
+        if asked.shardings and asked.model.fingerprint == pricer.graph.fingerprint:
+            yield priced_configuration(asked, pricer)
+            return
+        stages = tuple(dataclasses.replace(stage, sharding=0) for stage in asked.configuration.stages)
+        asked = dataclasses.replace(asked.configuration, stages=stages)
+    if isinstance(asked, Degrees):
+        for costs in _shardings(pricer, job, asked.micro_batch, asked.tensor):
+            yield configuration_of(asked, pricer.chain, costs, pricer.cluster, job), {costs.sharding: costs}
+        return
+    widths = {stage.ranks for stage in asked.stages}
+    if len(widths) != 1:
+        raise JobError(
+            f"stages of {', '.join(map(str, sorted(widths))) or 'no'} ranks", hint="give all stages as many ranks"
+        )
+    if any(stage.sharding for stage in asked.stages):
+        raise JobError(
+            "a stage names a sharding, and a configuration by itself has none",
+            hint="give the plan file that has it, or leave it out for the fastest way to share operators",
+        )
+    for costs in _shardings(pricer, job, asked.micro_batch, widths.pop()):
+        stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
+        yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
+
+
+def _shardings(pricer: Pricer, job: Job, micro_batch: int, ranks: int) -> list[BlockCosts]:
+    if micro_batch < 1 or ranks < 1:
+        raise JobError(f"micro-batches of {micro_batch} on {ranks} ranks", hint="give numbers of at least 1")
+    if reason := mesh_problem(pricer.cluster, job, (ranks,)):
+        raise JobError(reason, hint="use another tensor parallel degree")
+    found = pricer.shardings_of(micro_batch, ranks)
+    if not found:
+        raise JobError(
+            f"no block of the model can be shared by {ranks} ranks", hint="use another tensor parallel degree"
+        )
+    return found
+
+
+def judge(pricer: Pricer, job: Job, configuration: Configuration, shelf: Shelf) -> Evaluation:
+    """The judge's verdict on a configuration that its job allows.
+
+    Raises:
+        JobError: it makes no sense: blocks, devices or samples do not come out, or its schedule cannot serve it.
+    """
+    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration)
+    if not evaluation.stages:
+        broken = "; ".join(violation.message for violation in evaluation.violations)
+        raise JobError(broken, hint="use another configuration or schedule")
+    return evaluation
+
+
+def excess(evaluation: Evaluation) -> float:
+    """How far the fullest worker is above its memory, as a fraction of it; infinite where something else is broken."""
+    if not evaluation.violations:
+        return 0.0
+    if any(violation.kind != "memory" for violation in evaluation.violations):
+        return math.inf
+    return max(w.memory.total / w.capacity_bytes - 1 for w in evaluation.workers)
