@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from planner.play import measure_orders as measure_orders
     from planner.play import measure_schedule as measure_schedule
     from planner.prediction import Prediction as Prediction
+    from planner.prediction import compare_to_best as compare_to_best
     from planner.prediction import predict as predict
     from planner.registry import did_you_mean as did_you_mean
     from planner.schedules import orders_json as orders_json
@@ -174,6 +175,7 @@ _EXPORTS = {
     "Pricer": "planner.space.pricer",
     "ImportOptions": "planner.importers",
     "load_graph": "planner.api",
+    "compare_to_best": "planner.prediction",
     "predict": "planner.prediction",
     "Prediction": "planner.prediction",
     "Configuration": "planner.space",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner import schedules
-from planner.api import default_provenance
+from planner.api import default_provenance, plan
 from planner.errors import JobError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -109,11 +109,11 @@ def predict(
     job = without_limits(job, cluster)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     judged = ((own, judge(pricer, job, own, shelf)) for own, shelf in ways_to_share(pricer, job, configuration))
-    chosen, evaluation = min(judged, key=lambda found: (excess(found[1]), found[1].iteration_s))
+    chosen, evaluation = min(judged, key=lambda pair: (excess(pair[1]), pair[1].iteration_s))
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
     bound_s = min(least_s(chosen, schedule, evaluation.stages), played_s)
-    plan = assemble(
+    found = assemble(
         pricer.graph_at(chosen.micro_batch),
         pricer.chain,
         cluster,
@@ -125,9 +125,35 @@ def predict(
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=pricer.stage_shardings(chosen),
     )
-    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given="configuration"))
+    found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, given="configuration"))
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(plan, played_s), evaluation.workers, problems)
+    return Prediction(with_simulation(found, played_s), evaluation.workers, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A prediction held against the best plan.
+
+    Attributes:
+        plan: the best plan that the search found.
+        lacks_s: seconds that an iteration of the prediction takes longer; negative where it is faster.
+        ratio: how many times as long it takes.
+    """
+
+    plan: Plan
+    lacks_s: float
+    ratio: float
+
+
+def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> Held:
+    """What a prediction lacks to the best plan of the same job without limits, both as they are played.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    best = plan(graph, cluster, without_limits(job, cluster))
+    best_s = best.predictions.reached_s
+    return Held(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
 
 
 def without_limits(job: Job, cluster: Cluster) -> Job:

@@ -15,9 +15,8 @@ from planner.graph import Graph, build_chain
 from planner.plan import files, layout, strict
 from planner.plan.types import FORMAT as PLAN_FORMAT
 from planner.plan.types import Plan
-from planner.registry import did_you_mean
 from planner.space.configuration import Configuration
-from planner.space.named import Degrees
+from planner.space.named import Degrees, block_number
 
 FORMAT: Literal["shardplan-configuration"] = "shardplan-configuration"
 VERSION: Literal[1] = 1
@@ -71,6 +70,7 @@ def load_configuration(path: str | Path, graph: Graph | None = None) -> Configur
     Raises:
         PlanError: the file is missing, unreadable or not as the schema says; `problems` holds every finding with line,
             column and path.
+        JobError: the model has no block of a name, or several.
     """
     return parse_configuration(strict.read_bytes(path), graph, name=str(path))
 
@@ -81,13 +81,13 @@ def parse_configuration(
     """The same from JSON text; `name` is what errors call it.
 
     Raises:
-        PlanError: as `load_configuration`.
+        PlanError, JobError: as `load_configuration`.
     """
     content, document = strict.document(text, name)
     if document.get("format") == PLAN_FORMAT:
         return files.loads(content, name=name)
     strict.require_form(document, FORMAT, (VERSION,), name)
-    edited = json.dumps(_numbered(document, graph, name)) if graph is not None else content
+    edited = json.dumps(_numbered(document, graph)) if graph is not None else content
     read = strict.validated(edited, ConfigurationFile, name=name, shown=content)
     found = read.configuration or read.degrees
     if found is None or (read.configuration and read.degrees):
@@ -98,11 +98,11 @@ def parse_configuration(
     return found
 
 
-def _numbered(document: dict[str, Any], graph: Graph, name: str) -> dict[str, Any]:
+def _numbered(document: dict[str, Any], graph: Graph) -> dict[str, Any]:
     """The document with the numbers of the blocks that its stages name.
 
     Raises:
-        PlanError: the model has no block of a name, or several.
+        JobError: the model has no block of a name, or several.
     """
     configuration = document.get("configuration")
     stages = configuration.get("stages") if isinstance(configuration, dict) else None
@@ -110,16 +110,9 @@ def _numbered(document: dict[str, Any], graph: Graph, name: str) -> dict[str, An
         return document
     names = [block.name for block in build_chain(graph).blocks]
     known = [
-        {**stage, **{key: _number(stage[key], names, name) for key in _EDGES if isinstance(stage.get(key), str)}}
+        {**stage, **{key: block_number(stage[key], names) for key in _EDGES if isinstance(stage.get(key), str)}}
         if isinstance(stage, dict)
         else stage
         for stage in stages
     ]
     return {**document, "configuration": {**configuration, "stages": known}}
-
-
-def _number(block: str, names: list[str], where: str) -> int:
-    if names.count(block) != 1:
-        count = f"{names.count(block)} blocks" if block in names else "no block"
-        raise PlanError(f"the model has {count} of the name {block!r}", where=where, hint=did_you_mean(block, names))
-    return names.index(block)

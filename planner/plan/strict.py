@@ -170,5 +170,6 @@ def _known_keys(path: locate.Path, schema: Mapping[str, Any]) -> tuple[str, ...]
     node: Any = schema
     for part in path:
         node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        node = next((each for each in node.get("anyOf", ()) if "$ref" in each), node)
         node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
     return tuple(node.get("properties", ()))

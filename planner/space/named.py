@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from planner.errors import JobError, UsageError
 from planner.graph import Chain
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Cluster
+from planner.registry import did_you_mean
 from planner.schedules import get
 from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration, StageChoice
@@ -31,7 +33,7 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
-        starts: first block of each stage but the first; empty for equal numbers of layers.
+        starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
     """
 
@@ -43,7 +45,7 @@ class Degrees:
     schedule: str = ""
     zero: int = 0
     recompute: bool = False
-    starts: tuple[int, ...] = ()
+    starts: tuple[int | str, ...] = ()
     adjacent: bool = True
 
 
@@ -58,7 +60,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         job: global batch and devices.
 
     Raises:
-        JobError: devices, samples or layers do not come out; says which.
+        JobError: devices, samples or layers do not come out, or no block has a name; says which.
         UsageError: no schedule has the name.
     """
     devices = min(job.devices or cluster.device_count, cluster.device_count)
@@ -78,7 +80,11 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
     schedule, stages = _scheduled(degrees, count)
-    edges = (0, *degrees.starts, len(chain.blocks)) if degrees.starts else layer_edges(chain, costs, stages)
+    if not degrees.starts:
+        edges = layer_edges(chain, costs, stages)
+    else:
+        names = [block.name for block in chain.blocks]
+        edges = (0, *(block_number(start, names) for start in degrees.starts), len(names))
     if len(edges) != stages + 1:
         raise JobError(
             f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
@@ -95,6 +101,20 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         zero=degrees.zero if copies > 1 else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
+
+
+def block_number(block: int | str, names: Sequence[str]) -> int:
+    """A block's number, given by that or by its name.
+
+    Raises:
+        JobError: the model has no block of the name, or several.
+    """
+    if isinstance(block, int):
+        return block
+    if names.count(block) != 1:
+        count = f"{names.count(block)} blocks" if block in names else "no block"
+        raise JobError(f"the model has {count} of the name {block!r}", hint=did_you_mean(block, names))
+    return names.index(block)
 
 
 def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
