@@ -23,7 +23,7 @@ from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.priced import priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, play_terms
-from planner.space.asked import LIMITS, without
+from planner.space.asked import LIMITS, allowing, without
 from planner.space.meshes import mesh_problem
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
@@ -163,14 +163,6 @@ def without_limits(job: Job, cluster: Cluster) -> Job:
         JobError: a field of the job makes no sense.
     """
     return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
-
-
-def allowing(job: Job, configuration: Configuration) -> Job:
-    """The job, allowing what the configuration decides."""
-    return dataclasses.replace(
-        job, schedules=(configuration.schedule,), zero=(configuration.zero,),
-        whole_stages=configuration.whole_stages, transfers=configuration.transfers,
-    )  # fmt: skip
 
 
 def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, Shelf]]:
