@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from planner.prediction import Prediction as Prediction
     from planner.prediction import compare_to_best as compare_to_best
     from planner.prediction import predict as predict
+    from planner.prediction import predict_many as predict_many
     from planner.registry import did_you_mean as did_you_mean
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
@@ -177,6 +178,7 @@ _EXPORTS = {
     "load_graph": "planner.api",
     "compare_to_best": "planner.prediction",
     "predict": "planner.prediction",
+    "predict_many": "planner.prediction",
     "Prediction": "planner.prediction",
     "Configuration": "planner.space",
     "StageChoice": "planner.space",

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from planner import schedules
 from planner.api import default_provenance, plan
-from planner.errors import JobError
+from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, assemble, with_simulation
@@ -24,6 +26,8 @@ from planner.plan.figures import gap_to
 from planner.plan.priced import priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, play_terms
 from planner.space.asked import LIMITS, allowing, without
+from planner.space.evaluate_many import Evaluations, evaluate_many
+from planner.space.layouts import Layouts
 from planner.space.meshes import mesh_problem
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
@@ -163,6 +167,64 @@ def without_limits(job: Job, cluster: Cluster) -> Job:
         JobError: a field of the job makes no sense.
     """
     return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
+
+
+def predict_many(
+    graph: Graph, cluster: Cluster, job: Job, configurations: Sequence[Degrees | Configuration]
+) -> Evaluations:
+    """Price many configurations of one model, each as `predict` prices it; nothing is written out or played twice.
+
+    Args:
+        graph: the model (`load_graph`).
+        cluster: the hardware (`load_cluster`).
+        job: as of `predict`.
+        configurations: by degrees or in full.
+
+    Returns:
+        Arrays in their order: seconds of an iteration by the closed form where the schedule has one (1F1B, GPipe) and
+        as it is played otherwise, memory of the fullest worker and its capacity, whether it fits. A configuration that
+        makes no sense takes infinite time, and `reasons` says why.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    job = without_limits(job, cluster)
+    pricer = Pricer(graph, cluster, job)
+    shelves: dict[tuple[int, int], list[tuple[int, Configuration]]] = {}
+    costs: dict[tuple[int, int], BlockCosts] = {}
+    reasons = [""] * len(configurations)
+    for at, asked in enumerate(configurations):
+        try:
+            for own, shelf in ways_to_share(pricer, job, asked):
+                for key in ((own.micro_batch, number) for number in shelf):
+                    costs[key] = shelf[key[1]]
+                    shelves.setdefault(key, []).append((at, own))
+        except (JobError, UsageError, ModelError) as error:
+            reasons[at] = error.problem.message
+    known: dict[tuple[int, int], Layouts] = {}
+    judged = [
+        (np.array([at for at, _ in own]), evaluate_many(costs[key], cluster, job, [c for _, c in own], known=known))
+        for key, own in shelves.items()
+    ]
+    return _fastest(len(configurations), judged, reasons)
+
+
+def _fastest(count: int, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
+    """Of all ways to share operators of each configuration the one that `predict` takes."""
+    found = Evaluations(
+        np.full(count, math.inf), np.full(count, math.nan), np.full(count, math.nan), np.zeros(count, dtype=bool), ()
+    )
+    excess_of = np.full(count, math.inf)
+    for at, own in judged:
+        over = np.where(own.fits, 0.0, np.nan_to_num(own.peak_bytes / own.capacity_bytes - 1, nan=math.inf))
+        less = (over < excess_of[at]) | ((over == excess_of[at]) & (own.iteration_s < found.iteration_s[at]))
+        excess_of[at[less]] = over[less]
+        for name in ("iteration_s", "peak_bytes", "capacity_bytes", "fits"):
+            getattr(found, name)[at[less]] = getattr(own, name)[less]
+        for place, reason in zip(at.tolist(), own.reasons, strict=True):
+            reasons[place] = reasons[place] or reason
+    said = tuple("" if math.isfinite(s) else reason for s, reason in zip(found.iteration_s, reasons, strict=True))
+    return dataclasses.replace(found, reasons=said)
 
 
 def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, Shelf]]:

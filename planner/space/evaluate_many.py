@@ -58,9 +58,20 @@ class _Found:
     fits: np.ndarray
     reasons: list[str]
 
+    @staticmethod
+    def of(count: int) -> _Found:
+        """Nothing yet."""
+        peak, capacity = np.full((2, count), math.nan)
+        return _Found(np.full(count, math.inf), peak, capacity, np.zeros(count, bool), [""] * count)
+
 
 def evaluate_many(
-    costs: BlockCosts, cluster: Cluster, job: Job, configurations: Sequence[Configuration]
+    costs: BlockCosts,
+    cluster: Cluster,
+    job: Job,
+    configurations: Sequence[Configuration],
+    *,
+    known: dict[tuple[int, int], Layouts] | None = None,
 ) -> Evaluations:
     """Judge configurations of one micro-batch size that all share operators in the way of `costs`.
 
@@ -69,23 +80,25 @@ def evaluate_many(
         cluster: the machine.
         job: what is to be trained; what a configuration decides is allowed.
         configurations: their stages name the sharding of `costs`.
+        known: layouts by ranks of a replica and stages, of earlier calls for the same cluster and job; filled.
 
     O(configurations * stages + layouts * ranks) for paced lines.
     """
     count = len(configurations)
-    found = _Found(np.full(count, math.inf), *np.full((2, count), math.nan), np.zeros(count, bool), [""] * count)
+    found = _Found.of(count)
     regular: dict[int, list[int]] = {}
-    layouts: dict[int, Layouts] = {}
+    layouts = {} if known is None else known
     for at, configuration in enumerate(configurations):
         stages = len(configuration.stages)
-        if stages not in layouts:
-            layouts[stages] = Layouts(cluster, job, costs)
-        if layouts[stages].serves(configuration):
+        key = costs.ranks, stages
+        if key not in layouts:
+            layouts[key] = Layouts(cluster, job, costs.ranks)
+        if layouts[key].serves(configuration, costs):
             regular.setdefault(stages, []).append(at)
         else:
             _judge(found, at, costs, cluster, job, configuration)
     for stages, members in regular.items():
-        batch = _Batch(costs, cluster, job, [configurations[at] for at in members], layouts[stages])
+        batch = _Batch(costs, cluster, job, [configurations[at] for at in members], layouts[costs.ranks, stages])
         where = np.array(members)
         found.iteration_s[where] = batch.iteration_s()
         found.peak_bytes[where], found.capacity_bytes[where], found.fits[where] = batch.memory()

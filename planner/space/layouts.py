@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
-from planner.hardware.span import span_of
+from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import get
 from planner.schedules.types import Schedule
@@ -37,26 +37,29 @@ class Layouts:
     Args:
         cluster: the machine.
         job: the global batch, and devices that may be used.
-        costs: of the chain; says ranks of a replica and the sharding.
+        ranks: of a replica.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, costs: BlockCosts) -> None:
-        self.cluster, self.job, self.costs = cluster, job, costs
+    def __init__(self, cluster: Cluster, job: Job, ranks: int) -> None:
+        self.cluster, self.job, self.ranks = cluster, job, ranks
         self._zero = frozenset(recipes())
+        self._sizes = np.array((1, *cluster.group_sizes()))
         self._numbers: dict[Layout, int] = {}
         self._first: list[int] = []
         self._groups: list[np.ndarray] = []
-        self._concurrent: list[int] = []
+        self._kinds: list[tuple[int, int]] = []
+        self._kind_numbers: dict[tuple[Span, int], int] = {}
+        self._known: list[tuple[np.ndarray, int] | None] = []
         self._sends: list[list[int]] = []
         self._rows: dict[Hashable, int] = {None: 0}
         self._terms: list[Terms] = [_FREE]
         self._in_flight: dict[tuple[str, tuple[int, ...], int], tuple[int, ...]] = {}
         self._schedule = functools.cache(_paced)
 
-    def serves(self, configuration: Configuration) -> bool:
+    def serves(self, configuration: Configuration, costs: BlockCosts) -> bool:
         """Whether a configuration is a paced line of stages that makes sense; it is laid out if so. O(stages)."""
         schedule = self._schedule(configuration.schedule)
-        if schedule is None or not self._whole(configuration):
+        if schedule is None or not self._whole(configuration, costs):
             return False
         key = (configuration.schedule, _replicas(configuration), configuration.micro_batches)
         if key not in self._in_flight:
@@ -70,7 +73,7 @@ class Layouts:
 
     def places(self, layouts: np.ndarray, stages: int) -> np.ndarray:
         """int64 [len(layouts), stages], the places of the stages of layouts."""
-        return np.array(self._first)[layouts][:, None] + np.arange(stages)
+        return np.asarray(np.array(self._first)[layouts][:, None] + np.arange(stages))
 
     def in_flight(self, configuration: Configuration) -> tuple[int, ...]:
         """Micro-batches that a replica of each stage keeps at the most."""
@@ -78,6 +81,8 @@ class Layouts:
 
     def types(self) -> np.ndarray:
         """bool [types, places], whether a device type is in a place."""
+        if len(self.cluster.devices) == 1:
+            return np.ones((1, len(self._groups)), dtype=bool)
         found = np.zeros((len(self.cluster.devices), len(self._groups)), dtype=bool)
         for place, groups in enumerate(self._groups):
             found[self.cluster.device_types[groups.ravel()], place] = True
@@ -89,22 +94,16 @@ class Layouts:
 
     def exchange_rows(self, step: ExchangeStep) -> np.ndarray:
         """int64 [2, places], rows of the terms of a step among the first and among the last ranks of replicas."""
-        found = np.zeros((2, len(self._groups)), dtype=np.int64)
-        for place, (groups, concurrent) in enumerate(zip(self._groups, self._concurrent, strict=True)):
-            for end, rank in enumerate((0, groups.shape[-1] - 1)):
-                ranks = groups[..., rank].ravel()
-                if len(ranks) > 1:
-                    key = (step.way, span_of(self.cluster, ranks), concurrent)
-                    found[end, place] = self._row(
-                        key, functools.partial(step_terms, self.cluster, step, ranks, concurrent)
-                    )
-        return found
+        rows = [
+            self._row((step.way, kind), functools.partial(step_terms, self.cluster, step, *known)) if known else 0
+            for kind, known in enumerate(self._known)
+        ]
+        return np.asarray(np.array(rows, dtype=np.int64)[np.array(self._kinds).T])
 
     def send_rows(self) -> np.ndarray:
         """int64 [most kinds of pairs, places], rows of the transfers from the stage before to a place."""
-        return np.array(list(itertools.zip_longest(*self._sends, fillvalue=0)), dtype=np.int64).reshape(
-            -1, len(self._groups)
-        )
+        rows = list(itertools.zip_longest(*self._sends, fillvalue=0))
+        return np.array(rows, dtype=np.int64).reshape(-1, len(self._groups))
 
     def slowest_s(self, rows: np.ndarray, payload_bytes: np.ndarray) -> np.ndarray:
         """Seconds for payloads, the slowest row along the first axis; nothing for no bytes."""
@@ -126,13 +125,13 @@ class Layouts:
             for q in range(shared)
         )
         spans = {span_of(self.cluster, ranks): ranks for ranks in sets}
-        working = copies * shared * self.costs.ranks
+        working = copies * shared * self.ranks
         kind = Collective.ALL_REDUCE
         return max(collective_s(self.cluster, kind, ranks, payload_bytes, working) for ranks in spans.values())
 
-    def _whole(self, configuration: Configuration) -> bool:
+    def _whole(self, configuration: Configuration, costs: BlockCosts) -> bool:
         """Whether blocks and samples come out, and nothing is decided that is not worked out here."""
-        costs, stop = self.costs, 0
+        stop = 0
         if configuration.exchange or configuration.devices or configuration.zero not in self._zero:
             return False
         for stage in configuration.stages:
@@ -167,7 +166,17 @@ class Layouts:
         width = configuration.slice_devices // ranks or workers
         self._sends.append(self._sent(self._groups[-1], groups) if before else [])
         self._groups.append(groups)
-        self._concurrent.append(max(1, width // replicas) * ranks)
+        concurrent = max(1, width // replicas) * ranks
+        first = self._kind(groups[..., 0].ravel(), concurrent)
+        self._kinds.append((first, first if ranks == 1 else self._kind(groups[..., -1].ravel(), concurrent)))
+
+    def _kind(self, ranks: np.ndarray, concurrent: int) -> int:
+        """Number of the shape of ranks that exchange, and of how many such groups do at the same time."""
+        key = span_of(self.cluster, ranks), concurrent
+        if key not in self._kind_numbers:
+            self._kind_numbers[key] = len(self._known)
+            self._known.append((ranks, concurrent) if len(ranks) > 1 else None)
+        return self._kind_numbers[key]
 
     def _sent(self, before: np.ndarray, here: np.ndarray) -> list[int]:
         """Rows of the transfers of all pairs of workers that some micro-batch connects."""
@@ -175,7 +184,7 @@ class Layouts:
         ends, turns = sorted({0, ranks - 1}), np.arange(math.lcm(senders, receivers))
         sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
         concurrent = min(senders, receivers) * ranks
-        sizes = np.array((1, *self.cluster.group_sizes()))
+        sizes = self._sizes
         depth = (sources[..., None] // sizes != targets[..., None] // sizes).sum(axis=-1).ravel()
         found = []
         for level, at in zip(*np.unique(depth, return_index=True), strict=True):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError, UsageError
-from planner.graph import Chain
+from planner.graph import Chain, Graph
 from planner.graph.blocks import layer_of
+from planner.graph.memo import per_graph
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import get
@@ -170,11 +171,18 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
 def layer_heads(chain: Chain) -> list[int]:
     """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
     found: dict[str, int] = {}
+    layers = _layers(chain.graph)
     for at, block in enumerate(chain.blocks):
-        layer = layer_of(chain.graph.nodes[block.nodes[0]].module)
+        layer = layers[block.nodes[0]]
         if layer and layer[-1].isdigit():
             found.setdefault(layer, at)
     by_kind: dict[str, list[int]] = {}
     for layer, at in found.items():
         by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
     return max(by_kind.values(), key=len, default=[])
+
+
+@per_graph
+def _layers(graph: Graph) -> tuple[str, ...]:
+    """The layer that each node belongs to."""
+    return tuple(layer_of(node.module) for node in graph.nodes)
