@@ -87,6 +87,7 @@ def predict(
     job: Job,
     configuration: Asked,
     *,
+    fewest_weights: bool = False,
     strict_ops: bool = False,
     provenance: Provenance | None = None,
 ) -> Prediction:
@@ -102,6 +103,8 @@ def predict(
             its other limits are not read.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
+        fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank, as
+            frameworks do that cut every weight, whether or not it fits.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
 
@@ -112,8 +115,15 @@ def predict(
     """
     job = without_limits(job, cluster)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    judged = ((own, judge(pricer, job, own, shelf)) for own, shelf in ways_to_share(pricer, job, configuration))
-    chosen, evaluation = min(judged, key=lambda pair: (excess(pair[1]), pair[1].iteration_s))
+    ways = list(ways_to_share(pricer, job, configuration))
+    if fewest_weights:
+        weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
+        ways = [way for way, held in zip(ways, weights, strict=True) if held == min(weights)]
+    judged = [(own, judge(pricer, job, own, shelf)) for own, shelf in ways]
+    if not fewest_weights:
+        least = min(excess(evaluation) for _, evaluation in judged)
+        judged = [each for each in judged if excess(each[1]) == least]
+    chosen, evaluation = min(judged, key=lambda each: each[1].iteration_s)
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
     bound_s = min(least_s(chosen, schedule, evaluation.stages), played_s)

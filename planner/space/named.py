@@ -36,6 +36,7 @@ class Degrees:
         recompute: stages repeat their forward.
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
+        replicas: of each worker within a copy, which take its micro-batches in turn.
     """
 
     tensor: int = 1
@@ -48,6 +49,7 @@ class Degrees:
     recompute: bool = False
     starts: tuple[int | str, ...] = ()
     adjacent: bool = True
+    replicas: int = 1
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -65,12 +67,12 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         UsageError: no schedule has the name.
     """
     devices = min(job.devices or cluster.device_count, cluster.device_count)
-    wide = costs.ranks * degrees.pipeline
+    wide = costs.ranks * degrees.pipeline * degrees.replicas
     copies = degrees.data or devices // wide
-    if copies < 1 or copies * wide > devices:
+    if min(copies, degrees.pipeline, degrees.replicas) < 1 or copies * wide > devices:
         raise JobError(
-            f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1)} takes {max(copies, 1) * wide} devices of "
-            f"{devices}",
+            f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
+            f"{max(copies, 1) * wide} devices of {devices}",
             hint="use smaller degrees, or more devices",
         )
     count, rest = divmod(job.global_batch, copies * degrees.micro_batch)
@@ -93,13 +95,14 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         )
     return Configuration(
         stages=tuple(
-            StageChoice(a, b, 1, degrees.recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(edges)
+            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding)
+            for a, b in itertools.pairwise(edges)
         ),
         copies=copies,
         micro_batch=degrees.micro_batch,
         micro_batches=count,
         schedule=schedule.name,
-        zero=degrees.zero if copies > 1 else 0,
+        zero=degrees.zero if copies * degrees.replicas > 1 else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
 
