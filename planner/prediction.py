@@ -42,6 +42,9 @@ Shelf = Mapping[int, BlockCosts]
 """Costs by the number of the sharding."""
 
 _SPACE = "this configuration alone, in any order of its work"
+FEW = 1.01
+"""Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
+
 _FOLLOWED = ("devices", "forbid")
 """Limits that say what there is, not what is decided."""
 
@@ -103,8 +106,8 @@ def predict(
             its other limits are not read.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
-        fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank, as
-            frameworks do that cut every weight, whether or not it fits.
+        fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
+            (`FEW`), as frameworks do that cut every matrix, whether or not it fits.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
 
@@ -118,7 +121,7 @@ def predict(
     ways = list(ways_to_share(pricer, job, configuration))
     if fewest_weights:
         weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
-        ways = [way for way, held in zip(ways, weights, strict=True) if held == min(weights)]
+        ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
     judged = [(own, judge(pricer, job, own, shelf)) for own, shelf in ways]
     if not fewest_weights:
         least = min(excess(evaluation) for _, evaluation in judged)
