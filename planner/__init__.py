@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from planner.plan import write_plan as write_plan
     from planner.plan.assemble import assemble as assemble
     from planner.plan.configuration_file import configuration_document as configuration_document
+    from planner.plan.configuration_file import configuration_schema as configuration_schema
     from planner.plan.configuration_file import dump_configuration as dump_configuration
     from planner.plan.configuration_file import load_configuration as load_configuration
     from planner.plan.configuration_file import parse_configuration as parse_configuration
@@ -129,6 +130,7 @@ if TYPE_CHECKING:
     from planner.space import Configuration as Configuration
     from planner.space import StageChoice as StageChoice
     from planner.space import simulate_decision as simulate_decision
+    from planner.space.evaluate_many import Evaluations as Evaluations
     from planner.space.named import Degrees as Degrees
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
@@ -172,6 +174,7 @@ _EXPORTS = {
     "bundled_names": "planner.bundled",
     # the job
     "Degrees": "planner.space.named",
+    "Evaluations": "planner.space.evaluate_many",
     "Job": "planner.space.types",
     "Pricer": "planner.space.pricer",
     "ImportOptions": "planner.importers",
@@ -183,6 +186,7 @@ _EXPORTS = {
     "Configuration": "planner.space",
     "StageChoice": "planner.space",
     "configuration_document": "planner.plan.configuration_file",
+    "configuration_schema": "planner.plan.configuration_file",
     "dump_configuration": "planner.plan.configuration_file",
     "load_configuration": "planner.plan.configuration_file",
     "parse_configuration": "planner.plan.configuration_file",

@@ -56,6 +56,17 @@ def dump_configuration(configuration: Configuration | Degrees) -> str:
     return layout.pretty(configuration_document(configuration)) + "\n"
 
 
+def configuration_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
+    from planner.plan.schema import described
+
+    schema = described(strict.adapter(ConfigurationFile).json_schema())
+    stage = schema["$defs"]["StageChoice"]["properties"]
+    for edge in _EDGES:  # a name, too, becomes a number before the file is held against the type
+        stage[edge] = {**stage[edge], "type": ["integer", "string"]}
+    return schema
+
+
 def load_configuration(path: str | Path, graph: Graph | None = None) -> Configuration | Degrees | Plan:
     """Read a file that says a configuration.
 
