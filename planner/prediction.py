@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.api import default_provenance, plan
+from planner.api import MOST_MICRO_BATCHES, default_provenance, plan
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.priced import priced_configuration
-from planner.space import Configuration, WorkerMemory, evaluate, play_terms
+from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.evaluate_many import Evaluations, evaluate_many
 from planner.space.layouts import Layouts
@@ -41,7 +41,7 @@ Asked = Degrees | Configuration | Plan
 Shelf = Mapping[int, BlockCosts]
 """Costs by the number of the sharding."""
 
-_SPACE = "this configuration alone, in any order of its work"
+SPACE = "this configuration alone, in any order of its work"
 FEW = 1.01
 """Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
 
@@ -127,9 +127,13 @@ def predict(
         least = min(excess(evaluation) for _, evaluation in judged)
         judged = [each for each in judged if excess(each[1]) == least]
     chosen, evaluation = min(judged, key=lambda each: each[1].iteration_s)
+    if chosen.micro_batches > MOST_MICRO_BATCHES:
+        raise JobError(
+            f"{chosen.micro_batches:,} micro-batches in a pipeline: a plan can have {MOST_MICRO_BATCHES:,}",
+            hint="use a smaller global batch, larger micro-batches or more copies",
+        )
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
-    bound_s = min(least_s(chosen, schedule, evaluation.stages), played_s)
     found = assemble(
         pricer.graph_at(chosen.micro_batch),
         pricer.chain,
@@ -137,7 +141,7 @@ def predict(
         allowing(job, chosen),
         chosen,
         evaluation,
-        Certificate(bound_s, gap_to(bound_s, played_s), _SPACE, False),
+        alone(chosen, evaluation, played_s),
         origins=pricer.profiles(chosen.micro_batch)[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=pricer.stage_shardings(chosen),
@@ -171,6 +175,13 @@ def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job:
     best = plan(graph, cluster, without_limits(job, cluster))
     best_s = best.predictions.reached_s
     return Held(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
+
+
+def alone(configuration: Configuration, evaluation: Evaluation, played_s: float) -> Certificate:
+    """What is known of one configuration alone: its longest chain of waits bounds every order of its work."""
+    least = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
+    bound_s = min(least, played_s)
+    return Certificate(bound_s, gap_to(bound_s, played_s), SPACE, False)
 
 
 def without_limits(job: Job, cluster: Cluster) -> Job:
@@ -256,6 +267,7 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
         for costs in _shardings(pricer, job, asked.micro_batch, asked.tensor):
             yield configuration_of(asked, pricer.chain, costs, pricer.cluster, job), {costs.sharding: costs}
         return
+    _check_devices(asked, pricer.cluster, job)
     widths = {stage.ranks for stage in asked.stages}
     if len(widths) != 1:
         raise JobError(
@@ -269,6 +281,26 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
     for costs in _shardings(pricer, job, asked.micro_batch, widths.pop()):
         stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
         yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
+
+
+def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
+    """Refuse what cannot be laid on devices at all, before anything is made as large as it says.
+
+    Raises:
+        JobError: more devices side by side than there are, or devices that are not one for each rank of all workers.
+    """
+    available = min(job.devices or cluster.device_count, cluster.device_count)
+    widest = max(asked.copies, *(stage.replicas * stage.ranks for stage in asked.stages), len(asked.devices), 0)
+    if widest > available:
+        raise JobError(f"{widest} devices side by side, but there are {available}", hint="use fewer copies or replicas")
+    if not asked.devices:
+        return
+    line = dataclasses.replace(asked, devices=())
+    workers = lay_workers(line, schedules.get(asked.schedule))
+    taken = asked.copies * sum(own.shape[1] for own in workers.ranks)
+    if len(asked.devices) != taken or len(set(asked.devices) & set(range(available))) != taken:
+        message = f"{len(asked.devices)} devices are given for {taken} ranks of all workers"
+        raise JobError(message, hint=f"give each rank one of the devices 0 to {available - 1}, copy by copy")
 
 
 def _shardings(pricer: Pricer, job: Job, micro_batch: int, ranks: int) -> list[BlockCosts]:

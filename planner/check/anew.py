@@ -6,7 +6,7 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import is_judged
+from planner.check.configuration import is_judged, is_searched
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -15,6 +15,7 @@ from planner.plan.figures import gap_to
 from planner.plan.files import seal
 from planner.plan.priced import priced_configuration
 from planner.plan.words import significant
+from planner.prediction import alone
 from planner.schedules import get
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
@@ -52,13 +53,20 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     if plan.system is not None:
         return Anew(decide_again(plan, graph, cluster))
     if is_judged(plan):
-        return _searched(plan, graph, cluster)
+        return _judged(plan, graph, cluster)
     scheduled, reason = evaluate_scheduled(plan, graph, cluster)
     return Anew(scheduled, (Violation("option", 0, reason),) if reason else ())
 
 
-def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
-    """A plan of the own search, with the bound and the alternatives that it says."""
+def _said(plan: Plan, played_s: float) -> Certificate:
+    """What a plan of the own search says about all others, its gap measured at the time worked out anew."""
+    said = plan.predictions
+    gap = gap_to(said.bound_s, significant(played_s))
+    return Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s)
+
+
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
+    """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
@@ -66,8 +74,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     evaluation = evaluate(shelf, cluster, job, decision)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
-    said, played_s = plan.predictions, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s
-    gap = gap_to(said.bound_s, significant(played_s))
+    played_s = play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s
     again = assemble(
         pricer.graph_at(size),
         pricer.chain,
@@ -75,7 +82,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         job,
         decision,
         evaluation,
-        Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s),
+        _said(plan, played_s) if is_searched(plan) else alone(decision, evaluation, played_s),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
         shardings=pricer.stage_shardings(decision),

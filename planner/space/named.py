@@ -66,10 +66,13 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         JobError: devices, samples or layers do not come out, or no block has a name; says which.
         UsageError: no schedule has the name.
     """
+    least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
+    if least < 1:
+        raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     wide = costs.ranks * degrees.pipeline * degrees.replicas
     copies = degrees.data or devices // wide
-    if min(copies, degrees.pipeline, degrees.replicas) < 1 or copies * wide > devices:
+    if copies < 1 or copies * wide > devices:
         raise JobError(
             f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
             f"{max(copies, 1) * wide} devices of {devices}",
