@@ -1,7 +1,7 @@
 """Measured iterations against predictions of exactly the same configurations: `python -m benchmarks.published FOLDER`.
 
 FOLDER holds `single_node_runs.json` and `published_runs.json`. Each run is built as a graph at its sizes, cut as it was
-cut, and given to the judge and the simulator; nothing is searched. Beside each prediction stands the trivial model
+cut, and predicted; nothing is searched. Beside each prediction stands the trivial model
 "hardware FLOPs at a constant half of the peak", which a cost model has to beat.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,24 +18,28 @@ from pathlib import Path
 import numpy as np
 
 import models
+import planner
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
-from benchmarks.tensor_parallel import megatron_costs
 from models.gpt import GPTSize
-from planner.costs import profile
-from planner.costs.precision import precision
-from planner.graph import Chain, Graph, build_chain
-from planner.graph.blocks import layer_of
-from planner.hardware import Cluster, load_cluster
-from planner.importers import graph_from_proto
-from planner.operators import needs_gradient
-from planner.space import simulate_decision
-from planner.space.blocks import block_costs
-from planner.space.evaluate import evaluate
-from planner.space.types import BlockCosts, Configuration, Job, StageChoice
 
 BASELINE_SHARE = 0.5
 VOCAB_PART = 128
 """Megatron-LM pads the vocabulary to a multiple of so many words on each rank."""
+
+NOT_SPLIT = (
+    "*:b0",
+    "*:d0",
+    "*:f0",
+    "MatMul:m",
+    "LayerNormalization:*",
+    "transformer.add:*",
+    "*.c_proj.add:*",
+    "*.mlp.add:*",
+    "transformer.h.[0-9].add:*",
+    "transformer.h.[0-9][0-9].add:*",
+    "transformer.h.[0-9][0-9][0-9].add:*",
+)
+"""What Megatron-LM of 2021 does not split: batch and sequence anywhere; norms, biases, sums on the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,66 +70,45 @@ def predict(run: Run) -> Prediction:
     """Price a run as it ran, stage by stage."""
     if run.machine is None:
         raise ValueError(f"{run.key} has no machine")
-    cluster = load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices))
-    job = Job(
+    cluster = planner.load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices))
+    job = planner.Job(
         global_batch=run.global_batch,
         precision=run.precision,
         fused_attention=run.fused_attention,
+        assume_dropout=run.dropout,
         overlap=1.0 if run.sharded else 0.0,
+        forbid=NOT_SPLIT if run.ranks > 1 else (),
     )
-    chain, costs = _costs(run, cluster, job)
-    decision = _decision(run, chain)
-    verdict = evaluate(costs, cluster, job, decision)
-    memory = [t.memory.total - (t.memory.reserve if run.memory_by == "allocator" else 0.0) for t in verdict.stages]
+    degrees = planner.Degrees(
+        tensor=run.ranks,
+        pipeline=run.stages,
+        data=1,
+        replicas=run.replicas,
+        micro_batch=run.micro_batch,
+        schedule=run.schedule,
+        zero=run.zero,
+        recompute=run.recompute,
+    )
+    found = planner.predict(_graph(run), cluster, job, degrees, fewest_weights=True)
+    unseen = [worker.memory.reserve if run.memory_by == "allocator" else 0.0 for worker in found.workers]
     return Prediction(
         run=run,
-        seconds=simulate_decision(decision, verdict).makespan_s,
-        closed_form_s=verdict.iteration_s,
+        seconds=found.iteration_s,
+        closed_form_s=found.plan.predictions.iteration_s,
         baseline_s=_hardware_flops(run) / run.devices / (BASELINE_SHARE * _peak(run, cluster)),
-        memory_bytes=max(memory),
+        memory_bytes=max(worker.memory.total - own for worker, own in zip(found.workers, unseen, strict=True)),
     )
 
 
-def _costs(run: Run, cluster: Cluster, job: Job) -> tuple[Chain, BlockCosts]:
+def _graph(run: Run) -> planner.Graph:
     part = run.ranks * VOCAB_PART
     vocab = run.vocab if run.ranks == 1 else -(-run.vocab // part) * part
-    size = GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn)
-    chain = _chain(size, run.micro_batch, run.seq)
-    priced = profile(
-        chain.graph,
-        cluster.devices[0],
-        precision=run.precision,
-        fused_attention=run.fused_attention,
-        assume_dropout=run.dropout,
-    )
-    if run.ranks > 1:
-        return chain, megatron_costs(chain, chain.graph, priced, cluster, job, run.ranks)
-    gradients = frozenset(needs_gradient(chain.graph))
-    number = precision(run.precision)
-    return chain, block_costs(chain, chain.graph, [priced], cluster.devices, number, "adam", gradients)
+    return _built(GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn), run.micro_batch, run.seq)
 
 
 @functools.lru_cache(maxsize=64)
-def _chain(size: GPTSize, batch: int, seq: int) -> Chain:
-    graph: Graph = graph_from_proto(models.build_custom(size, batch=batch, seq=seq), name="run")
-    return build_chain(graph)
-
-
-def _decision(run: Run, chain: Chain) -> Configuration:
-    """Stages of equal numbers of layers; where that does not come out, the first and the last have one layer fewer."""
-    short = run.layers % run.stages != 0
-    per_stage = (run.layers + 2 * short) // run.stages
-    heads = {layer_of(chain.graph.nodes[b.nodes[0]].module): i for i, b in reversed([*enumerate(chain.blocks)])}
-    starts = [heads[f"transformer.h.{stage * per_stage - short}"] for stage in range(1, run.stages)]
-    bounds = itertools.pairwise([0, *starts, len(chain.blocks)])
-    return Configuration(
-        stages=tuple(StageChoice(a, b, run.replicas, run.recompute, run.ranks, int(run.ranks > 1)) for a, b in bounds),
-        copies=1,
-        micro_batch=run.micro_batch,
-        micro_batches=run.global_batch // run.micro_batch,
-        schedule=run.schedule,
-        zero=run.zero if run.replicas > 1 else 0,
-    )
+def _built(size: GPTSize, batch: int, seq: int) -> planner.Graph:
+    return planner.graph_from_proto(models.build_custom(size, batch=batch, seq=seq), name="run")
 
 
 def _hardware_flops(run: Run) -> float:
@@ -136,7 +118,7 @@ def _hardware_flops(run: Run) -> float:
     return tokens * (run.layers * layer * (4 if run.recompute else 3) + 3 * 2 * run.hidden * run.vocab)
 
 
-def _peak(run: Run, cluster: Cluster) -> float:
+def _peak(run: Run, cluster: planner.Cluster) -> float:
     peaks = cluster.devices[0].matrix_flop_per_s
     return peaks.get(run.precision, peaks.get("fp16", 0.0))
 

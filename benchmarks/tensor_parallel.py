@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.published import NOT_SPLIT
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.graph import Chain, Graph
 from planner.hardware import Cluster
@@ -13,21 +14,6 @@ from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import sharded_costs
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
-
-FORBIDDEN = (
-    "*:b0",
-    "*:d0",
-    "*:f0",
-    "MatMul:m",
-    "LayerNormalization:*",
-    "transformer.add:*",
-    "*.c_proj.add:*",
-    "*.mlp.add:*",
-    "transformer.h.[0-9].add:*",
-    "transformer.h.[0-9][0-9].add:*",
-    "transformer.h.[0-9][0-9][0-9].add:*",
-)
-"""What Megatron-LM of 2021 does not split: batch and sequence anywhere; norms, biases, sums on the residual stream."""
 
 
 def megatron_costs(
@@ -55,7 +41,7 @@ def megatron_costs(
             item_bytes=chosen.compute.bits / 8,
             state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
             micro_batches=max(1, what.global_batch // prices.micro_batch),
-            forbidden=FORBIDDEN,
+            forbidden=NOT_SPLIT,
         ),
     )
     # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -69,6 +71,28 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
         if not found:
             self.fail(f"{value!r} is not like `layer3 on stage 0`", param, ctx)
         return found[1], int(found[2])
+
+
+def read_file(path: str) -> bytes:
+    """What a file holds; `-` is standard input.
+
+    Raises:
+        PlanError: it is missing or cannot be read.
+    """
+    import planner
+
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        message = f"cannot read: {error.strerror or error}"
+        raise planner.PlanError(message, where=path, hint="name a file that `shardplan` wrote") from error
+
+
+def shown_name(path: str) -> str:
+    """What errors call a file that may be standard input."""
+    return "standard input" if path == "-" else path
 
 
 def given(ctx: click.Context) -> list[str]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "Compare what the named systems would do with a model on a cluster.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",
+    "migrate": "Write a plan file of an older version as one of this version.",
     "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",
     "simulate": "Play a plan's schedule out: step time, bubble, memory over time.",
     "diff": "Compare two plans by meaning.",

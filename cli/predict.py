@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims
+from ._options import dims_option, model_argument, parse_dims, read_file, refuse_others, shown_name
+
+_BESIDE = frozenset(
+    ("model", "hardware", "nodes", "devices", "dims", "global_batch", "precision", "optimizer", "overlap", "best",
+     "config", "output", "form")
+)  # fmt: skip
+"""Options that may stand beside --config."""
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
 
@@ -18,7 +25,11 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @click.option("--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
 @click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
-@click.option("--global-batch", "-b", type=click.IntRange(min=1), required=True, help="Samples per optimizer step.")
+@click.option(
+    "--global-batch", "-b", type=click.IntRange(min=1),
+    help="Samples per optimizer step. [required unless --config says the number of micro-batches]",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="A configuration or plan file instead of degrees; - is standard input.")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline workers.")
 @click.option("--dp", "data", type=click.IntRange(min=1), help="Data parallel copies. [default: as the devices allow]")
@@ -33,11 +44,15 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
     help="Stages repeat their forward.",
 )  # fmt: skip
 @click.option("--starts", help="First block of each stage but the first, as 12,24,36. [default: equal layers]")
-@click.option("--precision", help="Number formats, as in `plan`. [default: the best that the devices have]")
-@click.option("--optimizer", default="adam", show_default=True, help="As in `plan`.")
 @click.option(
-    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Share of backward work that hides exchanges."
+    "--precision",
+    help="Number formats, as in `plan`. [default: that of the plan file, or the best that the devices have]",
 )
+@click.option("--optimizer", help="As in `plan`. [default: adam, or that of the plan file]")
+@click.option(
+    "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: 0]"
+)
+@click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -46,47 +61,94 @@ def command(
     hardware: str,
     nodes: int | None,
     dims: tuple[str, ...],
+    config: str | None,
+    best: bool,
     output: str | None,
     form: str,
     **options: Any,  # noqa: ANN401
 ) -> None:
     """Price exactly one configuration of MODEL on a cluster; nothing is searched.
 
-    A configuration that does not fit is priced all the same, and what is missing is said.
+    A configuration that does not fit is priced all the same, and what is missing is said. Of a plan file, its
+    configuration, number formats and optimizer are taken.
 
     \b
     Examples:
       shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 8
       shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 4 --interleave 5 --zero 1
       shardplan predict gpt2 -H dgx-a100 -b 64 --pp 4 --schedule zb-h1 --recompute always --format json
+      shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
     """
     import planner
 
     graph = planner.load_graph(model, dims=parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
-    found = planner.predict(
-        graph,
-        cluster,
-        _job(options),
-        _degrees(options),
-        provenance=planner.default_provenance(model, hardware, sys.argv[1:]),
-    )
+    if config:
+        refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
+        asked = planner.parse_configuration(read_file(config), graph, name=shown_name(config))
+    else:
+        asked = _degrees(options)
+    job = _job(options, asked)
+    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    found = planner.predict(graph, cluster, job, asked, provenance=provenance)
+    lack = _lack(found, graph, cluster, job) if best else None
     if output:
         planner.write_plan(found.plan, output)
     if form == "json":
-        click.echo(json.dumps(_document(found), indent=2))
+        click.echo(json.dumps(_document(found, lack), indent=2))
         return
     from ._summary import print_summary
 
     print_summary(found.plan, batch_given=True, output=output)
     _print_memory(found)
+    if lack:
+        click.echo(_lack_words(lack))
 
 
-def _job(options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _job(options: dict[str, Any], asked: Any) -> Any:  # noqa: ANN401
+    """What is to be trained: as the options say, else as a plan file does; a configuration in full has its own batch.
+
+    Raises:
+        click.UsageError: nothing says the global batch.
+    """
     import planner
 
     given = {name: options[name] for name in ("precision", "optimizer", "overlap", "devices") if options[name]}
-    return planner.Job(options["global_batch"], **given)
+    batch = options["global_batch"]
+    if isinstance(asked, planner.Plan):
+        return dataclasses.replace(asked.options, global_batch=batch or asked.options.global_batch, **given)
+    if batch is None and isinstance(asked, planner.Configuration):
+        batch = asked.copies * asked.micro_batch * asked.micro_batches
+    if batch is None:
+        raise click.UsageError("missing option --global-batch")
+    return planner.Job(batch, **given)
+
+
+def _lack(found: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The best plan of the job, and what a prediction lacks to it."""
+    import planner
+
+    try:
+        held = planner.compare_to_best(found, graph, cluster, job)
+    except planner.InfeasibleError as error:
+        return {"best_s": None, "reason": error.problem.message}
+    return {
+        "best_s": held.plan.predictions.reached_s,
+        "best_bound_s": held.plan.predictions.bound_s,
+        "lacks_s": held.lacks_s,
+        "ratio": held.ratio,
+        "best": planner.configuration_document(held.plan.configuration)["configuration"],
+    }
+
+
+def _lack_words(lack: dict[str, Any]) -> str:
+    from planner import format_seconds
+
+    if lack["best_s"] is None:
+        return f"best plan: none fits ({lack['reason']})"
+    more, ratio = lack["lacks_s"], lack["ratio"]
+    differs = f"{format_seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
+    return f"best plan: {format_seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -119,20 +181,21 @@ def _starts(text: str | None) -> tuple[int, ...]:
     return starts
 
 
-def _document(found: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The prediction as JSON: time, what is missing, memory of every worker, the plan's own predictions by stage."""
-    import dataclasses
+def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noqa: ANN401
+    """The prediction as JSON: times, what is missing, the configuration as a file has it, memory of every worker."""
+    import planner
 
     return {
-        "iteration_s": found.plan.predictions.simulated_iteration_s,
+        "iteration_s": found.iteration_s,
         "bound_s": found.plan.predictions.bound_s,
         "fits": found.fits,
         "problems": list(found.problems),
-        "configuration": dataclasses.asdict(found.configuration),
+        **planner.configuration_document(found.configuration),
         "workers": [
             {**dataclasses.asdict(worker), "missing_bytes": max(0.0, worker.memory.total - worker.capacity_bytes)}
             for worker in found.workers
         ],
+        **(lack or {}),
     }
 
 

@@ -8,9 +8,9 @@ import click
 
 
 @click.command("schema")
-@click.argument("subject", type=click.Choice(["plan", "partition", "hardware"]))
+@click.argument("subject", type=click.Choice(["plan", "configuration", "partition", "hardware"]))
 def command(subject: str) -> None:
-    """Print the JSON Schema of plan files, of partition plans or of hardware profiles.
+    """Print the JSON Schema of plan files, configuration files, partition plans or hardware profiles.
 
     \b
     Examples:
@@ -21,6 +21,7 @@ def command(subject: str) -> None:
 
     schemas = {
         "plan": planner.plan_schema,
+        "configuration": planner.configuration_schema,
         "partition": planner.partition_schema,
         "hardware": planner.profile_json_schema,
     }

@@ -17,11 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import Prediction as Prediction
     from planner.api import default_provenance as default_provenance
     from planner.api import load_graph as load_graph
     from planner.api import plan as plan
-    from planner.api import predict as predict
     from planner.bundled import build_bundled as build_bundled
     from planner.bundled import bundled_families as bundled_families
     from planner.bundled import bundled_info as bundled_info
@@ -97,6 +95,11 @@ if TYPE_CHECKING:
     from planner.plan import validate_plan as validate_plan
     from planner.plan import write_plan as write_plan
     from planner.plan.assemble import assemble as assemble
+    from planner.plan.configuration_file import configuration_document as configuration_document
+    from planner.plan.configuration_file import configuration_schema as configuration_schema
+    from planner.plan.configuration_file import dump_configuration as dump_configuration
+    from planner.plan.configuration_file import load_configuration as load_configuration
+    from planner.plan.configuration_file import parse_configuration as parse_configuration
     from planner.plan.diff_report import diff_report as diff_report
     from planner.plan.words import why_not as why_not
     from planner.play import Conditions as Conditions
@@ -107,6 +110,10 @@ if TYPE_CHECKING:
     from planner.play import Transfers as Transfers
     from planner.play import measure_orders as measure_orders
     from planner.play import measure_schedule as measure_schedule
+    from planner.prediction import Prediction as Prediction
+    from planner.prediction import compare_to_best as compare_to_best
+    from planner.prediction import predict as predict
+    from planner.prediction import predict_many as predict_many
     from planner.registry import did_you_mean as did_you_mean
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
@@ -120,7 +127,10 @@ if TYPE_CHECKING:
     from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
     from planner.solvers.partition.auto import solve_partition as solve_partition
+    from planner.space import Configuration as Configuration
+    from planner.space import StageChoice as StageChoice
     from planner.space import simulate_decision as simulate_decision
+    from planner.space.evaluate_many import Evaluations as Evaluations
     from planner.space.named import Degrees as Degrees
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
@@ -163,12 +173,22 @@ _EXPORTS = {
     "bundled_names": "planner.bundled",
     # the job
     "Degrees": "planner.space.named",
+    "Evaluations": "planner.space.evaluate_many",
     "Job": "planner.space.types",
     "Pricer": "planner.space.pricer",
     "ImportOptions": "planner.importers",
     "load_graph": "planner.api",
-    "predict": "planner.api",
-    "Prediction": "planner.api",
+    "compare_to_best": "planner.prediction",
+    "predict": "planner.prediction",
+    "predict_many": "planner.prediction",
+    "Prediction": "planner.prediction",
+    "Configuration": "planner.space",
+    "StageChoice": "planner.space",
+    "configuration_document": "planner.plan.configuration_file",
+    "configuration_schema": "planner.plan.configuration_file",
+    "dump_configuration": "planner.plan.configuration_file",
+    "load_configuration": "planner.plan.configuration_file",
+    "parse_configuration": "planner.plan.configuration_file",
     "plan": "planner.api",
     "default_provenance": "planner.api",
     # graph

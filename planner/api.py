@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
-from planner import schedules
 from planner.bundled import build_bundled, bundled_names
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, UsageError
 from planner.graph import Graph, Note, NoteLevel
@@ -32,25 +31,22 @@ from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.scheduled import lay_out
 from planner.registry import did_you_mean
-from planner.schedules import Schedule
+from planner.schedules import Schedule, read_orders
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import OrderError
-from planner.sharding import StageSharding, unmatched
+from planner.sharding import unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import SchedulesFor, schedules_with
-from planner.space import Configuration, WorkerMemory, evaluate, play_terms
+from planner.space import Configuration, play_terms
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.meshes import mesh_problem, meshes_for
-from planner.space.named import Degrees, configuration_of
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.settled import settled
-from planner.space.timing import least_s
-from planner.space.types import BlockCosts, Candidate, Certificate, Evaluation, Job
+from planner.space.types import Candidate, Certificate, Evaluation, Job
 
 Progress = Callable[[int, int, float, float], None]
-_PREDICTED = "this configuration alone, in any order of its work"
 OPTIMAL_GAP = 1e-9
 """Gap below which a plan counts as proven optimal."""
 
@@ -147,7 +143,7 @@ def plan(
         origins=profiles[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         alternatives=others,
-        shardings=_shardings(pricer, chosen.decision),
+        shardings=pricer.stage_shardings(chosen.decision),
         scheduled=None if own is None else lay_out(chosen.decision, schedule=own),
     )
     if own is not None:
@@ -163,122 +159,11 @@ def _own_orders(orders: str | Path | Schedule | None) -> Schedule | None:
     """
     if not isinstance(orders, (str, Path)):
         return orders
-    work = schedules.read_orders(Path(orders))
+    work = read_orders(Path(orders))
     try:
         return own_schedule(work, Path(orders).stem)
     except OrderError as error:  # with the exchanges that the file leaves out
         raise PlanError(error.problem.message, where=str(orders), hint=error.problem.hint) from error
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prediction:
-    """What one configuration would take.
-
-    Attributes:
-        plan: the configuration as a plan, with its predictions; it may exceed memory.
-        configuration: the same as indices and numbers.
-        workers: memory of each worker, all its stages together; workers that hold the same stages count once.
-        problems: what the configuration breaks, in words; empty when it can run.
-    """
-
-    plan: Plan
-    configuration: Configuration
-    workers: tuple[WorkerMemory, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether the configuration can run."""
-        return not self.problems
-
-    @property
-    def fullest(self) -> WorkerMemory:
-        """The worker nearest to its capacity, or furthest above it."""
-        return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
-
-
-def predict(
-    graph: Graph,
-    cluster: Cluster,
-    job: Job,
-    degrees: Degrees,
-    *,
-    strict_ops: bool = False,
-    provenance: Provenance | None = None,
-) -> Prediction:
-    """Price exactly one configuration, named by its degrees of parallelism; nothing else is searched.
-
-    Where ranks share operators, the fastest way that fits to share them on a mesh of one axis is taken. A configuration
-    that does not fit is priced all the same.
-
-    Args:
-        graph: the model (`load_graph`).
-        cluster: the hardware (`load_cluster`).
-        job: global batch, precision, optimizer and memory options; its limits are not read.
-        degrees: the configuration.
-        strict_ops: refuse operators that no rule describes.
-        provenance: how the plan came to be, for its file.
-
-    Raises:
-        JobError: devices, samples, layers or chunks do not come out; says which.
-        UsageError: no schedule has the name.
-        ModelError: the model's batch cannot be set to the micro-batch.
-    """
-    job = settled(dataclasses.replace(_without_limits(job), tensor_parallel=(degrees.tensor,)), cluster)
-    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    _check_limits(pricer, job)
-    judged = [
-        _judged(pricer, job, degrees, costs) for costs in pricer.shardings_of(degrees.micro_batch, degrees.tensor)
-    ]
-    if not judged:
-        raise JobError(
-            f"no block of the model can be shared by {degrees.tensor} ranks", hint="use another tensor parallel degree"
-        )
-    evaluation, configuration, job, played_s = min(judged, key=lambda found: (_excess(found[0]), found[3]))
-    bound_s = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
-    bound_s = min(bound_s, played_s)
-    plan = assemble(
-        pricer.graph_at(degrees.micro_batch),
-        pricer.chain,
-        cluster,
-        job,
-        configuration,
-        evaluation,
-        Certificate(bound_s, 1 - bound_s / played_s, _PREDICTED, False),
-        origins=pricer.profiles(degrees.micro_batch)[0].origin,
-        provenance=provenance or default_provenance(graph.name, cluster.name),
-        shardings=_shardings(pricer, configuration),
-    )
-    plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given="configuration"))
-    problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(plan, played_s), configuration, evaluation.workers, problems)
-
-
-def _without_limits(job: Job) -> Job:
-    """The job with every limit of the user's lifted."""
-    return without(job, LIMITS)
-
-
-def _judged(
-    pricer: Pricer, job: Job, degrees: Degrees, costs: BlockCosts
-) -> tuple[Evaluation, Configuration, Job, float]:
-    """The configuration with one way to share operators, a job that allows it, and its time when it is played."""
-    configuration = configuration_of(degrees, pricer.chain, costs, pricer.cluster, job)
-    job = dataclasses.replace(
-        job, schedules=(configuration.schedule,), zero=(configuration.zero,), tensor_parallel=(), recompute="auto"
-    )
-    evaluation = evaluate(costs, pricer.cluster, job, configuration)
-    if not evaluation.stages:
-        broken = "; ".join(violation.message for violation in evaluation.violations)
-        raise JobError(broken, hint="use other degrees or another schedule")
-    played = play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages)
-    return evaluation, configuration, job, played.iteration_s
-
-
-def _excess(evaluation: Evaluation) -> float:
-    """How far the fullest worker is above its memory, as a fraction of it."""
-    over = max(w.memory.total / w.capacity_bytes - 1 for w in evaluation.workers)
-    return max(0.0, over) if evaluation.violations else 0.0
 
 
 def _check_limits(pricer: Pricer, job: Job) -> None:
@@ -361,13 +246,6 @@ def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False)
     except (JobError, ModelError):  # no size of the model divides this batch, say: no plan either
         return None
     return answer.best.evaluation.iteration_s
-
-
-def _shardings(pricer: Pricer, decision: Configuration) -> dict[int, StageSharding]:
-    """How the groups of ranks of a decision share operators, by the number that its stages give."""
-    numbers = sorted({stage.sharding for stage in decision.stages} - {0})
-    entries = [pricer.entry(decision.micro_batch, number) for number in numbers]
-    return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
 
 def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:

@@ -6,19 +6,21 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import decision_of, is_judged, price_shardings
+from planner.check.configuration import is_searched, schedule_of
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.files import seal
+from planner.plan.priced import priced_configuration
+from planner.plan.scheduled import lay_out
 from planner.plan.words import significant
-from planner.schedules import get
+from planner.prediction import alone
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
-from planner.systems import decide_again, evaluate_scheduled
+from planner.systems import decide_again
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,27 +52,27 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     """
     if plan.system is not None:
         return Anew(decide_again(plan, graph, cluster))
-    if is_judged(plan):
-        return _searched(plan, graph, cluster)
-    scheduled, reason = evaluate_scheduled(plan, graph, cluster)
-    return Anew(scheduled, (Violation("option", 0, reason),) if reason else ())
+    return _judged(plan, graph, cluster)
 
 
-def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
-    """A plan of the own search, with the bound and the alternatives that it says."""
+def _said(plan: Plan, played_s: float) -> Certificate:
+    """What a plan of the own search says about all others, its gap measured at the time worked out anew."""
+    said = plan.predictions
+    gap = gap_to(said.bound_s, significant(played_s))
+    return Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s)
+
+
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
+    """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
-    costs, shardings = price_shardings(plan, pricer.graph_at(size), pricer)
-    decision = decision_of(plan, {name: each.sharding for name, each in costs.items()})
-    shelf = {each.sharding: each for each in costs.values()}
-    if any(stage.sharding == 0 for stage in decision.stages):
-        shelf[0] = pricer.costs(size)
-    evaluation = evaluate(shelf, cluster, job, decision)
+    decision, shelf = priced_configuration(plan, pricer)
+    schedule = schedule_of(plan)
+    evaluation = evaluate(shelf, cluster, job, decision, schedule=schedule)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
-    said, played_s = plan.predictions, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s
-    gap = gap_to(said.bound_s, significant(played_s))
+    played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
     again = assemble(
         pricer.graph_at(size),
         pricer.chain,
@@ -78,12 +80,12 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         job,
         decision,
         evaluation,
-        Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s),
+        _said(plan, played_s) if is_searched(plan) else alone(decision, evaluation, played_s),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
-        shardings=shardings,
+        shardings=pricer.stage_shardings(decision),
+        scheduled=lay_out(decision, schedule=schedule),
     )
-    schedule = dataclasses.replace(again.schedule, given=plan.schedule.given)
-    again = dataclasses.replace(again, schedule=schedule)
+    again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
     return Anew(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)

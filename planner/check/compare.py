@@ -63,12 +63,15 @@ def compared(path: Path, said: Any, right: Any) -> Iterator[Difference]:  # noqa
 
 
 def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
-    """Whether two values are the same but for rounding: of bytes less than one, of times and shares the last digits."""
+    """Whether two values are the same but for rounding: of whole bytes one, though no bytes are not some; of other
+    figures the last digits."""
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
     if not numbers or said == right:
         return bool(said == right) and type(said) is type(right)
     if key.endswith("bytes"):
-        return math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
+        if isinstance(said, float) or isinstance(right, float):
+            return math.isclose(said, right, rel_tol=RELATIVE)
+        return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
     if isinstance(said, int) and isinstance(right, int):
         return False
     return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=0.0 if key.endswith("_s") else ROUNDED)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from planner.check.anew import evaluate_anew
 from planner.check.claims import check_claims
 from planner.check.compare import Difference, compared, differences
-from planner.check.configuration import has_closed_form, is_judged, is_searched
+from planner.check.configuration import has_closed_form, is_searched
 from planner.check.figures import check_figures, stage_in
 from planner.check.played import check_played
 from planner.check.sums import check_sums
@@ -27,15 +27,16 @@ _AGAIN = "plan again instead of editing the file"
 
 BREAKING = frozenset((
     Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.RANK_RANGE, Fault.RANK_TWICE,
-    Fault.ACTIONS_UNREADABLE, Fault.ACTION_MISSING, Fault.ACTION_TWICE, Fault.ACTION_ROUTE, Fault.ACTION_UNKNOWN,
-    Fault.ACTION_ORDER, Fault.WEIGHT_VERSION, Fault.DEADLOCK,
+    Fault.CONFIGURATION, Fault.ACTIONS_UNREADABLE, Fault.ACTION_MISSING, Fault.ACTION_TWICE, Fault.ACTION_ROUTE,
+    Fault.ACTION_UNKNOWN, Fault.ACTION_ORDER, Fault.WEIGHT_VERSION, Fault.DEADLOCK,
 ))  # fmt: skip
 """Faults that leave no orders to play."""
 
 UNREADABLE = frozenset((
     Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.MODEL_FINGERPRINT,
-    Fault.OPTIONS, Fault.MICRO_BATCH, Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS, Fault.SHARDING_NAMES,
-    Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING, Fault.HARDWARE_FINGERPRINT,
+    Fault.OPTIONS, Fault.CONFIGURATION, Fault.MICRO_BATCH, Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS,
+    Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING,
+    Fault.HARDWARE_FINGERPRINT,
 ))  # fmt: skip
 """Faults that leave no decision to evaluate anew."""
 
@@ -141,8 +142,6 @@ def _anew(
                 found.append(Finding(Fault.DIFFERS, searched.otherwise, _AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
-        elif is_judged(plan):
-            claims = ("the bound of the configuration alone",)
     except ShardplanError as error:
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [each for each in wrong if is_price(each.path)] if others else []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.configuration import decision_of, is_searched
+from planner.check.configuration import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
 from planner.plan import Fault, Finding, Plan
@@ -33,7 +33,7 @@ def check_sums(plan: Plan) -> list[Finding]:
             if stage.modules != right:
                 message = f"stage {stage.index} is called {', '.join(stage.modules)}; its blocks are {', '.join(right)}"
                 found.append(Finding(Fault.PARAMETERS, message, _AGAIN, stage.index))
-        broken = forbidden_choices(plan.options, decision_of(plan, {}), names) if is_searched(plan) else []
+        broken = forbidden_choices(plan.options, plan.configuration, names) if is_searched(plan) else []
     except UsageError as error:
         return [*found, Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
     return [*found, *(Finding(Fault.OPTIONS, each.message, _AGAIN, each.stage) for each in broken)]

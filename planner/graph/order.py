@@ -93,4 +93,6 @@ def linear_order(graph: Graph, members: Sequence[int]) -> list[int]:
     """The line in which to lay some nodes: the file's own or a depth-first order, whichever carries fewer bytes."""
     own = list(members)
     deep = depth_first_order(graph, own)
+    if deep == own:
+        return own
     return deep if crossing_bytes(graph, deep).sum() < crossing_bytes(graph, own).sum() else own

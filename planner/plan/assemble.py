@@ -122,6 +122,7 @@ def assemble(
         model=model_section(graph, chosen),
         hardware=hardware_section(cluster),
         options=job,
+        configuration=_said(decision, laid, used),
         world_size=laid.world_size,
         copies=decision.copies,
         micro_batches=micro_batches_section(decision),
@@ -149,6 +150,13 @@ def assemble(
     )
     divided = bool(staging.divided_modules())
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def _said(decision: Configuration, laid: Scheduled, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
+    """The configuration as the file says it: its shardings numbered in the order of the file, the schedule in full."""
+    numbers = {number: place for place, number in enumerate(used, 1)}
+    stages = tuple(dataclasses.replace(stage, sharding=numbers.get(stage.sharding, 0)) for stage in decision.stages)
+    return dataclasses.replace(decision, stages=stages, schedule=laid.section.name)
 
 
 def _apart(shared: SharedParameter) -> PlanNote:
@@ -196,7 +204,7 @@ def _named_stages(
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """All stages with their names."""
-    groups, head = laid.groups, head_block(chain)
+    groups, head = laid.groups, -1 if decision.whole_stages else head_block(chain)
     found = []
     for at, choice in enumerate(decision.stages):
         stage = _stage(staging, blocks, decision, groups[at], at, head)

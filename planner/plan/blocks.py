@@ -114,7 +114,8 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
     Blocks form a run when they differ only in numbers inside their strings, each number growing by a constant step from
     copy to copy. O(blocks * MAX_PERIOD) comparisons.
     """
-    skeletons = [_skeleton(block) for block in blocks]
+    known: dict[Block, int] = {}
+    skeletons = [_skeleton(block, known) for block in blocks]
     runs: list[BlockRun] = []
     position = 0
     while position < len(blocks):
@@ -132,17 +133,19 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Skeleton:
-    """A block with the numbers taken out of its strings, and the numbers; None where a brace forbids a template."""
+    """A block with the numbers taken out of its strings, by the number of what is left, and the numbers; -1 where a
+    brace forbids a template."""
 
-    shape: Block | None
+    shape: int
     numbers: tuple[int, ...]
 
 
-def _skeleton(block: Block) -> _Skeleton:
+def _skeleton(block: Block, known: dict[Block, int]) -> _Skeleton:
     texts = _strings(block)
     if not all(map(fits_template, texts)):
-        return _Skeleton(None, ())
-    return _Skeleton(_map_strings(block, outline), tuple(n for text in texts for n in numbers(text)))
+        return _Skeleton(-1, ())
+    shape = known.setdefault(_map_strings(block, outline), len(known))
+    return _Skeleton(shape, tuple(n for text in texts for n in numbers(text)))
 
 
 def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
@@ -161,7 +164,7 @@ def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
     while start + (count + 1) * period <= len(skeletons):
         for k in range(start, start + period):
             first, second, this = skeletons[k], skeletons[k + period], skeletons[k + count * period]
-            if first.shape is None or first.shape != this.shape:
+            if first.shape < 0 or first.shape != this.shape:
                 return count
             pairs = zip(first.numbers, second.numbers, this.numbers, strict=True)
             if any(b < a or c != a + (b - a) * count for a, b, c in pairs):

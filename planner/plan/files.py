@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
 from planner.files import write_whole
-from planner.plan import layout, strict
+from planner.plan import layout, strict, version1
 from planner.plan.blocks import BlockParameter
 from planner.plan.figures import Alternative, StageCollective, StagePrediction
 from planner.plan.orders import RankOrder
@@ -19,12 +20,14 @@ from planner.plan.shardings import ShardedBlock, Sharding, TensorPlace
 from planner.plan.sizes import require_sizes
 from planner.plan.system_sections import ExchangeSection, SystemSection, TensorExchange
 from planner.plan.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.space.configuration import Configuration, StageChoice
+from planner.space.named import Degrees
 from planner.space.types import Job
 
 _SPARSE = (
-    Alternative, BlockParameter, Boundary, Plan, PlanNote, Provenance, RankOrder, ShardedBlock, Sharding, Stage,
-    StageCollective, StagePrediction, TensorPlace, ExchangeSection, OptimizerScaling, ScheduleSection, StageCorrection,
-    SystemSection, TensorExchange,
+    Alternative, BlockParameter, Boundary, Configuration, Degrees, ExchangeSection, OptimizerScaling, Plan, PlanNote,
+    Provenance, RankOrder, ScheduleSection, ShardedBlock, Sharding, Stage, StageChoice, StageCollective,
+    StageCorrection, StagePrediction, SystemSection, TensorExchange, TensorPlace,
 )  # fmt: skip
 """Types whose fields are left out of the file when they have their default."""
 
@@ -41,21 +44,22 @@ _UNHASHED = ("digest", "provenance")
 
 def to_document(plan: Plan) -> dict[str, Any]:
     """The plan as plain dicts and lists in the order of the schema."""
-    document: dict[str, Any] = _plain(plan)
+    document: dict[str, Any] = plain(plan)
     return document
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """Dataclasses as dicts, tuples as lists, without the fields that are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _plain(getattr(value, field.name))
+            field.name: plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
             if not left_out(value, field)
         }
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in sorted(value.items())}
+        return {key: plain(item) for key, item in sorted(value.items())}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
 
 
@@ -67,8 +71,11 @@ def left_out(value: object, field: dataclasses.Field[Any]) -> bool:
 
 def digest_of(plan: Plan) -> str:
     """sha256 (hex) over everything but the digest itself and the provenance."""
-    document = to_document(plan)
-    body = {key: value for key, value in document.items() if key not in _UNHASHED}
+    return _digest(to_document(plan))
+
+
+def _digest(document: dict[str, Any], unhashed: tuple[str, ...] = ()) -> str:
+    body = {key: value for key, value in document.items() if key not in (*_UNHASHED, *unhashed)}
     return hashlib.sha256(layout.compact(body).encode()).hexdigest()
 
 
@@ -83,7 +90,9 @@ def dumps(plan: Plan) -> str:
 
 
 def loads(text: str | bytes, *, name: str = "plan") -> Plan:
-    """Read a plan from JSON text. The digest is not compared: `validate` does that.
+    """Read a plan from JSON text, also of version 1, which is given as version 2.
+
+    The digest is not compared: `validate` does that.
 
     Args:
         text: the JSON.
@@ -93,7 +102,11 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
         PlanError: not JSON, of another format or version, or not as the schema says; `problems` holds every finding
             with line, column and path.
     """
-    plan = strict.parse(text, Plan, FORMAT, SCHEMA_VERSION, name=name)
+    content, document = strict.document(text, name)
+    strict.require_form(document, FORMAT, (version1.VERSION, SCHEMA_VERSION), name)
+    old = document["version"] == version1.VERSION
+    body = json.dumps(version1.raised(document, name)) if old else content
+    plan = strict.validated(body, Plan, name=name, shown=content)
     require_sizes(plan, name)
     try:
         len(plan.block_table)
@@ -102,7 +115,14 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
                 entry.members()
     except PlanError as error:
         raise PlanError(error.problem.message, where=name, hint=error.problem.hint) from error
-    return plan
+    return _lifted(plan) if old else plan
+
+
+def _lifted(plan: Plan) -> Plan:
+    """A plan of version 1 with its configuration; sealed anew where its digest was right."""
+    sealed = plan.digest == _digest({**to_document(plan), "version": version1.VERSION}, ("configuration",))
+    plan = dataclasses.replace(plan, configuration=version1.configuration_of(plan))
+    return seal(plan) if sealed else plan
 
 
 def read(path: str | Path) -> Plan:

@@ -13,6 +13,7 @@ class Fault(StrEnum):
 
     DIGEST = "digest"
     OPTIONS = "options"
+    CONFIGURATION = "configuration"
     STAGE_RANGE = "stage_range"
     OPERATOR_TWICE = "operator_twice"
     OPERATOR_MISSING = "operator_missing"

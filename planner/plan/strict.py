@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,20 +50,47 @@ def parse(text: str | bytes, kind: type[T], form: str, version: int, *, name: st
         PlanError: not JSON, of another format or version, or not as the type says; `problems` holds every finding with
             line, column and path.
     """
-    content = _decode(text, name)
-    document = _document(content, form, name)
-    if document.get("version") != version:
+    content, found = document(text, name)
+    require_form(found, form, (version,), name)
+    return validated(content, kind, name=name)
+
+
+def require_form(found: dict[str, Any], form: str, versions: Sequence[int], name: str) -> None:
+    """Refuse a document of another format or version.
+
+    Raises:
+        PlanError: says what the file says and what can be read.
+    """
+    if found.get("format") != form:
+        kind = form.removeprefix("shardplan-")
+        raise PlanError(f"not a {kind} file", where=name, hint=f'a {kind} says "format": "{form}"')
+    if found.get("version") not in versions:
         raise PlanError(
-            f"plan schema version {document.get('version')!r} cannot be read, only {version}",
+            f"{form.removeprefix('shardplan-')} schema version {found.get('version')!r} cannot be read, only "
+            f"{' and '.join(map(str, versions))}",
             where=name, hint=MAKE_AGAIN,
         )  # fmt: skip
+
+
+def validated(content: str, kind: type[T], *, name: str, shown: str = "") -> T:
+    """JSON text as an object of a dataclass type.
+
+    Args:
+        content: the text.
+        kind: the dataclass.
+        name: what errors call it.
+        shown: the text that lines and columns of errors are of, where `content` is not what stands in the file.
+
+    Raises:
+        PlanError: not as the type says; `problems` holds every finding with line, column and path.
+    """
     from pydantic import ValidationError
 
     target: Any = kind
     try:
         read: T = adapter(target).validate_json(content, strict=True)
     except ValidationError as error:
-        places = locate.positions(content)
+        places = locate.positions(shown or content)
         schema = adapter(target).json_schema()
         problems = [_problem(details, places, schema, name) for details in error.errors(include_url=False)]
         first = problems[0]
@@ -88,9 +115,13 @@ def _decode(text: str | bytes, name: str) -> str:
         raise PlanError("not a text file", where=name, hint="a plan is a JSON file") from error
 
 
-def _document(text: str, form: str, name: str) -> dict[str, Any]:
-    """The JSON's content, refused when keys repeat or numbers are out of range."""
-    repeated: list[str] = []
+def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
+    """The text and the JSON object that it is.
+
+    Raises:
+        PlanError: no JSON object, a key twice in one, or numbers out of range.
+    """
+    content, repeated = _decode(text, name), list[str]()
 
     def pairs(items: Pairs) -> dict[str, Any]:
         found = dict(items)
@@ -98,15 +129,15 @@ def _document(text: str, form: str, name: str) -> dict[str, Any]:
         return found
 
     try:
-        document = read_json(text, pairs=pairs)
+        read = read_json(content, pairs=pairs)
     except JsonError as error:
         where, hint = f"{name}:{error.line}:{error.column}", f"the file may be cut off; {MAKE_AGAIN}"
         raise PlanError(error.message, where=where, hint=hint) from error
     if repeated:
         raise PlanError(f"key {repeated[0]!r} appears twice in one object", where=name, hint="remove one of them")
-    if not isinstance(document, dict) or document.get("format") != form:
-        raise PlanError("not a plan file", where=name, hint=f'a plan says "format": "{form}"')
-    return document
+    if not isinstance(read, dict):
+        raise PlanError("not a plan file", where=name, hint="a plan is a JSON object")
+    return content, read
 
 
 def _counts(keys: Iterable[str]) -> list[tuple[str, int]]:
@@ -139,5 +170,6 @@ def _known_keys(path: locate.Path, schema: Mapping[str, Any]) -> tuple[str, ...]
     node: Any = schema
     for part in path:
         node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        node = next((each for each in node.get("anyOf", ()) if "$ref" in each), node)
         node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
     return tuple(node.get("properties", ()))

@@ -33,9 +33,10 @@ from planner.plan.schedule_section import ScheduleSection
 from planner.plan.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace, dealt
 from planner.plan.system_sections import ExchangeSection, SystemSection
 from planner.schedules.types import Action, ActionKind
+from planner.space.configuration import Configuration
 from planner.space.types import Job
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
 
 
@@ -52,6 +53,8 @@ class Plan:
         model: the model.
         hardware: the cluster.
         options: what was asked for.
+        configuration: what was decided; what the other parts say of it follows from this. `sharding` of a stage counts
+            the plan's `shardings` from 1.
         world_size: ranks, numbered 0 to world_size - 1 along the cluster's devices; some may be idle.
         copies: copies of the whole pipeline, laid on equal slices of neighbouring ranks.
         micro_batches: how the global batch is divided.
@@ -78,12 +81,13 @@ class Plan:
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
     format: Literal["shardplan-plan"]
-    version: Literal[1]
+    version: Literal[2]
     digest: str
     provenance: Provenance
     model: ModelSection
     hardware: HardwareSection
     options: Job
+    configuration: Configuration
     world_size: int
     copies: int
     micro_batches: MicroBatches

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.plan.check_configuration import check_configuration
 from planner.plan.check_graph import check_graph
 from planner.plan.check_schedule import check_schedule
 from planner.plan.check_sharded_model import check_sharded_cluster, check_sharded_model
@@ -41,7 +42,7 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
     """
     found = check_structure(plan)
     if not any(finding.fault in _STRUCTURAL for finding in found):
-        found += check_schedule(plan)
+        found += [*check_configuration(plan), *check_schedule(plan)]
     if graph is not None and not any(finding.fault is Fault.STAGE_RANGE for finding in found):
         found += check_graph(plan, graph)
     if cluster is not None:

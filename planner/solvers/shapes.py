@@ -253,9 +253,11 @@ class Figures:
         self._share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in ways)
         self._alone = min(
-            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties) for c in ways
+            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
+            for c in ways
         )
-        self._update_s = self._alone / max(self._elements, 1e-300) * min(float(c.update_s.min(axis=0).sum()) for c in ways)
+        update_s = min(float(c.update_s.min(axis=0).sum()) for c in ways)
+        self._update_s = self._alone / max(self._elements, 1e-300) * update_s
         self._tails: dict[tuple[int, float], float] = {}
         self._chosen = precision_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._chosen)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from planner.errors import UsageError
+from planner.space.configuration import Configuration
 from planner.space.types import Job
 
 LIMITS = {
@@ -55,6 +56,14 @@ def given(job: Job, names: Collection[str] = LIMITS) -> list[str]:
 def without(job: Job, names: Collection[str]) -> Job:
     """The job as if the user had not set these fields."""
     return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in names})
+
+
+def allowing(job: Job, configuration: Configuration) -> Job:
+    """The job, allowing what a configuration decides."""
+    return dataclasses.replace(
+        job, schedules=(configuration.schedule,), zero=(configuration.zero,),
+        whole_stages=configuration.whole_stages, transfers=configuration.transfers,
+    )  # fmt: skip
 
 
 def in_words(job: Job, names: Collection[str] = LIMITS) -> str:

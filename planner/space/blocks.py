@@ -144,8 +144,7 @@ def checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
     """[n, n] bytes of the tensors that come into blocks i..j from other blocks, each once: what recomputation keeps."""
     users: dict[str, tuple[float, list[int]]] = {}
     for b, block in enumerate(chain.blocks):
-        read = {name for node in block.nodes for name in chain.graph.nodes[node].inputs}
         for name in chain.crossing[b]:
-            if name in read:
+            if any(reader in block.nodes for reader in chain.graph.consumers.get(name, ())):
                 users.setdefault(name, (sizes[name], []))[1].append(b)
     return range_sums(*range_table(users.values(), len(chain.blocks)))

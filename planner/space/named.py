@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import JobError, UsageError
-from planner.graph import Chain
+from planner.graph import Chain, Graph
 from planner.graph.blocks import layer_of
+from planner.graph.memo import per_graph
 from planner.hardware.types import Cluster
+from planner.registry import did_you_mean
 from planner.schedules import get
 from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration, StageChoice
@@ -31,8 +34,9 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
-        starts: first block of each stage but the first; empty for equal numbers of layers.
+        starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
+        replicas: of each worker within a copy, which take its micro-batches in turn.
     """
 
     tensor: int = 1
@@ -43,8 +47,9 @@ class Degrees:
     schedule: str = ""
     zero: int = 0
     recompute: bool = False
-    starts: tuple[int, ...] = ()
+    starts: tuple[int | str, ...] = ()
     adjacent: bool = True
+    replicas: int = 1
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -58,16 +63,19 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         job: global batch and devices.
 
     Raises:
-        JobError: devices, samples or layers do not come out; says which.
+        JobError: devices, samples or layers do not come out, or no block has a name; says which.
         UsageError: no schedule has the name.
     """
+    least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
+    if least < 1:
+        raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
     devices = min(job.devices or cluster.device_count, cluster.device_count)
-    wide = costs.ranks * degrees.pipeline
+    wide = costs.ranks * degrees.pipeline * degrees.replicas
     copies = degrees.data or devices // wide
     if copies < 1 or copies * wide > devices:
         raise JobError(
-            f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1)} takes {max(copies, 1) * wide} devices of "
-            f"{devices}",
+            f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
+            f"{max(copies, 1) * wide} devices of {devices}",
             hint="use smaller degrees, or more devices",
         )
     count, rest = divmod(job.global_batch, copies * degrees.micro_batch)
@@ -78,7 +86,11 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
     schedule, stages = _scheduled(degrees, count)
-    edges = (0, *degrees.starts, len(chain.blocks)) if degrees.starts else layer_edges(chain, costs, stages)
+    if not degrees.starts:
+        edges = layer_edges(chain, costs, stages)
+    else:
+        names = [block.name for block in chain.blocks]
+        edges = (0, *(block_number(start, names) for start in degrees.starts), len(names))
     if len(edges) != stages + 1:
         raise JobError(
             f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
@@ -86,15 +98,30 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         )
     return Configuration(
         stages=tuple(
-            StageChoice(a, b, 1, degrees.recompute, costs.ranks, costs.sharding) for a, b in itertools.pairwise(edges)
+            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding)
+            for a, b in itertools.pairwise(edges)
         ),
         copies=copies,
         micro_batch=degrees.micro_batch,
         micro_batches=count,
         schedule=schedule.name,
-        zero=degrees.zero if copies > 1 else 0,
+        zero=degrees.zero if copies * degrees.replicas > 1 else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
+
+
+def block_number(block: int | str, names: Sequence[str]) -> int:
+    """A block's number, given by that or by its name.
+
+    Raises:
+        JobError: the model has no block of the name, or several.
+    """
+    if isinstance(block, int):
+        return block
+    if names.count(block) != 1:
+        count = f"{names.count(block)} blocks" if block in names else "no block"
+        raise JobError(f"the model has {count} of the name {block!r}", hint=did_you_mean(block, names))
+    return names.index(block)
 
 
 def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
@@ -150,11 +177,18 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
 def layer_heads(chain: Chain) -> list[int]:
     """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
     found: dict[str, int] = {}
+    layers = _layers(chain.graph)
     for at, block in enumerate(chain.blocks):
-        layer = layer_of(chain.graph.nodes[block.nodes[0]].module)
+        layer = layers[block.nodes[0]]
         if layer and layer[-1].isdigit():
             found.setdefault(layer, at)
     by_kind: dict[str, list[int]] = {}
     for layer, at in found.items():
         by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
     return max(by_kind.values(), key=len, default=[])
+
+
+@per_graph
+def _layers(graph: Graph) -> tuple[str, ...]:
+    """The layer that each node belongs to."""
+    return tuple(layer_of(node.module) for node in graph.nodes)

@@ -21,6 +21,7 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
+from planner.sharding import StageSharding
 from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
@@ -29,6 +30,7 @@ from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
+from planner.space.configuration import Configuration
 from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
 from planner.space.sharded import Training, sharded_block_costs
@@ -99,6 +101,12 @@ class Pricer:
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
         return self._known[micro_batch][number - 1]
+
+    def stage_shardings(self, configuration: Configuration) -> dict[int, StageSharding]:
+        """How the groups of ranks of a configuration share operators, by the number that its stages give."""
+        numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
+        entries = [self.entry(configuration.micro_batch, number) for number in numbers]
+        return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
     def whole(self, micro_batch: int, mesh: tuple[int, ...], decision: Mapping[str, Choice]) -> BlockCosts:
         """Costs of the chain sharded as one, by a decision about every operator, tensor and weight of the graph.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 import planner
-from planner import Degrees, Job
+from planner import Configuration, Degrees, Job, StageChoice
 from planner.errors import JobError, UsageError
+from planner.plan.files import seal
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,9 @@ def test_what_does_not_fit_is_priced_and_what_is_missing_said() -> None:
         (Degrees(pipeline=8, chunks=7), "56 stages"),
         (Degrees(pipeline=3, chunks=2, data=1), "do not make groups of 3"),
         (Degrees(pipeline=2, starts=(3, 5)), "3 stages are given"),
+        (Degrees(pipeline=2, starts=("lm_hed",)), "no block of the name 'lm_hed'"),
+        (Degrees(replicas=0), "a degree is below 1"),
+        (Degrees(data=-1), "a degree is below 1"),
     ],
 )
 def test_degrees_that_do_not_come_out_are_named(
@@ -78,3 +83,71 @@ def test_degrees_that_do_not_come_out_are_named(
 def test_an_unknown_schedule_is_named(small: tuple[planner.Graph, planner.Cluster]) -> None:
     with pytest.raises(UsageError, match="zb-h1"):
         planner.predict(*small, Job(64), Degrees(pipeline=2, schedule="zb-h"))
+
+
+def one(**changes: object) -> Configuration:
+    stages = (StageChoice(0, 14, 2), StageChoice(14, 27, 2))
+    return dataclasses.replace(Configuration(stages, 2, 1, 32, "1f1b"), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "words"),
+    [
+        (one(copies=9), "9 devices side by side, but there are 8"),
+        (one(devices=(0, 1, 2)), "3 devices are given for 8 ranks of all workers"),
+        (one(devices=(0, 1, 2, 3, 4, 5, 6, 6)), "8 devices are given for 8 ranks"),
+        (one(micro_batches=31), "not a global batch of 64"),
+        (one(stages=(StageChoice(0, 26, 1),)), "stages end at block 26 of 27"),
+        (one(stages=(StageChoice(0, 14, 1, ranks=2), StageChoice(14, 27, 1))), "stages of 1, 2 ranks"),
+        (one(stages=(StageChoice(0, 27, 1, ranks=2, sharding=1),)), "names a sharding"),
+        (one(stages=()), "stages of no ranks"),
+    ],
+)
+def test_configurations_that_make_no_sense_are_refused(
+    small: tuple[planner.Graph, planner.Cluster], configuration: Configuration, words: str
+) -> None:
+    with pytest.raises(JobError) as error:
+        planner.predict(*small, Job(64), configuration)
+    assert words in str(error.value)
+
+
+def test_a_configuration_in_full_is_priced_as_its_degrees_are(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    degrees = planner.predict(*small, Job(64), Degrees(2, 2, replicas=2, zero=1, starts=("lm_head",)))
+    assert [len(stage.replicas) for stage in degrees.plan.stages] == [2, 2]
+    assert degrees.configuration.stages[1].start == 26
+    whole = tuple(dataclasses.replace(stage, sharding=0) for stage in degrees.configuration.stages)
+    full = planner.predict(*small, Job(64), dataclasses.replace(degrees.configuration, stages=whole))
+    assert full.plan == dataclasses.replace(degrees.plan, provenance=full.plan.provenance)
+
+
+def test_a_plan_is_predicted_as_it_was_planned_with_its_own_shardings(
+    small: tuple[planner.Graph, planner.Cluster],
+) -> None:
+    graph, cluster = small
+    plan = planner.plan(graph, cluster, Job(64, tensor_parallel=(2,), pipeline_stages=(2,)))
+    found = planner.predict(graph, cluster, plan.options, plan)
+    assert found.iteration_s == pytest.approx(plan.predictions.reached_s, rel=1e-8)
+    assert found.configuration == plan.configuration
+    assert found.plan.shardings == plan.shardings
+    held = planner.compare_to_best(found, graph, cluster, Job(64))
+    assert held.plan.predictions.reached_s + held.lacks_s == pytest.approx(found.iteration_s)
+    assert held.ratio >= held.plan.predictions.bound_s / held.plan.predictions.reached_s
+
+
+def test_ranks_may_be_asked_to_hold_the_fewest_weights() -> None:
+    graph, cluster = planner.load_graph("gpt3-125m", dims={"seq": 128}), planner.load_cluster("dgx-a100")
+    fast, lean = (
+        planner.predict(graph, cluster, Job(16), Degrees(tensor=8), fewest_weights=fewest) for fewest in (False, True)
+    )
+    assert lean.fullest.memory.weights <= fast.fullest.memory.weights
+    # all matrices are cut: an eighth of the parameters of 2 bytes each, and whole norms and biases
+    assert lean.fullest.memory.weights == pytest.approx(2 * graph.parameter_count() / 8, rel=0.02)
+
+
+def test_the_check_of_a_prediction_leaves_nothing_unchecked(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    graph, cluster = small
+    plan = planner.predict(graph, cluster, Job(64), Degrees(pipeline=2, schedule="zb-h1")).plan
+    assert planner.check_plan(plan, graph, cluster) == planner.CheckReport(())
+    predictions = dataclasses.replace(plan.predictions, bound_s=0.5 * plan.predictions.bound_s, gap=0.5)
+    changed = seal(dataclasses.replace(plan, predictions=predictions))
+    assert any("bound_s" in finding.message for finding in planner.check_plan(changed, graph, cluster).findings)

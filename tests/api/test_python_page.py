@@ -24,5 +24,5 @@ def test_every_block_runs_after_the_ones_before(tmp_path: Path, monkeypatch: pyt
     said = printed.getvalue()
     assert "no mesh of 3 ranks lies alike everywhere on dgx-a100 (2 nodes) | " in said
     assert "[(0, " in said  # stages of the search over costs of one's own
-    written = {"gpt2.plan.json", "gpt2.svg", "gpt2.trace.json", "orders.csv"}
+    written = {"gpt2.plan.json", "own.json", "gpt2.svg", "gpt2.trace.json", "orders.csv"}
     assert {path.name for path in tmp_path.iterdir()} == written

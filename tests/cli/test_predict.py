@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,71 @@ def test_failures_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     assert (ended, out) == (code, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+DEGREES = '{"format": "shardplan-configuration", "version": 1, "degrees": {"pipeline": 2, "micro_batch": 4}}'
+
+
+def test_a_configuration_comes_from_a_file_or_standard_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, named, _ = run(capsys, *GPT2, "--pp", "2", "--micro-batch", "4", "--format", "json")
+    path = tmp_path / "own.json"
+    path.write_text(DEGREES)
+    assert run(capsys, *GPT2, "--config", str(path), "--format", "json") == (0, named, "")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DEGREES.encode())))
+    assert run(capsys, *GPT2, "--config", "-", "--format", "json")[1] == named
+    document = json.loads(named)
+    path.write_text(json.dumps({key: document[key] for key in ("format", "version", "configuration")}))
+    without_batch = [option for option in GPT2 if option not in ("-b", "64")]
+    assert run(capsys, *without_batch, "--config", str(path), "--format", "json")[1] == named
+
+
+def test_a_plan_file_gives_its_configuration_and_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "own.plan.json"
+    named = ["--tp", "2", "--pp", "2", "--precision", "fp16", "--optimizer", "sgd", "--format", "json"]
+    _, said, _ = run(capsys, *GPT2, *named, "-o", str(path))
+    code, again, _ = run(
+        capsys, "gpt2", "-H", "dgx-a100", "--dim", "seq=128", "--config", str(path), "--format", "json"
+    )
+    assert code == 0
+    assert json.loads(again) == json.loads(said)
+
+
+def test_what_it_lacks_to_the_best_plan_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*GPT2, "--pp", "2", "--best"]
+    found = json.loads(run(capsys, *arguments, "--format", "json")[1])
+    assert found["lacks_s"] == pytest.approx(found["iteration_s"] - found["best_s"])
+    assert found["ratio"] == pytest.approx(found["iteration_s"] / found["best_s"])
+    assert found["best_s"] >= found["best_bound_s"] > 0
+    assert "best plan: " in run(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "code", "words"),
+    [
+        (DEGREES, ["--pp", "2"], 2, "--pp does not apply to --config"),
+        (DEGREES.replace("pipeline", "pipelne"), [], 7, "pipeline"),
+        ("", [], 7, "not JSON"),
+        (DEGREES.replace("2", "99", 1), [], 5, "takes 99 devices"),
+    ],
+)
+def test_a_wrong_configuration_file_is_one_line(
+    content: str, more: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(content)
+    ended, out, err = run(capsys, *GPT2, "--config", str(path), *more)
+    assert (ended, out) == (code, "")
+    assert words in err
+
+
+def test_degrees_need_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "gpt2", "-H", "dgx-a100", "--pp", "2")
+    assert code == 2
+    assert "--global-batch" in err
+
+
+def test_devices_that_may_be_used_bound_the_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *GPT2, "--pp", "2", "--devices", "4", "--format", "json")
+    assert json.loads(out)["configuration"]["copies"] == 2

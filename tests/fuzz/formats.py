@@ -138,6 +138,28 @@ def _plan(path: Path, rng: random.Random) -> list[Line]:
     ]  # fmt: skip
 
 
+def configuration_texts() -> tuple[str, ...]:
+    """A configuration in full with everything said, and one by its degrees."""
+    from planner import Configuration, Degrees, StageChoice, dump_configuration
+    from planner.play import Transfers
+
+    stages = (StageChoice(0, 1, 1, recompute=True), StageChoice(1, 2, 1))
+    full = Configuration(
+        stages, 2, 1, 2, "1f1b", 1, adjacent=True, devices=(0, 1, 2, 3), whole_stages=True,
+        transfers=Transfers.OVERLAPPED,
+    )  # fmt: skip
+    return dump_configuration(full), dump_configuration(Degrees(2, 2, 1, starts=(1,), zero=1, recompute=True))
+
+
+def _configuration(path: Path, rng: random.Random) -> list[Line]:
+    text = rng.choice(configuration_texts())
+    path.write_text(mutate_json(text, rng), encoding="utf-8", errors="surrogatepass")
+    model = path.parent / "toy.onnx"
+    model.write_bytes(models()[0].SerializeToString())
+    batch = rng.choice(((), ("-b", "4")))
+    return [("predict", str(model), "-H", "v100-pcie-4", "--config", str(path), *batch, "--dim", "batch=1")]
+
+
 def _partition_plan(path: Path, rng: random.Random) -> list[Line]:
     instance = path.parent / "whole.json"
     instance.write_text(json.dumps(operator_graph()))
@@ -197,6 +219,7 @@ def _instance(path: Path, rng: random.Random) -> list[Line]:
 FORMATS: dict[str, Format] = {
     "onnx": Format(".onnx", _onnx(models), 500),
     "plan": Format(".plan.json", _plan, 220),
+    "configuration": Format(".json", _configuration, 60),
     "partition-plan": Format(".partition.json", _partition_plan, 60),
     "hardware": Format(".yaml", _hardware, 120),
     "instance": Format(".json", _instance, 100),

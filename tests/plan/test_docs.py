@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from planner import Configuration, load_graph
 from planner.plan import Plan, dumps, json_schema
+from planner.plan.configuration_file import parse_configuration
 from planner.plan.flags import Requirement
 from planner.plan.shardings import Sharding
 from planner.plan.strict import adapter
@@ -82,6 +84,13 @@ def test_the_excerpt_of_a_sharding_is_one() -> None:
     sharding = adapter(Sharding).validate_json(excerpt, strict=True)
     assert sharding.ranks == 8
     assert [number for number, _ in sharding.blocks[0].members()] == list(range(2, 14))
+
+
+@pytest.mark.parametrize("kind", ["configuration", "degrees"])
+def test_the_configuration_files_are_ones(kind: str) -> None:
+    (text,) = re.findall(rf"```json {kind}\n(.*?)```", (DOCS / "plan.md").read_text(), re.DOTALL)
+    found = parse_configuration(text, load_graph("gpt2", dims={"seq": 64}))
+    assert isinstance(found, Configuration) == (kind == "configuration")
 
 
 def test_every_requirement_is_on_the_page() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Inference:
         self._versions, self._ir_version, self._where = versions, ir_version, where
         self._protos: dict[str, onnx.TypeProto] = {}
         self._data: dict[str, onnx.TensorProto] = {}
+        self._inferred: dict[Hashable, list[Partial | None]] = {}
 
     def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
         """All that can be said of a node's outputs.
@@ -95,6 +96,9 @@ class Inference:
         signature = self._signature(proto.op_type, proto.domain, versions)
         if signature is None:
             return nothing, ""
+        key = self._call_key(proto, node, versions)
+        if key in self._inferred:
+            return self._inferred[key], ""
         known = {name: self._type_proto(name) for name in proto.input if name}
         data = self._operand_values(node)
         try:
@@ -107,7 +111,34 @@ class Inference:
                 f"{node.label} makes a sequence; sequences cannot be followed through it", where=self._where,
                 hint="export the model so that it uses tensors only",
             )  # fmt: skip
-        return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
+        partial = [None if kind is None else Partial.of(kind, {}) for kind in kinds]
+        if key is not None:
+            self._inferred[key] = partial
+        return partial, ""
+
+    def _call_key(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Hashable:
+        """What ONNX infers the outputs of a node from, names left out: calls that are alike are inferred once.
+
+        None where there are graphs inside, which read values by name, or an input is read twice.
+        """
+        if any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute):
+            return None
+        work, slots = self._work, SHAPE_INPUTS.get(node.op, ())
+        if len(set(proto.input)) < len(proto.input):
+            return None
+        values = tuple(
+            work.values[name].tobytes() if at in slots and name in work.values else None
+            for at, name in enumerate(node.inputs)
+        )
+        return (
+            proto.op_type,
+            proto.domain,
+            tuple(versions.items()),
+            tuple(attribute.SerializeToString() for attribute in proto.attribute),
+            tuple(work.types[name] if name else None for name in proto.input),
+            tuple(bool(name) for name in proto.output),
+            values,
+        )
 
     def _fill_gaps(
         self, proto: onnx.NodeProto, node: WorkNode, partial: Sequence[Partial | None], versions: Mapping[str, int]

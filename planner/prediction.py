@@ -1,0 +1,338 @@
+"""What one configuration of the user's own would take: priced, judged, played and written out as a plan.
+
+>>> import planner
+>>> graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100")
+>>> found = planner.predict(graph, cluster, planner.Job(64), planner.Degrees(pipeline=4, schedule="zb-h1"))
+>>> found.fits
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.api import MOST_MICRO_BATCHES, default_provenance, plan
+from planner.errors import JobError, ModelError, UsageError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.figures import gap_to
+from planner.plan.priced import priced_configuration
+from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
+from planner.space.asked import LIMITS, allowing, without
+from planner.space.evaluate_many import Evaluations, evaluate_many
+from planner.space.layouts import Layouts
+from planner.space.meshes import mesh_problem
+from planner.space.named import Degrees, configuration_of
+from planner.space.pricer import Pricer
+from planner.space.settled import settled
+from planner.space.timing import least_s
+from planner.space.types import BlockCosts, Certificate, Evaluation, Job
+
+Asked = Degrees | Configuration | Plan
+"""A configuration by its degrees, in full, or as a plan has it with its shardings."""
+
+Shelf = Mapping[int, BlockCosts]
+"""Costs by the number of the sharding."""
+
+SPACE = "this configuration alone, in any order of its work"
+FEW = 1.01
+"""Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
+
+_FOLLOWED = ("devices", "forbid")
+"""Limits that say what there is, not what is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one configuration would take.
+
+    Attributes:
+        plan: the configuration as a plan, with its predictions; it may exceed memory.
+        workers: memory of each worker, all its stages together; workers that hold the same stages count once.
+        problems: what the configuration breaks, in words; empty when it can run.
+    """
+
+    plan: Plan
+    workers: tuple[WorkerMemory, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in full."""
+        return self.plan.configuration
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration when it is played."""
+        return self.plan.predictions.reached_s
+
+    @property
+    def fits(self) -> bool:
+        """Whether the configuration can run."""
+        return not self.problems
+
+    @property
+    def fullest(self) -> WorkerMemory:
+        """The worker nearest to its capacity, or furthest above it."""
+        return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+
+
+def predict(
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    configuration: Asked,
+    *,
+    fewest_weights: bool = False,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Prediction:
+    """Price exactly one configuration; nothing else is searched.
+
+    Where ranks share operators and it is not said how, the fastest way that fits to share them on a mesh of one axis is
+    taken. A configuration that breaks limits or does not fit is priced all the same.
+
+    Args:
+        graph: the model (`load_graph`).
+        cluster: the hardware (`load_cluster`).
+        job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden;
+            its other limits are not read.
+        configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
+            of a configuration without them, `sharding` must be 0.
+        fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
+            (`FEW`), as frameworks do that cut every matrix, whether or not it fits.
+        strict_ops: refuse operators that no rule describes.
+        provenance: how the plan came to be, for its file.
+
+    Raises:
+        JobError: devices, samples, blocks or chunks do not come out; says which.
+        UsageError: no schedule has the name.
+        ModelError: the model's batch cannot be set to the micro-batch.
+    """
+    job = without_limits(job, cluster)
+    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
+    ways = list(ways_to_share(pricer, job, configuration))
+    if fewest_weights:
+        weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
+        ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
+    judged = [(own, judge(pricer, job, own, shelf)) for own, shelf in ways]
+    if not fewest_weights:
+        least = min(excess(evaluation) for _, evaluation in judged)
+        judged = [each for each in judged if excess(each[1]) == least]
+    chosen, evaluation = min(judged, key=lambda each: each[1].iteration_s)
+    if chosen.micro_batches > MOST_MICRO_BATCHES:
+        raise JobError(
+            f"{chosen.micro_batches:,} micro-batches in a pipeline: a plan can have {MOST_MICRO_BATCHES:,}",
+            hint="use a smaller global batch, larger micro-batches or more copies",
+        )
+    schedule = schedules.get(chosen.schedule)
+    played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
+    found = assemble(
+        pricer.graph_at(chosen.micro_batch),
+        pricer.chain,
+        cluster,
+        allowing(job, chosen),
+        chosen,
+        evaluation,
+        alone(chosen, evaluation, played_s),
+        origins=pricer.profiles(chosen.micro_batch)[0].origin,
+        provenance=provenance or default_provenance(graph.name, cluster.name),
+        shardings=pricer.stage_shardings(chosen),
+    )
+    found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, given="configuration"))
+    problems = tuple(violation.message for violation in evaluation.violations)
+    return Prediction(with_simulation(found, played_s), evaluation.workers, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A prediction held against the best plan.
+
+    Attributes:
+        plan: the best plan that the search found.
+        lacks_s: seconds that an iteration of the prediction takes longer; negative where it is faster.
+        ratio: how many times as long it takes.
+    """
+
+    plan: Plan
+    lacks_s: float
+    ratio: float
+
+
+def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> Held:
+    """What a prediction lacks to the best plan of the same job without limits, both as they are played.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    best = plan(graph, cluster, without_limits(job, cluster))
+    best_s = best.predictions.reached_s
+    return Held(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
+
+
+def alone(configuration: Configuration, evaluation: Evaluation, played_s: float) -> Certificate:
+    """What is known of one configuration alone: its longest chain of waits bounds every order of its work."""
+    least = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
+    bound_s = min(least, played_s)
+    return Certificate(bound_s, gap_to(bound_s, played_s), SPACE, False)
+
+
+def without_limits(job: Job, cluster: Cluster) -> Job:
+    """The job as a configuration of the user's own is priced under: settled, and with no limit on what is decided.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
+
+
+def predict_many(
+    graph: Graph, cluster: Cluster, job: Job, configurations: Sequence[Degrees | Configuration]
+) -> Evaluations:
+    """Price many configurations of one model, each as `predict` prices it; nothing is written out or played twice.
+
+    Args:
+        graph: the model (`load_graph`).
+        cluster: the hardware (`load_cluster`).
+        job: as of `predict`.
+        configurations: by degrees or in full.
+
+    Returns:
+        Arrays in their order: seconds of an iteration by the closed form where the schedule has one (1F1B, GPipe) and
+        as it is played otherwise, memory of the fullest worker and its capacity, whether it fits. A configuration that
+        makes no sense takes infinite time, and `reasons` says why.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    job = without_limits(job, cluster)
+    pricer = Pricer(graph, cluster, job)
+    shelves: dict[tuple[int, int], list[tuple[int, Configuration]]] = {}
+    costs: dict[tuple[int, int], BlockCosts] = {}
+    reasons = [""] * len(configurations)
+    for at, asked in enumerate(configurations):
+        try:
+            for own, shelf in ways_to_share(pricer, job, asked):
+                for key in ((own.micro_batch, number) for number in shelf):
+                    costs[key] = shelf[key[1]]
+                    shelves.setdefault(key, []).append((at, own))
+        except (JobError, UsageError, ModelError) as error:
+            reasons[at] = error.problem.message
+    known: dict[tuple[int, int], Layouts] = {}
+    judged = [
+        (np.array([at for at, _ in own]), evaluate_many(costs[key], cluster, job, [c for _, c in own], known=known))
+        for key, own in shelves.items()
+    ]
+    return _fastest(len(configurations), judged, reasons)
+
+
+def _fastest(count: int, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
+    """Of all ways to share operators of each configuration the one that `predict` takes."""
+    found = Evaluations(
+        np.full(count, math.inf), np.full(count, math.nan), np.full(count, math.nan), np.zeros(count, dtype=bool), ()
+    )
+    excess_of = np.full(count, math.inf)
+    for at, own in judged:
+        over = np.where(own.fits, 0.0, np.nan_to_num(own.peak_bytes / own.capacity_bytes - 1, nan=math.inf))
+        less = (over < excess_of[at]) | ((over == excess_of[at]) & (own.iteration_s < found.iteration_s[at]))
+        excess_of[at[less]] = over[less]
+        for name in ("iteration_s", "peak_bytes", "capacity_bytes", "fits"):
+            getattr(found, name)[at[less]] = getattr(own, name)[less]
+        for place, reason in zip(at.tolist(), own.reasons, strict=True):
+            reasons[place] = reasons[place] or reason
+    said = tuple("" if math.isfinite(s) else reason for s, reason in zip(found.iteration_s, reasons, strict=True))
+    return dataclasses.replace(found, reasons=said)
+
+
+def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, Shelf]]:
+    """The configuration once for each way worth trying to share its operators, with the costs of that way.
+
+    Raises:
+        JobError: its ranks cannot share operators, or are not as many for every stage.
+    """
+    if isinstance(asked, Plan):
+        if asked.shardings and asked.model.fingerprint == pricer.graph.fingerprint:
+            yield priced_configuration(asked, pricer)
+            return
+        stages = tuple(dataclasses.replace(stage, sharding=0) for stage in asked.configuration.stages)
+        asked = dataclasses.replace(asked.configuration, stages=stages)
+    if isinstance(asked, Degrees):
+        for costs in _shardings(pricer, job, asked.micro_batch, asked.tensor):
+            yield configuration_of(asked, pricer.chain, costs, pricer.cluster, job), {costs.sharding: costs}
+        return
+    _check_devices(asked, pricer.cluster, job)
+    widths = {stage.ranks for stage in asked.stages}
+    if len(widths) != 1:
+        raise JobError(
+            f"stages of {', '.join(map(str, sorted(widths))) or 'no'} ranks", hint="give all stages as many ranks"
+        )
+    if any(stage.sharding for stage in asked.stages):
+        raise JobError(
+            "a stage names a sharding, and a configuration by itself has none",
+            hint="give the plan file that has it, or leave it out for the fastest way to share operators",
+        )
+    for costs in _shardings(pricer, job, asked.micro_batch, widths.pop()):
+        stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
+        yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
+
+
+def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
+    """Refuse what cannot be laid on devices at all, before anything is made as large as it says.
+
+    Raises:
+        JobError: more devices side by side than there are, or devices that are not one for each rank of all workers.
+    """
+    available = min(job.devices or cluster.device_count, cluster.device_count)
+    widest = max(asked.copies, *(stage.replicas * stage.ranks for stage in asked.stages), len(asked.devices), 0)
+    if widest > available:
+        raise JobError(f"{widest} devices side by side, but there are {available}", hint="use fewer copies or replicas")
+    if not asked.devices:
+        return
+    line = dataclasses.replace(asked, devices=())
+    workers = lay_workers(line, schedules.get(asked.schedule))
+    taken = asked.copies * sum(own.shape[1] for own in workers.ranks)
+    if len(asked.devices) != taken or len(set(asked.devices) & set(range(available))) != taken:
+        message = f"{len(asked.devices)} devices are given for {taken} ranks of all workers"
+        raise JobError(message, hint=f"give each rank one of the devices 0 to {available - 1}, copy by copy")
+
+
+def _shardings(pricer: Pricer, job: Job, micro_batch: int, ranks: int) -> list[BlockCosts]:
+    if micro_batch < 1 or ranks < 1:
+        raise JobError(f"micro-batches of {micro_batch} on {ranks} ranks", hint="give numbers of at least 1")
+    if reason := mesh_problem(pricer.cluster, job, (ranks,)):
+        raise JobError(reason, hint="use another tensor parallel degree")
+    found = pricer.shardings_of(micro_batch, ranks)
+    if not found:
+        raise JobError(
+            f"no block of the model can be shared by {ranks} ranks", hint="use another tensor parallel degree"
+        )
+    return found
+
+
+def judge(pricer: Pricer, job: Job, configuration: Configuration, shelf: Shelf) -> Evaluation:
+    """The judge's verdict on a configuration that its job allows.
+
+    Raises:
+        JobError: it makes no sense: blocks, devices or samples do not come out, or its schedule cannot serve it.
+    """
+    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration)
+    if not evaluation.stages:
+        broken = "; ".join(violation.message for violation in evaluation.violations)
+        raise JobError(broken, hint="use another configuration or schedule")
+    return evaluation
+
+
+def excess(evaluation: Evaluation) -> float:
+    """How far the fullest worker is above its memory, as a fraction of it; infinite where something else is broken."""
+    if not evaluation.violations:
+        return 0.0
+    if any(violation.kind != "memory" for violation in evaluation.violations):
+        return math.inf
+    return max(w.memory.total / w.capacity_bytes - 1 for w in evaluation.workers)

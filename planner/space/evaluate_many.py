@@ -1,0 +1,294 @@
+"""Many configurations of one model judged at once: the figures of `evaluate` as arrays.
+
+Configurations of one micro-batch size and one way to share operators, whose schedule is a paced line of stages, are
+worked out together: sums over blocks are differences of prefix sums, and what depends on the ranks of a stage alone is
+priced once for each layout (copies, replicas, width). All others go through the judge one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.precision import optimizer_state_bytes
+from planner.errors import ShardplanError
+from planner.hardware.types import Cluster
+from planner.memory import fits
+from planner.play import Transfers
+from planner.schedules import get
+from planner.space.asked import allowing
+from planner.space.configuration import Configuration
+from planner.space.evaluate import Timed, evaluate
+from planner.space.layouts import Layouts
+from planner.space.settled import precision_of
+from planner.space.types import BlockCosts, Job
+from planner.space.workers import pipeline_of
+from planner.sync import Phase, kept_bytes, recipe_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluations:
+    """Figures of configurations, in their order.
+
+    Attributes:
+        iteration_s: float64 [n] as `evaluate` has them; infinite where a configuration makes no sense.
+        peak_bytes: float64 [n] memory of the fullest worker: nearest to its capacity, or furthest above it.
+        capacity_bytes: float64 [n] of that worker's smallest device.
+        fits: bool [n], whether the configuration can run.
+        reasons: why a configuration makes no sense; "" where it does.
+    """
+
+    iteration_s: np.ndarray
+    peak_bytes: np.ndarray
+    capacity_bytes: np.ndarray
+    fits: np.ndarray
+    reasons: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Found:
+    """The same while it is worked out."""
+
+    iteration_s: np.ndarray
+    peak_bytes: np.ndarray
+    capacity_bytes: np.ndarray
+    fits: np.ndarray
+    reasons: list[str]
+
+    @staticmethod
+    def of(count: int) -> _Found:
+        """Nothing yet."""
+        peak, capacity = np.full((2, count), math.nan)
+        return _Found(np.full(count, math.inf), peak, capacity, np.zeros(count, bool), [""] * count)
+
+
+def evaluate_many(
+    costs: BlockCosts,
+    cluster: Cluster,
+    job: Job,
+    configurations: Sequence[Configuration],
+    *,
+    known: dict[tuple[int, int], Layouts] | None = None,
+) -> Evaluations:
+    """Judge configurations of one micro-batch size that all share operators in the way of `costs`.
+
+    Args:
+        costs: the chain's costs at their micro-batch size.
+        cluster: the machine.
+        job: what is to be trained; what a configuration decides is allowed.
+        configurations: their stages name the sharding of `costs`.
+        known: layouts by ranks of a replica and stages, of earlier calls for the same cluster and job; filled.
+
+    O(configurations * stages + layouts * ranks) for paced lines.
+    """
+    count = len(configurations)
+    found = _Found.of(count)
+    regular: dict[int, list[int]] = {}
+    layouts = {} if known is None else known
+    for at, configuration in enumerate(configurations):
+        stages = len(configuration.stages)
+        key = costs.ranks, stages
+        if key not in layouts:
+            layouts[key] = Layouts(cluster, job, costs.ranks)
+        if layouts[key].serves(configuration, costs):
+            regular.setdefault(stages, []).append(at)
+        else:
+            _judge(found, at, costs, cluster, job, configuration)
+    for stages, members in regular.items():
+        batch = _Batch(costs, cluster, job, [configurations[at] for at in members], layouts[costs.ranks, stages])
+        where = np.array(members)
+        found.iteration_s[where] = batch.iteration_s()
+        found.peak_bytes[where], found.capacity_bytes[where], found.fits[where] = batch.memory()
+    return Evaluations(found.iteration_s, found.peak_bytes, found.capacity_bytes, found.fits, tuple(found.reasons))
+
+
+def _judge(found: _Found, at: int, costs: BlockCosts, cluster: Cluster, job: Job, configuration: Configuration) -> None:
+    """One configuration by the judge; its time by the schedule's longest chain where that is what playing it takes."""
+    try:
+        schedule = get(configuration.schedule)
+        blocking = configuration.transfers is Transfers.BLOCKING
+        exact = not schedule.closed_form and blocking and schedule.exact(pipeline_of(configuration))
+        timed = Timed.BOUND if exact else Timed.CLOSED_FORM
+        evaluation = evaluate(costs, cluster, allowing(job, configuration), configuration, timed=timed)
+    except ShardplanError as error:
+        found.reasons[at] = error.problem.message
+        return
+    if not evaluation.stages:
+        found.reasons[at] = "; ".join(violation.message for violation in evaluation.violations)
+        return
+    fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+    found.iteration_s[at], found.fits[at] = evaluation.iteration_s, evaluation.feasible
+    found.peak_bytes[at], found.capacity_bytes[at] = fullest.memory.total, fullest.capacity_bytes
+
+
+def _prefix(values: np.ndarray) -> np.ndarray:
+    """Sums of the first k values along the last axis, k from 0 on."""
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+
+
+class _Batch:
+    """Configurations of as many stages: arrays [configurations, stages].
+
+    Args:
+        costs: the chain's costs.
+        cluster: the machine.
+        job: what is to be trained.
+        members: the configurations.
+        layouts: where stages may stand, and what ranks exchange there.
+    """
+
+    def __init__(
+        self, costs: BlockCosts, cluster: Cluster, job: Job, members: Sequence[Configuration], layouts: Layouts
+    ) -> None:
+        self.costs, self.cluster, self.job, self.members, self.layouts = costs, cluster, job, members, layouts
+        self.precision = precision_of(job, cluster)
+        table = np.array([[(s.start, s.stop, s.replicas, s.recompute) for s in c.stages] for c in members], np.int64)
+        self.start, self.stop, self.replicas, again = np.moveaxis(table, 2, 0)
+        self.again, self.last = again.astype(bool), self.stop - 1
+        self.layout = np.array([layouts.number(c) for c in members])
+        self.place = layouts.places(self.layout, self.start.shape[1])
+        self.types = layouts.types()[:, self.place]
+        self.zero = np.array([c.zero for c in members])
+        whole = np.array([c.whole_stages for c in members])[:, None]
+        self.repeats_all = whole | (costs.repeated is None)
+        self.whole = whole & self.again
+        self.held, self.charged = self._elements()
+        self._times()
+
+    def _runs(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the blocks of every stage; of [types, n] the most over the types of its devices."""
+        prefix = _prefix(values)
+        if values.ndim == 1:
+            return np.asarray(prefix[self.stop] - prefix[self.start])
+        by_type = prefix[:, self.stop] - prefix[:, self.start]
+        return np.asarray(np.where(self.types[: len(values)], by_type, -math.inf).max(axis=0))
+
+    def _elements(self) -> tuple[np.ndarray, np.ndarray]:
+        charged = self._runs(self.costs.parameter_elements)
+        held = charged.copy()
+        for tie in self.costs.ties:
+            used = np.zeros(len(self.costs.parameter_elements))
+            np.add.at(used, list(tie.blocks), 1)
+            held -= tie.elements * np.maximum(0, self._runs(used) - 1)
+        return held, charged
+
+    def _times(self) -> None:
+        costs, overlap = self.costs, self.job.overlap
+        forward_s = self._runs(costs.forward_s)
+        part = costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated
+        repeat_s = np.where(self.repeats_all, forward_s, self._runs(part)) * self.again
+        backward_s = self._runs(costs.backward_s) + repeat_s
+        pass_f, pass_b, sync_s, shards = self._exchanges()
+        updated = np.divide(self.held, self.charged, out=np.zeros_like(self.held), where=self.charged > 0)
+        step_s = 0.0 if costs.step_s is None else self._runs(costs.step_s)
+        hidden = np.maximum(0.0, overlap * backward_s - pass_b)
+        self.exposed_s = np.maximum(0.0, sync_s - hidden) + self._tied_s()
+        self.update_s = self._runs(costs.update_s) / shards * updated + step_s
+        self.forward_s = forward_s + np.maximum(0.0, pass_f - overlap * forward_s)
+        self.backward_s = backward_s + np.maximum(0.0, pass_b - overlap * backward_s)
+        self.receive_s = self._transfer_s(costs.boundary_bytes, costs.gather_s)
+        self.return_s = self._transfer_s(costs.gradient_boundary_bytes, costs.gradient_gather_s)
+
+    def _exchanges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds in a forward and a backward pass and at the end, and the parts of the optimizer's state."""
+        found = np.zeros((4, *self.start.shape))
+        for zero in np.unique(self.zero).tolist():
+            own = self.zero == zero
+            recipe, place = recipe_of(zero), self.place[own]
+            for at, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.END)):
+                for step in recipe.during(phase):
+                    rows, size = self.layouts.exchange_rows(step), step.payload(self.precision)
+                    if phase is Phase.END:
+                        found[at, own] += self.layouts.slowest_s(rows[:, place], self.held[own] * size)
+                    else:
+                        each_s = self.layouts.slowest_s(rows[:, :, None], self.costs.parameter_elements * size)
+                        prefix = _prefix(each_s)
+                        found[at, own] += prefix[place, self.stop[own]] - prefix[place, self.start[own]]
+            found[3, own] = self.layouts.parts(recipe.optimizer)[place]
+        return found[0], found[1], found[2], found[3]
+
+    def _transfer_s(self, sizes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
+        """Seconds to hand over what crosses the boundary before each stage; nothing before the first."""
+        seconds = self.layouts.slowest_s(self.layouts.send_rows()[:, self.place], sizes[self.start])
+        seconds = seconds + (0.0 if gather_s is None else gather_s[self.start])
+        seconds[:, 0] = 0.0
+        return np.asarray(seconds)
+
+    def _tied_s(self) -> np.ndarray:
+        """At the first stage that holds shared weights, the time to sum their gradients."""
+        found = np.zeros(self.start.shape)
+        for tie in self.costs.ties:
+            payload_bytes = tie.elements * self.precision.gradient_bytes
+            covered = [(self.start <= b) & (b < self.stop) for b in tie.blocks]
+            holding = np.asarray(np.stack(covered).any(axis=0))
+            several = np.flatnonzero((holding.sum(axis=1) > 1) & (tie.elements > 0))
+            cases = np.column_stack([self.layout[several], holding[several]])
+            distinct, which = np.unique(cases, axis=0, return_inverse=True)
+            for case, (layout, *marks) in enumerate(distinct.tolist()):
+                own = [stage for stage, mark in enumerate(marks) if mark]
+                found[several[which.ravel() == case], own[0]] += self.layouts.tied_s(layout, own, payload_bytes)
+        return found
+
+    def iteration_s(self) -> np.ndarray:
+        """The closed form of `planner.space.evaluate`."""
+        total_s = self.forward_s + self.backward_s + self.receive_s + self.return_s
+        before = np.minimum.accumulate(self.replicas, axis=1)[:, :-1]
+        late = np.zeros(total_s.shape)
+        late[:, 1:] = 1 - np.minimum(1.0, before / self.replicas[:, 1:])
+        micro_batches = np.array([c.micro_batches for c in self.members])[:, None]
+        steady_s = np.maximum(0.0, ((micro_batches // self.replicas - 1 + late) * total_s).max(axis=1))
+        lead_s = _prefix(self.backward_s + self.return_s)[:, :-1]
+        tail_s = np.maximum(0.0, (self.exposed_s + self.update_s - lead_s).max(axis=1))
+        return np.asarray(total_s.sum(axis=1) + steady_s + tail_s)
+
+    def memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes and capacity of the fullest worker, and whether all fit."""
+        state_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
+        largest = _range_max(np.diag(self.costs.parameter_elements))[self.start, self.last]
+        workspace = _range_max(np.diag(self.costs.workspace_bytes))[self.start, self.last]
+        total = self._activations() + workspace
+        for zero in np.unique(self.zero).tolist():
+            own = self.zero == zero
+            place = self.place[own]
+            recipe = recipe_of(zero)
+            parts = {group: self.layouts.parts(group)[place] for group in recipe.held}
+            kept = kept_bytes(recipe, self.precision, state_bytes, parts.__getitem__, self.held[own], largest[own])
+            total[own] += kept.weights + kept.gradients + kept.optimizer + kept.gathered + kept.transient
+        reserve, capacity = self._devices()
+        able = fits(total, capacity - reserve).all(axis=1)
+        fullest = ((total + reserve) / capacity).argmax(axis=1)
+        line = np.arange(len(total))
+        return (total + reserve)[line, fullest], capacity[line, fullest], able
+
+    def _devices(self) -> tuple[np.ndarray, np.ndarray]:
+        """Reserve and memory of the device with the least usable memory that each stage uses."""
+        devices = self.cluster.devices
+        usable = np.where(self.types.T, [device.usable_bytes for device in devices], math.inf).T
+        least = usable.argmin(axis=0)
+        reserve, memory = ([float(getattr(d, name)) for d in devices] for name in ("reserve_bytes", "memory_bytes"))
+        return np.array(reserve)[least], np.array(memory)[least]
+
+    def _activations(self) -> np.ndarray:
+        """What a worker keeps of all micro-batches in flight, and of the one whose forward it repeats."""
+        costs, at = self.costs, (self.start, self.last)
+        in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
+        plain = costs.saved_bytes[at]
+        kept = 0.0 if costs.kept_bytes is None else self._runs(costs.kept_bytes)
+        saved = np.diag(costs.saved_bytes)
+        repeated = saved if costs.repeated is None else np.where(costs.repeated, saved, 0.0)
+        largest = _range_max(np.diag(repeated))[at]
+        unit = np.where(self.again, costs.checkpoint_bytes[at] + kept, plain)
+        working = np.where(self.again, np.maximum(0.0, largest - kept), 0.0)
+        unit, working = (
+            np.where(self.whole, costs.boundary_bytes[self.start], unit),
+            np.where(self.whole, plain, working),
+        )
+        return np.asarray(in_flight * unit + working)
+
+
+def _range_max(diagonal: np.ndarray) -> np.ndarray:
+    """[n, n] from [n, n] with values on its diagonal: the largest of i..j for i <= j."""
+    return np.maximum.accumulate(np.maximum.accumulate(diagonal, axis=1)[::-1], axis=0)[::-1]

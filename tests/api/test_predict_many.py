@@ -1,0 +1,56 @@
+"""Many predictions at once come out as each by itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import planner
+from planner import Configuration, Degrees, Job, StageChoice
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[planner.Graph, planner.Cluster]:
+    return planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100", nodes=2)
+
+
+def test_each_is_what_predict_says(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    graph, cluster = small
+    asked: list[Degrees | Configuration] = [
+        Degrees(tensor, pipeline, micro_batch=4, zero=zero, recompute=bool(zero))
+        for tensor, pipeline, zero in itertools.product((1, 2), (2, 4), (0, 1, 3))
+    ]
+    asked += [Degrees(pipeline=4, chunks=3, micro_batch=2), Degrees(pipeline=4, schedule="zb-h1"), Degrees(2, 2, 2, 3)]
+    asked.append(Configuration((StageChoice(0, 9, 2), StageChoice(9, 27, 6)), 2, 1, 48, "1f1b", zero=1))
+    found = planner.predict_many(graph, cluster, Job(96), asked)
+    assert found.reasons == ("",) * len(asked)
+    for at, configuration in enumerate(asked):
+        right = planner.predict(graph, cluster, Job(96), configuration)
+        # a plan file has nine digits
+        assert found.iteration_s[at] == pytest.approx(right.plan.predictions.iteration_s, rel=1e-8)
+        assert found.peak_bytes[at] == pytest.approx(right.fullest.memory.total, rel=1e-12)
+        assert found.capacity_bytes[at] == right.fullest.capacity_bytes
+        assert found.fits[at] == right.fits
+
+
+def test_what_does_not_come_out_is_told_beside_the_others(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    asked = [Degrees(pipeline=2), Degrees(pipeline=7, data=9), Degrees(schedule="zb-h"), Degrees(pipeline=3, chunks=2)]
+    found = planner.predict_many(*small, Job(64), asked)
+    assert np.isfinite(found.iteration_s).tolist() == [True, False, False, False]
+    assert "takes 63 devices of 16" in found.reasons[1]
+    assert "zb-h" in found.reasons[2]
+    assert found.reasons[3]
+
+
+def test_what_does_not_fit_is_priced() -> None:
+    graph, cluster = planner.load_graph("gpt2-xl"), planner.load_cluster("p3.16xlarge")
+    found = planner.predict_many(graph, cluster, Job(8), [Degrees(data=8)])
+    assert not found.fits[0]
+    # 1.5576 G parameters with Adam in mixed precision take 16 bytes each
+    assert found.peak_bytes[0] > 16 * 1.5576e9 > found.capacity_bytes[0]
+
+
+def test_nothing_asked_is_nothing_answered(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    assert planner.predict_many(*small, Job(64), []).iteration_s.shape == (0,)
