@@ -7,6 +7,7 @@ import time
 
 from planner import api
 from planner.check.compare import Difference, differences
+from planner.check.configuration import schedule_of
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan
@@ -56,7 +57,8 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
             raise _TooLongError
 
     try:
-        again = api.plan(graph, cluster, plan.options, progress=stop, provenance=plan.provenance)
+        own = schedule_of(plan) if plan.schedule.given == "orders" else None
+        again = api.plan(graph, cluster, plan.options, orders=own, progress=stop, provenance=plan.provenance)
     except _TooLongError:
         return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
     found = differences(plan, again)

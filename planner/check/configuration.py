@@ -7,6 +7,7 @@ from planner.plan import Plan
 from planner.plan.works import leaders, work_of
 from planner.schedules import Schedule, get
 from planner.schedules.own_orders import own_schedule
+from planner.space.evaluate import in_closed_form
 
 
 def is_searched(plan: Plan) -> bool:
@@ -36,6 +37,6 @@ def has_closed_form(plan: Plan) -> bool:
     """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
     not where no schedule has its name."""
     try:
-        return is_judged(plan) and get(plan.schedule.name).closed_form
+        return is_judged(plan) and in_closed_form(plan.configuration, schedule_of(plan))
     except UsageError:
         return False

@@ -107,6 +107,16 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
         yield Finding(Fault.MEMORY, message, _AGAIN, stage.index)
 
 
+def _slowest(plan: Plan, pace: Sequence[float]) -> int:
+    """The slowest stage of the rank whose stages take most time together."""
+    hosted: dict[int, list[int]] = {}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            hosted.setdefault(replica[0], []).append(stage.index)
+    busiest = max(hosted.values(), key=lambda own: sum(pace[index] for index in own))
+    return max(busiest, key=lambda index: (pace[index], -index))
+
+
 def _whole(plan: Plan) -> Iterator[Finding]:
     """Bubble, bottleneck, gap and proof follow from the other figures."""
     said = plan.predictions
@@ -114,8 +124,9 @@ def _whole(plan: Plan) -> Iterator[Finding]:
         (t.forward_s + t.backward_s + t.receive_s + t.return_s) / max(1, len(stage.replicas))
         for t, stage in zip(said.stages, plan.stages, strict=True)
     ]
-    if pace[said.bottleneck] < max(pace) * (1 - TOLERANCE):
-        message = f"stage {said.bottleneck} is called the bottleneck, stage {pace.index(max(pace))} is slower"
+    slowest = _slowest(plan, pace)
+    if pace[said.bottleneck] < pace[slowest] * (1 - TOLERANCE):
+        message = f"stage {said.bottleneck} is called the bottleneck, stage {slowest} is slower"
         yield Finding(Fault.PREDICTIONS, message, _AGAIN, said.bottleneck)
     bubble = _bubble(plan)
     if not math.isclose(bubble, said.bubble_fraction, rel_tol=TOLERANCE, abs_tol=TOLERANCE):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.configuration import is_searched
+from planner.check.configuration import is_searched, schedule_of
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
 from planner.plan import Fault, Finding, Plan
@@ -15,6 +15,7 @@ from planner.plan.records import Stage
 from planner.plan.sections import stage_collectives
 from planner.plan.words import module_ranges
 from planner.space.limits import forbidden_choices
+from planner.space.workers import lay_workers
 from planner.units import format_bytes
 
 _AGAIN = "plan again instead of editing the file"
@@ -25,15 +26,17 @@ def check_sums(plan: Plan) -> list[Finding]:
     names = tuple(block.name for block in plan.block_table)
     found = list(_model(plan))
     try:
-        for name in plan.options.schedules:
+        schedule = schedule_of(plan)
+        for name in plan.options.schedules if plan.schedule.given != "orders" else ():
             schedules.get(name)
+        workers = lay_workers(plan.configuration, schedule)
         for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
-            found += [*_held(plan, stage, terms), *_exchanged(plan, stage, terms)]
+            found += [*_held(plan, stage, terms, schedule.weight_buffers), *_exchanged(plan, stage, terms)]
             right = module_ranges(names[slice(*stage.blocks)])
             if stage.modules != right:
                 message = f"stage {stage.index} is called {', '.join(stage.modules)}; its blocks are {', '.join(right)}"
                 found.append(Finding(Fault.PARAMETERS, message, _AGAIN, stage.index))
-        broken = forbidden_choices(plan.options, plan.configuration, names) if is_searched(plan) else []
+        broken = forbidden_choices(plan.options, plan.configuration, names, workers) if is_searched(plan) else []
     except UsageError as error:
         return [*found, Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
     return [*found, *(Finding(Fault.OPTIONS, each.message, _AGAIN, each.stage) for each in broken)]
@@ -47,24 +50,24 @@ def _model(plan: Plan) -> Iterator[Finding]:
         yield Finding(Fault.MODEL, f"{message}{plan.model.parameters}", _AGAIN)
 
 
-def _held(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
+def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Iterator[Finding]:
     """Bytes of weights, gradients and optimizer state are those of the stage's parameters; systems may hold otherwise.
 
-    Schedules that the user gave may keep further buffers beside the optimizer state.
+    With the optimizer's state stand the buffers, as large as the weights, that the schedule keeps.
     """
     if plan.system is not None:
         return
     chosen, memory, shards = precision(plan.options.precision), terms.memory, len(stage.replicas)
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
     elements, state = stage.held_parameters, optimizer_state_bytes(plan.options.optimizer, chosen)
+    more = buffers * elements * chosen.weight_bytes
     sums = [
-        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3),
-        ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2),
+        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, 0),
+        ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2, 0),
+        ("optimizer_bytes", memory.optimizer_bytes, state, 1, more),
     ]
-    if not plan.schedule.given:
-        sums.append(("optimizer_bytes", memory.optimizer_bytes, state, 1))
-    for what, said, each, zero in sums:
-        right = math.ceil(elements * each / (shards if stage.zero >= zero else 1))
+    for what, said, each, zero, beside in sums:
+        right = math.ceil(elements * each / (shards if stage.zero >= zero else 1) + beside)
         if not math.isclose(said, right, rel_tol=1e-9, abs_tol=1.0):
             message = (
                 f"stage {stage.index} holds {format_bytes(right)} of {what.removesuffix('_bytes')}, the plan says "

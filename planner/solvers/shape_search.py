@@ -24,6 +24,7 @@ from planner.solvers.types import Key, Refined
 from planner.space import Timed, evaluate
 from planner.space.asked import in_words
 from planner.space.configuration import Configuration
+from planner.space.evaluate import in_closed_form
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
 
@@ -282,6 +283,8 @@ class ShapeSearch:
             return verdict.iteration_s
         seconds = play_terms(configuration, schedule, verdict.stages).iteration_s
         played = dataclasses.replace(verdict, iteration_s=seconds)
+        if in_closed_form(configuration, schedule):
+            played = evaluate(shelf, self._cluster, job, configuration, schedule=schedule)
         self._found.add(configuration, played, least_s=verdict.iteration_s, seconds=seconds)
         key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
         self._tops[key] = min(self._tops.get(key, (math.inf, configuration)), (seconds, configuration), key=_seconds)

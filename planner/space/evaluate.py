@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from planner.hardware.types import Cluster
+from planner.play import Transfers
 from planner.schedules import Schedule, get
 from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
@@ -107,10 +108,17 @@ def evaluate(
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory)
 
 
+def in_closed_form(configuration: Configuration, schedule: Schedule) -> bool:
+    """Whether the closed form of the module describes the time of a configuration: a paced line of stages whose
+    transfers stop both workers, and whose repeated forwards are part of their backwards."""
+    repeats = schedule.closed_form and schedule.recomputed_stages(pipeline_of(configuration))
+    return schedule.closed_form and not repeats and configuration.transfers is Transfers.BLOCKING
+
+
 def _iteration_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms], timed: Timed) -> float:
     if timed is Timed.BOUND:
         return least_s(configuration, schedule, stages)
-    if timed is Timed.CLOSED_FORM and schedule.closed_form:
+    if timed is Timed.CLOSED_FORM and in_closed_form(configuration, schedule):
         return sum(t.total_s for t in stages) + _steady_s(configuration, stages) + _tail_s(stages)
     return play_terms(configuration, schedule, stages).iteration_s
 
