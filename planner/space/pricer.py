@@ -33,6 +33,7 @@ from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job
+from planner.sync import Step, step_of
 
 Decided = Mapping[str, Choice] | None
 """What is decided about a block; None for nothing."""
@@ -160,7 +161,7 @@ class Pricer:
 
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs where every replica is one device."""
-        return block_costs(
+        costs = block_costs(
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch),
@@ -168,6 +169,20 @@ class Pricer:
             precision(self._job.precision),
             self._job.optimizer,
             self._differentiable,
+        )
+        return replace(costs, steps=functools.partial(self._step, micro_batch))
+
+    def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
+        """What a step of data parallelism exchanges (`BlockCosts.steps`)."""
+        own, chosen = self.profiles(micro_batch)[device_type], precision(self._job.precision)
+        return step_of(
+            self.graph_at(micro_batch),
+            own.forward_s,
+            own.backward_s,
+            gradient_bytes=chosen.gradient_bytes,
+            weight_bytes=chosen.weight_bytes,
+            micro_batches=micro_batches,
+            lookups=lookups,
         )
 
     def in_words(self) -> str:
