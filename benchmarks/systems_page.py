@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner.systems import SYSTEMS, System
-from planner.systems.report import LEGEND
+from planner.report import LEGEND
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 PROMPT = "$ shardplan "
