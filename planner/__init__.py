@@ -108,6 +108,15 @@ if TYPE_CHECKING:
     from planner.play import measure_orders as measure_orders
     from planner.play import measure_schedule as measure_schedule
     from planner.registry import did_you_mean as did_you_mean
+    from planner.report import comparison_cells as comparison_cells
+    from planner.report import comparison_columns as comparison_columns
+    from planner.report import comparison_csv as comparison_csv
+    from planner.report import comparison_document as comparison_document
+    from planner.report import comparison_groups as comparison_groups
+    from planner.report import comparison_links as comparison_links
+    from planner.report import comparison_markdown as comparison_markdown
+    from planner.report import comparison_marks as comparison_marks
+    from planner.report import comparison_svg as comparison_svg
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
     from planner.simulate import SYMBOLS as SYMBOLS
@@ -125,15 +134,6 @@ if TYPE_CHECKING:
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
-    from planner.report import comparison_cells as comparison_cells
-    from planner.report import comparison_columns as comparison_columns
-    from planner.report import comparison_csv as comparison_csv
-    from planner.report import comparison_document as comparison_document
-    from planner.report import comparison_groups as comparison_groups
-    from planner.report import comparison_links as comparison_links
-    from planner.report import comparison_markdown as comparison_markdown
-    from planner.report import comparison_marks as comparison_marks
-    from planner.report import comparison_svg as comparison_svg
     from planner.systems import plan_keeper as plan_keeper
     from planner.systems import plan_schedule as plan_schedule
     from planner.systems import plan_system as plan_system

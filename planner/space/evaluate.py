@@ -78,8 +78,9 @@ def evaluate(
 
     Returns:
         The iteration time, the terms of each stage, the memory of each worker and the violations. A configuration whose
-        stages or devices make no sense (kinds "coverage", "devices", "divisibility"), or that its schedule or its
-        exchange scheme cannot serve, gets an infinite time and no terms. What the job forbids is said before what the schedule cannot do.
+        stages or devices make no sense (kinds "coverage", "devices", "divisibility"), or that its schedule or exchange
+        scheme cannot serve, gets an infinite time and no terms. What the job forbids is said before what the schedule
+        cannot do.
 
     Raises:
         UsageError: the job's precision or optimizer is unknown.

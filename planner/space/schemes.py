@@ -67,7 +67,7 @@ def exchange_of(costs: BlockCosts, cluster: Cluster, job: Job, configuration: Co
     together = min(replicas, node)
     step = steps(slow, count, count * together)
     scheme = get(configuration.exchange)
-    exchange = scheme.price(fabric_of(cluster, range(replicas), scheme.servers(-(-replicas // node))), step)
+    exchange = scheme.price(fabric_of(cluster, range(replicas), scheme.added_servers(-(-replicas // node))), step)
     chosen = precision_of(job, cluster)
     return SchemeExchange(scheme, step, exchange, _host_s(step, exchange, chosen, job.optimizer, together))
 

@@ -53,7 +53,7 @@ class Defaults(Scheme):
         """Any fabric."""
         return ""
 
-    def servers(self, machines: int) -> Servers:
+    def added_servers(self, machines: int) -> Servers:
         """None: the machines of the group do it all."""
         return Servers(0)
 

@@ -50,7 +50,7 @@ class BytePS(Defaults):
         source="Jiang et al., OSDI 2020",
     )
 
-    def servers(self, machines: int) -> Servers:
+    def added_servers(self, machines: int) -> Servers:
         """As many as the option says."""
         wanted = self.cpu_machines
         if wanted != "n" and not wanted.isdecimal():

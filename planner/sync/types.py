@@ -280,7 +280,7 @@ class Scheme(Protocol):
         """Why the fabric cannot run it, empty when it can."""
         ...
 
-    def servers(self, machines: int) -> Servers:
+    def added_servers(self, machines: int) -> Servers:
         """Machines without accelerators that it adds to a group of so many machines.
 
         Raises:

@@ -17,32 +17,11 @@ from planner.simulate import simulate
 from planner.space.limits import forbidden_choices
 from planner.space.pricer import Pricer
 from planner.space.types import Configuration, StageChoice
-from planner.systems import get
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Search
 from planner.systems._ordered import check_followed
 from planner.systems._plan_point import plan_cut
-from planner.systems._planned import plan_keeper, plan_system
 from planner.systems._shapes import Shape
-from planner.systems.compare import compare_systems
-
-
-def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
-    """What the system of a plan decides, by its rules.
-
-    A system that takes the best of all others is asked alone first, and beside the others if that gives another plan.
-
-    Raises:
-        ShardplanError: there is no such system, or it cannot decide.
-    """
-    name = plan.system.name if plan.system else ""
-    again = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
-    if again.digest == plan.digest or get(name).search != "auto":
-        return again
-    plans: dict[str, Plan] = {}
-    keep = plan_keeper(plans, {}, plan.provenance)
-    compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options, keep=keep)
-    return plans.get(name, again)
 
 
 def evaluate_scheduled(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, str]:

@@ -16,7 +16,6 @@ from planner.hardware.types import Cluster
 from planner.solvers import micro_batch_sizes
 from planner.space.settled import settled
 from planner.space.types import BlockCosts, Job
-from planner.systems._found import Found
 
 MOST_SIZES = 9
 """Micro-batch sizes that are priced at the most."""
@@ -80,7 +79,6 @@ class Bench:
         self.fixed = False
         self.sizes = self._sizes()
         self.allowed = allowed
-        self.results: dict[str, Found] = {}
 
     @property
     def blocks(self) -> int:

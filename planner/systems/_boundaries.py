@@ -19,9 +19,9 @@ from planner.schedules.program import Program
 from planner.schedules.types import ActionKind
 from planner.space.cuts import balanced, least_need
 from planner.systems._bench import Bench, StageRule
+from planner.systems._point import Point
 from planner.systems._price import Figures, price, rank_table
 from planner.systems._shapes import Marks, Shape
-from planner.systems.types import Point
 from planner.units import format_bytes
 
 MOST_ACTIONS = 600_000

@@ -20,8 +20,8 @@ from planner.sharding import StageSharding
 from planner.space.types import Certificate, Configuration, Evaluation, MemoryBytes, StageTerms
 from planner.systems._bench import Bench
 from planner.systems._boundaries import Cut
+from planner.systems._point import Point
 from planner.systems._price import Figures, price, rank_table
-from planner.systems.types import Point
 
 _NONE: Mapping[int, StageSharding] = MappingProxyType({})
 _SPACE = "the plan's own stages in any order of work: the busiest device computes as long"

@@ -18,7 +18,7 @@ from planner.space.workers import lay_workers
 from planner.sync import Group, Phase, kept_bytes, parts_of, phase_s, recipe_of
 from planner.sync import sent_bytes as sent_bytes_of
 from planner.systems._bench import Bench
-from planner.systems.types import Point
+from planner.systems._point import Point
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from planner.schedules.types import ActivationUnit, Pipeline, Schedule
 from planner.space.cuts import least_need
 from planner.space.types import StageChoice
 from planner.systems._bench import Bench, StageRule
-from planner.systems.types import Point
+from planner.systems._point import Point
 
 LONGEST = 400_000
 """Longer orders are not simulated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.play import Transfers
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Semantics, System
 
 SYSTEMS.register(
     "bapipe",
@@ -13,9 +13,7 @@ SYSTEMS.register(
         title="BaPipe",
         cut="one pipeline over all devices, balanced for each device's own speed, or data parallelism",
         sharding="none: every tensor is whole on its stage",
-        schedule="bapipe-sno",
-        sync="",
-        search="bapipe",
+        solver="bapipe",
         semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
@@ -23,6 +21,8 @@ SYSTEMS.register(
             " layers moved off over-full stages; plain data parallelism where that is faster"
         ),
         source="Zhao et al., 2020",
+        limits=Limits(schedules=("bapipe-sno", "bapipe-so"), transfers=Transfers.OVERLAPPED),
+        exchange="all-reduce",
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch",
@@ -34,7 +34,5 @@ SYSTEMS.register(
                 "exact partition prices transfers"
             ),
         ),
-        transfers=Transfers.OVERLAPPED,
-        copies=False,
     ),
 )

@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="BytePS",
         cut="none: every device has the whole model",
         sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="byteps",
-        search="exchanged",
+        solver="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             "end; how a machine sums inside by its links"
         ),
         source="Jiang et al., OSDI 2020",
+        exchange="byteps",
         backend={
             "weight_versions": "1",
             "server_placement": (
@@ -37,7 +36,6 @@ SYSTEMS.register(
             ),
             "as many accelerators are beside a network card as two for each card of a machine",
         ),
-        copies=False,
         tunable={"cpu_machines": "0", "inside": "auto", "efficiency": "1"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Recompute, Semantics, System
 
 SYSTEMS.register(
     "chimera",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="Chimera",
         cut="D balanced stages on D workers in both directions; W copies",
         sharding="none: every tensor is whole on its stage",
-        schedule="chimera",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
@@ -23,6 +21,7 @@ SYSTEMS.register(
             "recomputation where there are more than D micro-batches"
         ),
         source="Li and Hoefler, SC 2021",
+        limits=Limits(schedules=("chimera",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "1, in 2f copies of every stage",
             "update": "once per mini-batch after an all-reduce among the 2fW workers of a stage",
@@ -37,7 +36,5 @@ SYSTEMS.register(
                 " each stage, and the faster is taken"
             ),
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

@@ -12,13 +12,12 @@ SYSTEMS.register(
         title="Data parallelism",
         cut="none: every device has the whole model",
         sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="all-reduce",
-        search="exchanged",
+        solver="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",
+        exchange="all-reduce",
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch after an all-reduce",
@@ -27,6 +26,5 @@ SYSTEMS.register(
             "gradients are reduced in buckets behind the backward of the last micro-batch",
             "of all micro-batch sizes the fastest is taken, also where fewer devices share the batch then",
         ),
-        copies=False,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Recompute, Semantics, System
 
 SYSTEMS.register(
     "gpipe",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="GPipe",
         cut="K balanced cells in line; copies of the pipeline",
         sharding="none: every tensor is whole on its stage",
-        schedule="gpipe",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             " where activations do not fit"
         ),
         source="Huang et al., NeurIPS 2019",
+        limits=Limits(schedules=("gpipe",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch, gradients of all micro-batches summed",
@@ -43,7 +42,5 @@ SYSTEMS.register(
                 " each stage, and the faster is taken"
             ),
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Layouts, Semantics, System
 
 SYSTEMS.register(
     "gshard",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="GShard",
         cut="none: one program on all devices",
         sharding="any layouts on a mesh of all devices",
-        schedule="",
-        sync="",
-        search="sharded",
+        solver="sharded",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             "along the experts and tokens exchanged by all-to-all"
         ),
         source="Lepikhin et al., ICLR 2021",
+        layouts=Layouts("gshard", within_memory="leanest"),
         backend={
             "weight_versions": "1",
             "expert_capacity": (
@@ -37,6 +36,5 @@ SYSTEMS.register(
             ),
             "every expert is taken to receive its share of the tokens",
         ),
-        options={"layouts": "gshard", "span": "cluster", "within_memory": "leanest"},
     ),
 )

@@ -12,13 +12,12 @@ SYSTEMS.register(
         title="Herring",
         cut="none: every device has the whole model",
         sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="herring",
-        search="exchanged",
+        solver="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses="fusion buffers filled in order of arrival, each cut in equal shards over all machines",
         source="Thangakrishnan et al., SC 2020",
+        exchange="herring",
         backend={
             "weight_versions": "1",
             "server_placement": "one on every machine, the same share of every fusion buffer",
@@ -31,7 +30,6 @@ SYSTEMS.register(
                 " herring:efficiency=1.2 sets it"
             ),
         ),
-        copies=False,
         tunable={"efficiency": "1", "buffer_bytes": "25e6"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Semantics, System
 
 SYSTEMS.register(
     "hetpipe",
@@ -15,9 +15,7 @@ SYSTEMS.register(
             "a slow type each (HD); order of devices and cuts within one chosen together"
         ),
         sharding="none: every tensor is whole on its stage",
-        schedule="hetpipe",
-        sync="wsp",
-        search="hetpipe",
+        solver="hetpipe",
         semantics=Semantics.ASYNC,
         staleness="s_local = Nm - 1 own updates; s_global = (D+1)(s_local+1) + s_local - 1 of others",
         chooses=(
@@ -25,6 +23,8 @@ SYSTEMS.register(
             "stage, the largest number Nm of concurrent mini-batches that fits"
         ),
         source="Park et al., USENIX ATC 2020",
+        limits=Limits(schedules=("hetpipe",)),
+        exchange="wsp",
         backend={
             "weight_versions": (
                 "Nm per stage; a mini-batch uses the version that its virtual worker had when it entered"

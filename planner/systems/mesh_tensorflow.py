@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Layouts, Semantics, System
 
 SYSTEMS.register(
     "mesh-tensorflow",
@@ -12,13 +12,12 @@ SYSTEMS.register(
         title="Mesh-TensorFlow",
         cut="none: one program on all devices",
         sharding="named dimensions to mesh dimensions, the same for all tensors",
-        schedule="",
-        sync="",
-        search="sharded",
+        solver="sharded",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses="one mesh dimension for each named tensor dimension that divides; the fastest such layout on each mesh",
         source="Shazeer et al., NeurIPS 2018; its layout optimizer",
+        layouts=Layouts("mesh-tensorflow", within_memory="mesh-tensorflow-memory", line=True, wide=True),
         backend={
             "weight_versions": "1",
             "layout": "the same named dimension is cut alike in every tensor",
@@ -33,12 +32,5 @@ SYSTEMS.register(
                 "memory for weights and their states, a batch dimension beside a model dimension over several nodes"
             ),
         ),
-        options={
-            "layouts": "mesh-tensorflow",
-            "span": "cluster",
-            "within_memory": "mesh-tensorflow-memory",
-            "line": "too",
-            "wide": "too",
-        },
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Recompute, Semantics, System
 
 SYSTEMS.register(
     "1f1b",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="PipeDream-Flush (1F1B)",
         cut="balanced stages in line; copies of the pipeline",
         sharding="none: every tensor is whole on its stage",
-        schedule="1f1b",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             "flight instead of M let it take smaller depths than GPipe"
         ),
         source="Narayanan et al., ICML 2021 (PipeDream-2BW), section 3; SC 2021",
+        limits=Limits(schedules=("1f1b",), recompute=(Recompute.BLOCKS,), fewest_stages=2),
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch, after the flush",
@@ -33,6 +32,5 @@ SYSTEMS.register(
                 " each stage, and the faster is taken"
             ),
         ),
-        recompute=(False, True),
     ),
 )

@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="Parallax",
         cut="none: every device has the whole model",
         sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="parallax",
-        search="exchanged",
+        solver="exchanged",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             "ones by all-reduce"
         ),
         source="Kim et al., EuroSys 2019",
+        exchange="parallax",
         backend={
             "weight_versions": "1",
             "server_placement": "partitions of sparse variables on all machines, largest first to the least loaded",
@@ -39,7 +38,6 @@ SYSTEMS.register(
                 " momentum: such a row is marked and never taken for the best of all"
             ),
         ),
-        copies=False,
         tunable={"partitions": "0", "dense_from": "1"},
     ),
 )

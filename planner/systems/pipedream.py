@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.play import Transfers
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Semantics, System
 
 SYSTEMS.register(
     "pipedream",
@@ -13,9 +13,7 @@ SYSTEMS.register(
         title="PipeDream",
         cut="contiguous stages, each replicated on its own, level by level of the cluster",
         sharding="none: every tensor is whole on its stage",
-        schedule="pipedream",
-        sync="",
-        search="pipedream",
+        solver="pipedream",
         semantics=Semantics.ASYNC,
         staleness="gradients of stage s are D - 1 - s updates old",
         chooses=(
@@ -23,6 +21,8 @@ SYSTEMS.register(
             "replicas of the first stage) minibatches in flight"
         ),
         source="Narayanan et al., SOSP 2019",
+        limits=Limits(schedules=("pipedream",), transfers=Transfers.OVERLAPPED),
+        exchange="all-reduce",
         backend={
             "weight_versions": (
                 "stash one version per minibatch in flight; its backward uses the version of its forward"
@@ -49,8 +49,5 @@ SYSTEMS.register(
                 " the fastest that do, and says what that loses"
             ),
         ),
-        transfers=Transfers.OVERLAPPED,
-        copies=False,
-        options={"played": "pace"},
     ),
 )

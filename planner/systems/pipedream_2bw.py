@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Recompute, Semantics, System
 
 SYSTEMS.register(
     "pipedream-2bw",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="PipeDream-2BW",
         cut="depth d of balanced stages, width w of parallel pipelines",
         sharding="none: every tensor is whole on its stage",
-        schedule="pipedream-2bw",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.ASYNC,
         staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             "mini-batch; two versions instead of d let it take depths that PipeDream cannot"
         ),
         source="Narayanan et al., ICML 2021",
+        limits=Limits(schedules=("pipedream-2bw",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "2 (the one being used and the one being made), swapped once per mini-batch",
             "update": "once per mini-batch of m >= d micro-batches",
@@ -39,7 +38,5 @@ SYSTEMS.register(
                 " each stage, and the faster is taken"
             ),
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

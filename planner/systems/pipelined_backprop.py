@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Semantics, System
 
 SYSTEMS.register(
     "pipelined-backprop",
@@ -12,13 +12,14 @@ SYSTEMS.register(
         title="Pipelined Backpropagation",
         cut="one stage per device",
         sharding="none: every tensor is whole on its stage",
-        schedule="pipelined-backprop",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.ASYNC,
         staleness="2(S-s) updates forward at stage s (1..S), 0 backward",
         chooses="as many stages as devices, one sample at a time, optimizer scaled to that",
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
+        limits=Limits(
+            schedules=("pipelined-backprop",), fewest_stages=2, stage_a_device=True, micro_batches=(1,), copies=False
+        ),
         backend={
             "weight_versions": "1, and a predicted copy while it is used",
             "update": "after every sample",
@@ -34,7 +35,5 @@ SYSTEMS.register(
             "no replication: devices beyond the number of blocks stay idle",
             "the predicted copy is charged as one more copy of the weights",
         ),
-        copies=False,
-        options={"depth": "devices", "micro_batch": "1", "played": "pace", "states": "1"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Limits, Semantics, System
 
 SYSTEMS.register(
     "pipemare",
@@ -12,13 +12,12 @@ SYSTEMS.register(
         title="PipeMare",
         cut="one stage per device",
         sharding="none: every tensor is whole on its stage",
-        schedule="pipemare",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.ASYNC,
         staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",
         chooses="as many stages as devices; throughput has no bubble, so there is nothing else to choose",
         source="Yang et al., MLSys 2021",
+        limits=Limits(schedules=("pipemare",), fewest_stages=2, stage_a_device=True, copies=False),
         backend={
             "weight_versions": "1, and one buffer as large as the weights for T2",
             "T1": "learning rate divided by tau_i^p, p annealed from 1 to 0",
@@ -32,7 +31,5 @@ SYSTEMS.register(
             "T3's synchronous epochs are not in the throughput",
             "no replication: devices beyond the number of blocks stay idle",
         ),
-        copies=False,
-        options={"depth": "devices", "states": "1"},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import Layouts, Semantics, System
 
 SYSTEMS.register(
     "tofu",
@@ -12,9 +12,7 @@ SYSTEMS.register(
         title="Tofu",
         cut="none: every operator runs on all devices of one machine",
         sharding="one cut per factor of the device count for every tensor",
-        schedule="",
-        sync="",
-        search="sharded",
+        solver="sharded",
         semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
@@ -22,6 +20,7 @@ SYSTEMS.register(
             " coarsened graph, least bytes moved"
         ),
         source="Wang et al., EuroSys 2019",
+        layouts=Layouts("tofu", one_node=True, chain=True),
         backend={
             "weight_versions": "1",
             "layouts": (
@@ -33,6 +32,5 @@ SYSTEMS.register(
             "one machine, as published; further machines stay idle",
             "counts of devices that are no power of two are cut by their prime factors",
         ),
-        options={"layouts": "tofu", "span": "node", "needs": "chain"},
     ),
 )

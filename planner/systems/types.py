@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from planner.errors import InfeasibleError
 from planner.play import Transfers
-from planner.space.types import MemoryBytes, StageChoice
+from planner.space.asked import PRICED
+from planner.space.types import Job, MemoryBytes
 
 
 class Semantics(StrEnum):
@@ -17,49 +19,154 @@ class Semantics(StrEnum):
     ASYNC = "async"
 
 
+class Recompute(StrEnum):
+    """Which activation recomputation a system knows."""
+
+    NEVER = "never"
+    BLOCKS = "blocks"
+    """Of the stages where it pays or is needed, block by block."""
+
+    STAGES = "stages"
+    """The same, a stage at once from what enters it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The part of the search space that a system chooses from: changes of a job.
+
+    Attributes:
+        schedules: its schedules; empty for the job's.
+        recompute: in order of preference; the next is tried only where nothing fits with the one before.
+        transfers: what a transfer between stages occupies.
+        zero: ZeRO stages.
+        tensor_parallel: numbers of ranks that share operators.
+        uniform: as many replicas for every stage.
+        copies: whole pipelines may be replicated.
+        fewest_stages: of a pipeline.
+        stage_a_device: as many stages as there are devices, or blocks if these are fewer.
+        micro_batches: sizes; empty for any.
+    """
+
+    schedules: tuple[str, ...] = ()
+    recompute: tuple[Recompute, ...] = (Recompute.NEVER,)
+    transfers: Transfers = Transfers.BLOCKING
+    zero: tuple[int, ...] = (0,)
+    tensor_parallel: tuple[int, ...] = (1,)
+    uniform: bool = True
+    copies: bool = True
+    fewest_stages: int = 1
+    stage_a_device: bool = False
+    micro_batches: tuple[int, ...] = ()
+
+    def jobs(self, job: Job, devices: int, blocks: int) -> Iterator[Job]:
+        """The job within these limits, once for each kind of recomputation, in order of preference.
+
+        Args:
+            job: what is to be trained.
+            devices: that may be used.
+            blocks: of the model's chain.
+
+        Raises:
+            InfeasibleError: the devices or the blocks are too few for a pipeline.
+        """
+        deepest = min(devices, blocks)
+        if deepest < self.fewest_stages:
+            raise InfeasibleError(
+                f"a pipeline needs {self.fewest_stages} devices and a model of as many blocks",
+                hint="use more devices",
+            )
+        stages = tuple(range(self.fewest_stages, blocks + 1)) if self.fewest_stages > 1 else ()
+        changed = replace(
+            job,
+            schedules=self.schedules or job.schedules,
+            transfers=self.transfers,
+            zero=self.zero,
+            tensor_parallel=self.tensor_parallel,
+            uniform=self.uniform,
+            pipeline_stages=(deepest,) if self.stage_a_device else stages,
+            data_parallel=() if self.copies else (1,),
+            micro_batches=self.micro_batches or job.micro_batches,
+        )
+        for kind in self.recompute:
+            choice = "never" if kind is Recompute.NEVER else "auto"
+            yield replace(changed, recompute=choice, whole_stages=kind is Recompute.STAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """How a system that cuts every operator looks for layouts.
+
+    Attributes:
+        search: a name in `planner.sharding.searches`.
+        within_memory: the search where its fastest layouts exceed the memory; empty for none.
+        one_node: on the devices of one node, as large as they are.
+        chain: needs a coarsened graph that is almost linear.
+        line: tries the line of all devices of large graphs too.
+        wide: tries a model axis over several nodes where a node has too little memory.
+    """
+
+    search: str
+    within_memory: str = ""
+    one_node: bool = False
+    chain: bool = False
+    line: bool = False
+    wide: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """A published system as presets on the five axes, and what its own planner would do with them.
+    """A published system: what it may choose, what looks for it, and what is told of it.
 
     Attributes:
         key: the name users choose it by.
         title: as published.
-        cut: how the graph is split into stages and replicated.
-        sharding: which layouts tensors may take.
-        schedule: who does what when: a name in `planner.schedules`, with options, or "" without a pipeline.
-        sync: how gradients travel: a name in `planner.sync`, or "" where the schedule says it all.
-        search: which of this package's searches chooses, the stand-in for the system's own planner.
+        cut: how the graph is split into stages and replicated, in words.
+        sharding: which layouts tensors may take, in words.
+        solver: what proposes configurations, the stand-in for the system's own planner (`planner.systems.proposal`).
         semantics: synchronous or not.
         staleness: the rule, in words.
         chooses: what its planner would choose, and why.
         source: where it was published.
+        limits: what it may choose; None for all that the job allows.
+        exchange: how gradients travel: a name in `planner.sync`, or "" where the schedule says it all.
+        layouts: how it cuts operators; None where it does not.
         backend: what a training backend must know to run it faithfully, by topic.
         open: what the publication leaves open, and what was decided here.
-        transfers: whether its cost model lets both transfers over the boundary before a stage stop the stage's worker.
-        recompute: choices of activation recomputation that it knows.
-        copies: whether whole pipelines may be replicated beside each other.
-        options: further numbers for the search.
+        takes: fields of a job that it follows; the others it decides itself.
+        best_of_all: it takes the fastest row of the other systems where that is faster.
         tunable: what a user may set behind the name (`byteps:cpu_machines=4`), with the usual value.
+        options: what the user set.
     """
 
     key: str
     title: str
     cut: str
     sharding: str
-    schedule: str
-    sync: str
-    search: str
+    solver: str
     semantics: Semantics
     staleness: str
     chooses: str
     source: str
+    limits: Limits | None = Limits()
+    exchange: str = ""
+    layouts: Layouts | None = None
     backend: Mapping[str, str] = field(default_factory=dict)
     open: tuple[str, ...] = ()
-    transfers: Transfers = Transfers.BLOCKING
-    recompute: tuple[bool, ...] = (False,)
-    copies: bool = True
-    options: Mapping[str, str] = field(default_factory=dict)
+    takes: frozenset[str] = PRICED
+    best_of_all: bool = False
     tunable: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Its schedules, without options; empty where it has no pipeline."""
+        return self.limits.schedules if self.limits else ()
+
+    @property
+    def scheme(self) -> str:
+        """Its exchange scheme with the options that the user set."""
+        chosen = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.exchange}:{chosen}" if self.exchange and chosen else self.exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +183,6 @@ class LinkBytes:
     out_bytes: float
     in_bytes: float
     total_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What a system decided: a point of the space, and how it is played.
-
-    Attributes:
-        stages: blocks and replicas of each stage; with recomputation or not.
-        copies: copies of the whole pipeline.
-        micro_batch: samples a replica works on at a time.
-        micro_batches: in one copy, of one iteration.
-        schedule: with its options.
-        ranks: the device of each stage, where stages do not take the devices in line; empty otherwise.
-        zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
-        played: micro-batches that are simulated, where an iteration of a pipeline that never drains has more.
-        slice_devices: devices of one copy's slice; 0 means as many as its stages take.
-        whole: stages that recompute keep what enters them alone and repeat all their work at once, as GPipe's cells do,
-            instead of block by block.
-    """
-
-    stages: tuple[StageChoice, ...]
-    copies: int
-    micro_batch: int
-    micro_batches: int
-    schedule: str
-    ranks: tuple[int, ...] = ()
-    zero: int = 0
-    played: int = 0
-    slice_devices: int = 0
-    whole: bool = False
-
-    @property
-    def adjacent(self) -> bool:
-        """Whether the copies of each worker are neighbouring devices: rank w * copies + c is worker w of copy c."""
-        workers = len(self.ranks) // self.copies
-        dealt = tuple(worker * self.copies + copy for copy in range(self.copies) for worker in range(workers))
-        return self.copies > 1 and workers > 0 and self.ranks == dealt
 
 
 @dataclass(frozen=True, slots=True)

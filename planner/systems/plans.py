@@ -1,0 +1,189 @@
+"""What a system decides as a plan file: its configuration, its corrections, and how its gradients travel."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import version
+
+from planner import schedules
+from planner.errors import InfeasibleError, PlanError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.files import seal
+from planner.plan.system_sections import ExchangeSection, FusedMessage, LinkBytes, SystemSection, TensorExchange
+from planner.plan.words import significant
+from planner.sharding import StageSharding
+from planner.space.pricer import Pricer
+from planner.space.timing import least_s
+from planner.space.types import Certificate, Job
+from planner.sync import Exchange
+from planner.systems import get
+from planner.systems.compare import compare_systems
+from planner.systems.rows import bubble_of, exchange_details
+from planner.systems.runner import Decided, Judged, Keep, decide
+from planner.systems.setting import Setting
+from planner.systems.types import System
+
+SPACE = "this configuration alone, in any order of its work"
+"""What the bound of a system's plan speaks of."""
+
+
+def plan_system(
+    name: str,
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    *,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """What a system's own planner chooses, as a plan.
+
+    Args:
+        name: of the system, with options.
+        graph: the model.
+        cluster: the machine.
+        job: global batch, precision, optimizer, micro-batch sizes, devices.
+        strict_ops: refuse operators that no rule describes.
+        provenance: how the plan came to be, for its file.
+
+    Raises:
+        UsageError: no system has that name, or the job has a limit that the system does not follow.
+        InfeasibleError: the system cannot train the model on the cluster; says why.
+        PlanError: what it decides cannot be written as a plan; says why.
+    """
+    system = get(name)
+    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    return plan_of(setting, system, decide(setting, system), provenance)
+
+
+def plan_keeper(plans: dict[str, Plan], refused: dict[str, str], provenance: Provenance | None = None) -> Keep:
+    """What `compare_systems` is to be given as `keep` to make a plan of every row.
+
+    Args:
+        plans: filled with the plan of each system by its name.
+        refused: filled with the reasons of systems whose row cannot be written as a plan.
+        provenance: how the plans came to be.
+    """
+
+    def keep(setting: Setting, system: System, decided: Decided) -> None:
+        try:
+            plans[system.key] = plan_of(setting, system, decided, provenance)
+        except (PlanError, InfeasibleError) as error:
+            refused[system.key] = str(error)
+
+    return keep
+
+
+def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
+    """What the system of a plan decides, by its rules.
+
+    A system that takes the best of all others is asked alone first, and beside the others if that gives another plan.
+
+    Raises:
+        ShardplanError: there is no such system, or it cannot decide.
+    """
+    name = plan.system.name if plan.system else ""
+    again = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
+    if again.digest == plan.digest or not get(name).best_of_all:
+        return again
+    plans: dict[str, Plan] = {}
+    keep = plan_keeper(plans, {}, plan.provenance)
+    compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options, keep=keep)
+    return plans.get(name, again)
+
+
+def plan_of(setting: Setting, system: System, decided: Decided, provenance: Provenance | None = None) -> Plan:
+    """What a system decided as a plan; the fastest that a plan file can hold, with a note of what that costs.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        PlanError: no plan file can hold what fits; says why.
+    """
+    best, written = decided.best, decided.written
+    if best is None:
+        raise InfeasibleError(
+            f"{system.title}: {decided.reason}", hint="`shardplan compare` says which systems can train the model"
+        )
+    if written is None:
+        raise PlanError(f"{system.title}: {best.proposal.unwritten}, and nothing that one can hold fits")
+    notes = decided.notes
+    if written is not best:
+        notes = (
+            *written.proposal.notes,
+            f"{best.proposal.unwritten}: {written.iteration_s:.4g} s an iteration instead of {best.iteration_s:.4g} s"
+            f" ({best.words})",
+        )
+    plan = _assembled(setting, written, provenance)
+    _, placed, said = exchange_details(setting, written)
+    tells = {**decided.system.backend, **written.proposal.tells, **placed}
+    told = SystemSection(system.key, system.title, system.source, tells, (*notes, *said))
+    return with_simulation(dataclasses.replace(plan, system=told), written.iteration_s)
+
+
+def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) -> Plan:
+    """The configuration with its names, its bubble that of playing it."""
+    (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
+    size, iteration_s = configuration.micro_batch, judged.iteration_s
+    bound_s = min(iteration_s, least_s(configuration, schedules.get(configuration.schedule), evaluation.stages))
+    entries = setting.shardings(configuration)
+    plan = assemble(
+        setting.prices.graph_at(size),
+        setting.prices.chain,
+        setting.cluster,
+        setting.job,
+        configuration,
+        evaluation,
+        Certificate(bound_s, 1.0 - bound_s / iteration_s, SPACE, False),
+        origins=setting.prices.profiles(size)[0].origin,
+        provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
+        shardings={number: StageSharding(entry.inner, entry.sharded) for number, entry in entries.items()},
+    )
+    predictions = dataclasses.replace(plan.predictions, bubble_fraction=significant(bubble_of(setting, judged)))
+    plan = dataclasses.replace(plan, predictions=predictions)
+    if configuration.whole_stages:
+        plan = dataclasses.replace(plan, stages=tuple(dataclasses.replace(s, kept_blocks=()) for s in plan.stages))
+    if configuration.exchange and setting.exchange(configuration).scheme.zero is None:
+        plan = _with_exchange(setting, judged, plan)
+    return seal(plan)
+
+
+def _with_exchange(setting: Setting, judged: Judged, plan: Plan) -> Plan:
+    """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
+    found = setting.exchange(judged.proposal.parts[0])
+    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
+    section = exchange_section(found.exchange, {v.name: v.gradient_bytes for v in found.step.variables})
+    return dataclasses.replace(
+        plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section
+    )  # fmt: skip
+
+
+def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
+    """An exchange by tensor, tensors that travel alike together.
+
+    Args:
+        exchange: the exchange.
+        gradient_bytes: of each tensor.
+    """
+    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
+    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+    for name, method in exchange.methods.items():
+        groups.setdefault((method, shares.get(name, ())), []).append(name)
+    fused = any(len(t.variables) > 1 for t in exchange.transfers)
+    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    return ExchangeSection(
+        scheme=exchange.scheme,
+        seconds=significant(exchange.seconds),
+        exposed_s=significant(exchange.exposed_s),
+        tensors=tuple(
+            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
+            for (method, held), names in groups.items()
+        ),
+        links=tuple(
+            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
+            for v in exchange.traffic.by_level()
+        ),
+        messages=messages if fused else (),
+        notes=exchange.notes,
+    )
