@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.systems import SYSTEMS, System
 from planner.report import LEGEND
+from planner.systems import SYSTEMS, System
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 PROMPT = "$ shardplan "

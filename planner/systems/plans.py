@@ -107,7 +107,8 @@ def plan_of(setting: Setting, system: System, decided: Decided, provenance: Prov
             f"{system.title}: {decided.reason}", hint="`shardplan compare` says which systems can train the model"
         )
     if written is None:
-        raise PlanError(f"{system.title}: {best.proposal.unwritten}, and nothing that one can hold fits")
+        hint = "use devices of one type, or a global batch of which all replicas get equally many micro-batches"
+        raise PlanError(best.proposal.unwritten, hint=hint)
     notes = decided.notes
     if written is not best:
         notes = (

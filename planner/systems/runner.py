@@ -101,7 +101,7 @@ def _own(setting: Setting, system: System) -> Decided:
             limit_s = max(rival.iteration_s if rival else math.inf for rival in rivals)
             judged = judge(setting, proposal, limit_s)
             if isinstance(judged, Refusal):
-                if judged.excess < closest:
+                if not reason or judged.excess < closest:
                     reason, closest = judged.reason, judged.excess
                 continue
             if best is None or judged.iteration_s < best.iteration_s:

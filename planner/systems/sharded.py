@@ -78,14 +78,12 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
         count = setting.job.global_batch // each.micro_batch
         configuration = Configuration((stage,), 1, each.micro_batch, count, "1f1b")
         shape = " x ".join(map(str, each.mesh))
-        unlike = setting.cluster.device_types[: math.prod(each.mesh)].any()
+        unlike = bool(setting.cluster.device_types[: math.prod(each.mesh)].any())
         yield Proposal(
             (configuration,),
             words=f"every operator on a mesh of {shape}, micro-batch {each.micro_batch} x {count}",
-            notes=("communication is not overlapped",),
-            unwritten=f"{system.title} shares every operator among unlike devices: its row has no plan file"
-            if unlike
-            else "",
+            notes=("communication is not overlapped", "unlike devices share the operators: no plan file")[: 1 + unlike],
+            unwritten=f"{system.title} shares every operator among unlike devices: its row has no plan file" * unlike,
         )
         if setting.fits(configuration):
             return

@@ -61,8 +61,8 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
 def _of_waves(
     setting: Setting, system: System, policy: str, workers: Workers, size: int
 ) -> Iterator[Sequence[Proposal]]:
-    """Cuts with the most concurrent mini-batches: one cut for all, and where kinds are unlike, one for each of them."""
-    for alone in (False, True) if len(kinds(setting, workers)) > 1 else (False,):
+    """Cuts with the most concurrent mini-batches: where kinds are unlike, one for each of them; and one cut for all."""
+    for alone in (True, False) if len(kinds(setting, workers)) > 1 else (False,):
         for concurrent, each in _waves(setting, workers, size):
             wave = _Wave(setting, system, workers, size, concurrent, each)
             parts = wave.by_kind() if alone else wave.alike()

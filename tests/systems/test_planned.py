@@ -85,7 +85,7 @@ def test_replicas_of_a_plan_file_share_the_minibatches_evenly() -> None:
     counts = [len(stage.replicas) for stage in uneven.stages]
     assert all(uneven.micro_batches.count % count == 0 for count in counts)
     assert uneven.system is not None
-    assert "16 minibatches on 15-1 replicas would take" in uneven.system.notes[-1]
+    assert "replicas 15-1 do not share 16 minibatches evenly" in uneven.system.notes[-1]
     even = planner.plan_system(
         "pipedream", graph, cluster, planner.Job(global_batch=960, precision="fp32", optimizer="momentum")
     )
