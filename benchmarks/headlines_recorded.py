@@ -19,14 +19,14 @@ from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
 from planner.space.cuts import balanced
+from planner.space.stage_tables import stages_of
 from planner.space.types import Job, StageChoice
 from planner.systems import get
-from planner.systems.bapipe_stages import pipelines
-from planner.systems.pipedream_stages import dealt
+from planner.systems.balanced import pipelines
 from planner.systems.proposal import Proposal
+from planner.systems.replicated import dealt
 from planner.systems.runner import Judged, decide, judge
 from planner.systems.setting import Setting
-from planner.systems.stages import StageTables, stages_of
 from planner.systems.types import Limits, System
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
@@ -71,7 +71,7 @@ def straight_s(setting: Setting, minibatch: int) -> float:
     Devices beyond the blocks of the network stay idle, as two did in the released configuration of GNMT-8 on twelve.
     """
     depth = min(setting.devices, setting.blocks)
-    marks = balanced(StageTables(setting, minibatch).stage_s, [np.array(True)] * depth)
+    marks = balanced(setting.tables(minibatch).stage_s, [np.array(True)] * depth)
     if marks is None:
         return math.inf
     return _judged_s(setting, dealt(setting, get("pipedream"), stages_of(marks), minibatch, "pipedream"))

@@ -42,8 +42,8 @@ def generated(system: System) -> dict[str, str]:
     schedules = ", ".join(f"`{name}`" for name in system.schedules) or ("none" if system.limits else "as allowed")
     exchange = f"`{system.exchange}`" if system.exchange else "as layouts need" if system.layouts else "of each stage"
     decides = (
-        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: {schedules}; exchange: {exchange}."
-        f" {semantics}; staleness: {system.staleness}. Source: {system.source}."
+        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: {schedules}; "
+        f"exchange: {exchange}. {semantics}; staleness: {system.staleness}. Source: {system.source}."
     )
     backend = "; ".join(f"{topic.replace('_', ' ')}: {text}" for topic, text in system.backend.items())
     options = "; ".join(f"`{system.key}:{name}={value or '...'}`" for name, value in system.tunable.items())

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
+from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems.rows import row_of
 from planner.systems.runner import Keep, decide
-from planner.systems.setting import Prices, Setting
+from planner.systems.setting import Setting
 from planner.systems.types import Semantics, System, SystemRow
 
 
@@ -51,7 +52,7 @@ def run_system(system: System, setting: Setting, keep: Keep | None = None) -> Sy
 
 
 def compare_systems(
-    prices: Prices,
+    prices: Pricer,
     cluster: Cluster,
     job: Job,
     *,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Layouts, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "gshard",

@@ -38,7 +38,7 @@ def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
     Raises:
         InfeasibleError: nothing fits.
     """
-    shared = None if allowed_ranks(job) == (1,) else setting.pricer
+    shared = None if allowed_ranks(job) == (1,) else setting.prices
     answer = search(setting.costs, setting.cluster, job, shardings=shared)
     trivial = (candidate for candidate in answer.trivial if candidate.evaluation.feasible)
     for candidate in (answer.best, *answer.runners_up, *trivial)[:MOST_JUDGED]:

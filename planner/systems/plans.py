@@ -10,14 +10,14 @@ from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, assemble, with_simulation
+from planner.plan.exchange_section import exchange_section
 from planner.plan.files import seal
-from planner.plan.system_sections import ExchangeSection, FusedMessage, LinkBytes, SystemSection, TensorExchange
+from planner.plan.system_sections import SystemSection
 from planner.plan.words import significant
 from planner.sharding import StageSharding
 from planner.space.pricer import Pricer
 from planner.space.timing import least_s
 from planner.space.types import Certificate, Job
-from planner.sync import Exchange
 from planner.systems import get
 from planner.systems.compare import compare_systems
 from planner.systems.rows import bubble_of, exchange_details
@@ -158,33 +158,3 @@ def _with_exchange(setting: Setting, judged: Judged, plan: Plan) -> Plan:
     return dataclasses.replace(
         plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section
     )  # fmt: skip
-
-
-def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
-    """An exchange by tensor, tensors that travel alike together.
-
-    Args:
-        exchange: the exchange.
-        gradient_bytes: of each tensor.
-    """
-    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
-    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
-    for name, method in exchange.methods.items():
-        groups.setdefault((method, shares.get(name, ())), []).append(name)
-    fused = any(len(t.variables) > 1 for t in exchange.transfers)
-    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
-    return ExchangeSection(
-        scheme=exchange.scheme,
-        seconds=significant(exchange.seconds),
-        exposed_s=significant(exchange.exposed_s),
-        tensors=tuple(
-            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
-            for (method, held), names in groups.items()
-        ),
-        links=tuple(
-            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
-            for v in exchange.traffic.by_level()
-        ),
-        messages=messages if fused else (),
-        notes=exchange.notes,
-    )

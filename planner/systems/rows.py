@@ -7,11 +7,10 @@ import numpy as np
 from planner import schedules
 from planner.space import Configuration, lay_workers
 from planner.space.workers import pipeline_of
-from planner.sync import Exchange
+from planner.sync import Exchange, Traffic
 from planner.systems.runner import Decided, Judged, alters
 from planner.systems.setting import Setting
-from planner.systems.traffic import links_of, sent_of, traffic_of
-from planner.systems.types import Semantics, System, SystemRow
+from planner.systems.types import LinkBytes, Semantics, System, SystemRow
 from planner.units import format_bytes, format_seconds
 
 MOST_SHARES = 8
@@ -27,8 +26,8 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
             available=setting.devices, tells=system.backend, notes=decided.notes,
         )  # fmt: skip
     parts = best.proposal.parts
-    traffic = [traffic_of(setting, part, exchanged=best.proposal.exchange is None) for part in parts]
-    sent = best.proposal.beats * sum(map(sent_of, traffic))
+    traffic = [setting.traffic(part, exchanged=best.proposal.exchange is None) for part in parts]
+    sent = best.proposal.beats * sum(each.sent_bytes for each in traffic)
     if best.proposal.exchange is not None:
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
     stale, (words, tells, notes) = staleness_of(best), exchange_details(setting, best)
@@ -52,7 +51,7 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         micro_batch=parts[0].micro_batch,
         tells={**system.backend, **best.proposal.tells, **tells},
         notes=(*decided.notes, *notes),
-        links=links_of(traffic[0] * best.proposal.beats) if len(parts) == 1 else (),
+        links=_links(traffic[0] * best.proposal.beats) if len(parts) == 1 else (),
         alters=alters(setting, best),
     )
 
@@ -95,6 +94,12 @@ def exchange_details(setting: Setting, judged: Judged) -> tuple[str, dict[str, s
             f" rows in host memory and on the way to the devices take {format_seconds(found.host_s)}"
         )
     return f", {ways}" if replicas > 1 else "", _placements(exchange), tuple(notes)
+
+
+def _links(traffic: Traffic) -> tuple[LinkBytes, ...]:
+    """Traffic by level, innermost first; levels over which nothing goes are left out."""
+    levels = (level for level in traffic.by_level() if level.total_bytes)
+    return tuple(LinkBytes(level.level, level.out_bytes, level.in_bytes, level.total_bytes) for level in levels)
 
 
 def _placements(exchange: Exchange) -> dict[str, str]:

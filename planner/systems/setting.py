@@ -5,49 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from planner.costs.precision import optimizer_state_bytes, precision
-from planner.costs.types import Profile
-from planner.errors import ModelError
-from planner.graph import Chain, Graph
 from planner.hardware.types import Cluster
-from planner.solvers import micro_batch_sizes
+from planner.memory import fits
+from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
 from planner.space.asked import LIMITS, without
 from planner.space.pricer import Pricer, Sharded
 from planner.space.schemes import SchemeExchange, exchange_of
 from planner.space.settled import settled
+from planner.space.stage_tables import StageTables
+from planner.space.terms import elements_of
+from planner.space.traffic import Sent, traffic_of
 from planner.space.types import BlockCosts, Job
+from planner.sync import Traffic
+from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.systems.runner import Decided
-
-MOST_SIZES = 9
-"""Micro-batch sizes that are priced at the most."""
-
-SMALL_GRAPH, MOST_SIZES_SMALL = 200, 13
-"""The same for graphs of few operators."""
-
-
-class Prices(Protocol):
-    """A model's prices by micro-batch size (`planner.Pricer`)."""
-
-    chain: Chain
-
-    def costs(self, micro_batch: int, /) -> BlockCosts:
-        """Costs of the chain's blocks."""
-        ...
-
-    def graph_at(self, micro_batch: int, /) -> Graph:
-        """The model at that size."""
-        ...
-
-    def profiles(self, micro_batch: int, /) -> tuple[Profile, ...]:
-        """Prices of its operators, one profile a device type."""
-        ...
 
 
 class Setting:
@@ -60,7 +37,7 @@ class Setting:
         changes_semantics: asynchronous systems may be taken for the best.
     """
 
-    def __init__(self, prices: Prices, cluster: Cluster, job: Job, *, changes_semantics: bool = False) -> None:
+    def __init__(self, prices: Pricer, cluster: Cluster, job: Job, *, changes_semantics: bool = False) -> None:
         job = settled(job, cluster)
         self.prices, self.cluster, self.job = prices, cluster, job
         self.precision = precision(job.precision)
@@ -68,9 +45,9 @@ class Setting:
         self.devices = min(job.devices or cluster.device_count, cluster.device_count)
         self.costs = functools.cache(prices.costs)
         self.exchange = functools.cache(self._exchange)
-        self.notes: tuple[str, ...] = ()
-        self.fixed = False
-        self.sizes = self._sizes()
+        self.tables = functools.cache(self._tables)
+        sizes = worth_pricing(self.job, cluster, prices.chain.graph, self.costs)
+        self.sizes, self.fixed, self.notes = sizes.sizes, sizes.fixed, sizes.notes
         self.changes_semantics = changes_semantics
         self.results: dict[str, Decided] = {}
         self._open = replace(without(job, LIMITS), devices=job.devices, micro_batches=())
@@ -79,11 +56,6 @@ class Setting:
     def name(self) -> str:
         """Of the model."""
         return self.prices.chain.graph.name
-
-    @property
-    def pricer(self) -> Pricer | None:
-        """The prices where they know how ranks share operators."""
-        return self.prices if isinstance(self.prices, Pricer) else None
 
     @property
     def blocks(self) -> int:
@@ -100,6 +72,21 @@ class Setting:
         """Weight, gradient and optimizer state of a parameter."""
         return self.precision.weight_bytes + self.precision.gradient_bytes + self.state_bytes
 
+    @functools.cached_property
+    def states_bytes(self) -> float:
+        """Weights, gradients and optimizer state of the whole model, shared weights once."""
+        return elements_of(self.costs(self.sizes[0]), range(self.blocks))[0] * self.element_bytes
+
+    def exceeded(self, devices: int, before: str = "") -> str:
+        """That not even a model cut evenly over so many devices fits, behind some words; empty where it may."""
+        share, device = self.states_bytes / devices, min(self.cluster.devices, key=lambda d: d.usable_bytes)
+        if fits(share, device.usable_bytes):
+            return ""
+        return (
+            f"{before}weights, gradients and optimizer state alone are {format_bytes(share)} a device when cut evenly"
+            f" over {devices}, of {format_bytes(device.memory_bytes)}"
+        )
+
     def evaluate(self, configuration: Configuration, timed: Timed = Timed.PLAYED) -> Evaluation:
         """The judge's verdict on a configuration of any global batch, without limits but devices and memory."""
         samples = configuration.copies * configuration.micro_batches * configuration.micro_batch
@@ -113,7 +100,7 @@ class Setting:
     def shardings(self, configuration: Configuration) -> dict[int, Sharded]:
         """How groups of ranks share operators, by the numbers that the stages give."""
         numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
-        return {n: self.pricer.entry(configuration.micro_batch, n) for n in numbers} if self.pricer else {}
+        return {n: self.prices.entry(configuration.micro_batch, n) for n in numbers}
 
     def shelf(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
         """Costs of the blocks by number of the sharding."""
@@ -122,40 +109,17 @@ class Setting:
             0: self.costs(configuration.micro_batch), **shared,
         }  # fmt: skip
 
+    def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
+        """Bytes of a configuration through every port, with the exchange of gradients or without."""
+        if configuration.exchange:
+            return self.exchange(configuration).exchange.traffic
+        inside = {number: entry.sharded.sent_bytes for number, entry in self.shardings(configuration).items()}
+        sent = Sent(self.shelf(configuration), inside, self.cluster, self.precision)
+        return traffic_of(sent, configuration, exchanged=exchanged)
+
+    def _tables(self, micro_batch: int) -> StageTables:
+        return StageTables(self.costs(micro_batch), self.precision, self.state_bytes)
+
     def _exchange(self, configuration: Configuration) -> SchemeExchange:
         """What a configuration with an exchange scheme exchanges."""
         return exchange_of(self.costs(configuration.micro_batch), self.cluster, self.job, configuration)
-
-    def _sizes(self) -> tuple[int, ...]:
-        """Powers of two that divide the global batch, as far as the model can be set to them, smallest first.
-
-        Where there are too many, the smallest and the largest stay.
-        """
-        job = self.job
-        chosen = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
-        most = MOST_SIZES_SMALL if len(self.prices.chain.graph.nodes) <= SMALL_GRAPH else MOST_SIZES
-        largest = max(device.usable_bytes for device in self.cluster.devices)
-        found: list[int] = []
-        for size in chosen:
-            try:
-                costs = self.costs(size)
-            except ModelError as error:
-                own = self.prices.chain.graph.batch or 1
-                if found:
-                    self.notes += (f"micro-batches stop at {found[-1]}: {error}",)
-                    break
-                return self._fixed(own, error)
-            if found and float(np.diagonal(costs.saved_bytes).max()) > largest:
-                break
-            found.append(size)
-        return tuple(found if len(found) <= most else [found[0], *found[1 - most :]])
-
-    def _fixed(self, size: int, reason: ModelError) -> tuple[int, ...]:
-        job, message, where = self.job, reason.problem.message, reason.problem.where
-        if job.global_batch % size:
-            raise ModelError(message, where=where, hint=f"use a global batch that {size} divides, as exported")
-        if job.micro_batches and size not in job.micro_batches:
-            raise ModelError(message, where=where, hint=f"allow micro-batches of {size}, as exported")
-        self.notes += (f"micro-batches of {size} sample(s) only: {reason}",)
-        self.fixed = True
-        return (size,)

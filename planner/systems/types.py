@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from planner.errors import InfeasibleError
 from planner.play import Transfers
+from planner.solvers.layouts import Layouts
 from planner.space.asked import PRICED
 from planner.space.types import Job, MemoryBytes
 
@@ -90,27 +91,6 @@ class Limits:
         for kind in self.recompute:
             choice = "never" if kind is Recompute.NEVER else "auto"
             yield replace(changed, recompute=choice, whole_stages=kind is Recompute.STAGES)
-
-
-@dataclass(frozen=True, slots=True)
-class Layouts:
-    """How a system that cuts every operator looks for layouts.
-
-    Attributes:
-        search: a name in `planner.sharding.searches`.
-        within_memory: the search where its fastest layouts exceed the memory; empty for none.
-        one_node: on the devices of one node, as large as they are.
-        chain: needs a coarsened graph that is almost linear.
-        line: tries the line of all devices of large graphs too.
-        wide: tries a model axis over several nodes where a node has too little memory.
-    """
-
-    search: str
-    within_memory: str = ""
-    one_node: bool = False
-    chain: bool = False
-    line: bool = False
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

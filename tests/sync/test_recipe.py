@@ -49,7 +49,6 @@ from planner.sync import (
 from planner.sync._sharded import Sharded, price_sharded
 from planner.sync.fabric import Fabric
 from planner.sync.types import Exchange, Facts
-from planner.systems.traffic import sent_of, traffic_of
 from tests.plan import sample
 from tests.space.instances import chain, cluster, random_instance
 from tests.systems.toy import setting
@@ -186,8 +185,8 @@ def test_bytes_by_link() -> None:
 
 def test_bytes_of_a_configuration_are_counted_with_it() -> None:
     """Four ranks, two passes each of three steps inside a machine, and 1,000 B each across."""
-    traffic = traffic_of(setting(COSTS, MACHINE, 8, zero=(0, NUMBER)), WHOLE)
-    assert sent_of(traffic) == pytest.approx(4 * (2 * 3000 + 1000))
+    traffic = setting(COSTS, MACHINE, 8, zero=(0, NUMBER)).traffic(WHOLE)
+    assert traffic.sent_bytes == pytest.approx(4 * (2 * 3000 + 1000))
     assert traffic.by_level()[1].total_bytes == pytest.approx(4 * 1000)
 
 

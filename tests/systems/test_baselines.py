@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import planner
+from planner.solvers.layouts import wide_meshes
 from planner.systems import SystemRow, compare_systems
 from planner.systems.setting import Setting
-from planner.systems.sharded import wide_meshes
 
 
 def rows(

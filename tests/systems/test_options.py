@@ -6,9 +6,9 @@ import pytest
 
 import planner
 from planner.errors import UsageError
+from planner.solvers.partition.virtual_workers import allocations
 from planner.systems import SystemRow, compare_systems, get
 from planner.systems.setting import Setting
-from planner.systems.virtual_workers import allocations
 
 
 def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Setting:
@@ -59,7 +59,7 @@ def test_cpu_machines_need_a_network() -> None:
 
 def test_allocations_of_a_pool_of_four_types() -> None:
     """Servers of 4 V100, 4 RTX 4090, 4 A10G, 4 T4 (ranks 0-3, 4-7, 8-11, 12-15), fastest 4090, then V100, A10G, T4."""
-    found = allocations(setting("bert-large", "mixed-pool", 64, precision="fp16"))
+    found = allocations(planner.load_cluster("mixed-pool"), 16, [2.0, 1.0, 3.0, 4.0])
     assert found["NP"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert found["ED"] == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
     assert sorted(found["HD"]) == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]

@@ -7,16 +7,22 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from planner.space import StageChoice
+from planner.costs.precision import Precision
 from planner.space.cuts import run_sums
 from planner.space.ranges import Ranges
-from planner.systems.setting import Setting
+from planner.space.types import BlockCosts, StageChoice
 
 
 class StageTables:
     """Tables of one micro-batch size, float64 [n + 1, n + 1]; meaningful for i < j.
 
+    Args:
+        costs: of the chain's blocks.
+        precision: number formats.
+        state_bytes: optimizer state of a parameter.
+
     Attributes:
+        costs, precision, state_bytes: as given.
         real: bool, whether i < j.
         stage_s: forward and backward on a device of mean speed; infinite where that is no stage.
         elements: trainable elements, shared ones once.
@@ -24,9 +30,9 @@ class StageTables:
         workspace_bytes: the largest of a block.
     """
 
-    def __init__(self, setting: Setting, micro_batch: int) -> None:
-        costs, self._element_bytes = setting.costs(micro_batch), setting.element_bytes
-        ranges, self._weight_bytes = Ranges(costs), setting.precision.weight_bytes
+    def __init__(self, costs: BlockCosts, precision: Precision, state_bytes: float) -> None:
+        self.costs, self.precision, self.state_bytes = costs, precision, state_bytes
+        ranges = Ranges(costs)
         count = len(costs.parameter_elements) + 1
         self.real = np.arange(count)[:, None] < np.arange(count)[None, :]
         self.stage_s = np.where(self.real, run_sums((costs.forward_s + costs.backward_s).mean(axis=0)), np.inf)
@@ -41,7 +47,8 @@ class StageTables:
             in_flight: micro-batches whose activations it keeps.
             versions: of its weights.
         """
-        state = (self._element_bytes + self._weight_bytes * (versions - 1)) * self.elements
+        chosen = self.precision
+        state = (chosen.weight_bytes * versions + chosen.gradient_bytes + self.state_bytes) * self.elements
         return np.asarray(state + self.workspace_bytes + in_flight * self.saved_bytes)
 
 

@@ -13,10 +13,10 @@ from planner.solvers.partition.replicated_stages import levels_of
 from planner.space import Configuration, Timed
 from planner.space.cuts import least_need
 from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeProblem
+from planner.space.stage_tables import stages_of
 from planner.systems.exchanged import data_parallel
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.stages import StageTables, stages_of
 from planner.systems.types import Limits, System
 
 TIME_LIMIT_S = 4.0
@@ -65,7 +65,7 @@ def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math
 
 def _may_fit(setting: Setting, size: int, count: int) -> bool:
     """Whether some cut into as many stages as possible leaves room for the features of 1F1B."""
-    tables, parts = StageTables(setting, size), setting.job.global_batch // size
+    tables, parts = setting.tables(size), setting.job.global_batch // size
     needs = [tables.needed_bytes(min(parts, count - s)) for s in range(count)]
     return fits(least_need(needs, tables.real), max(d.usable_bytes for d in setting.cluster.devices))
 
