@@ -8,6 +8,7 @@ import planner
 from planner.solvers.layouts import wide_meshes
 from planner.systems import SystemRow, compare_systems
 from planner.systems.setting import Setting
+from planner.systems.sharded import task_of
 
 
 def rows(
@@ -78,5 +79,5 @@ def test_the_model_axis_is_as_wide_as_weights_and_their_states_need() -> None:
         Setting(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job)
         for model in ("gpt3-175b", "gpt2")
     )
-    assert list(wide_meshes(large)) == [(16, 64), (8, 96)]
-    assert list(wide_meshes(small)) == []
+    assert list(wide_meshes(task_of(large))) == [(16, 64), (8, 96)]
+    assert list(wide_meshes(task_of(small))) == []
