@@ -1,10 +1,8 @@
 """The best of all of them: this planner's own search, and every named system beside it."""
 
-from __future__ import annotations
-
 from planner.space.asked import LIMITS, PRICED
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "auto",
@@ -14,7 +12,6 @@ SYSTEMS.register(
         cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
         sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
         solver="joint",
-        semantics=Semantics.SYNC,
         staleness="none by default; with `--semantics any` that of the system it takes",
         chooses=(
             "the fastest of the own search (proven best of its space by the closed form, then simulated) "

@@ -1,10 +1,8 @@
 """BaPipe: balanced partition and exploration of schedules, data parallelism beside them."""
 
-from __future__ import annotations
-
 from planner.play import Transfers
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Semantics, System
+from planner.systems.types import Limits, System
 
 SYSTEMS.register(
     "bapipe",
@@ -12,9 +10,7 @@ SYSTEMS.register(
         key="bapipe",
         title="BaPipe",
         cut="one pipeline over all devices, balanced for each device's own speed, or data parallelism",
-        sharding="none: every tensor is whole on its stage",
         solver="bapipe",
-        semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "1F1B-SO where twice the features fit and transfers matter, else 1F1B-SNO; min-max partition,"
@@ -29,10 +25,8 @@ SYSTEMS.register(
         },
         open=(
             "no published code: schedules, forms and memory as recalled and reproduced by simulation",
-            (
-                "coarse partition first and splitting a layer across neighbours are not needed here: the "
-                "exact partition prices transfers"
-            ),
+            "coarse partition first and splitting a layer across neighbours are not needed here: the "
+            "exact partition prices transfers",
         ),
     ),
 )

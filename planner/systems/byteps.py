@@ -1,9 +1,7 @@
 """BytePS: data parallelism with summation services on all machines."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "byteps",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="byteps",
         title="BytePS",
         cut="none: every device has the whole model",
-        sharding="none: every tensor is whole on its stage",
         solver="exchanged",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
             "the share of every machine's summation service so that all network ports are busy to the "
@@ -30,10 +26,8 @@ SYSTEMS.register(
             "update": "on the devices: gradients are pulled, not weights",
         },
         open=(
-            (
-                "k = 0, as hardware profiles name no machines without accelerators; byteps:cpu_machines=4 (or =n, as "
-                "many as machines) adds some, with the network port of a machine of the group"
-            ),
+            "k = 0, as hardware profiles name no machines without accelerators; byteps:cpu_machines=4 (or =n, as "
+            "many as machines) adds some, with the network port of a machine of the group",
             "as many accelerators are beside a network card as two for each card of a machine",
         ),
         tunable={"cpu_machines": "0", "inside": "auto", "efficiency": "1"},

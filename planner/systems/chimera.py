@@ -1,9 +1,7 @@
 """Chimera: pipelines in both directions, W x D workers."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, Semantics, System
+from planner.systems.types import Limits, Recompute, System
 
 SYSTEMS.register(
     "chimera",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="chimera",
         title="Chimera",
         cut="D balanced stages on D workers in both directions; W copies",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
-        semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "the largest micro-batch that fits for each (W, D), then the shape that its performance model"
@@ -31,10 +27,8 @@ SYSTEMS.register(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             "all micro-batch sizes are simulated rather than the largest only",
             "backward halving is not tried: it needs micro-batches of at least two samples",
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
     ),
 )

@@ -1,9 +1,7 @@
 """Plain synchronous data parallelism: what every published system compares itself with."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "data-parallel",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="data-parallel",
         title="Data parallelism",
         cut="none: every device has the whole model",
-        sharding="none: every tensor is whole on its stage",
         solver="exchanged",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",

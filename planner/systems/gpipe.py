@@ -1,9 +1,7 @@
 """GPipe: balanced cells, all forwards, then all backwards, activations recomputed."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, Semantics, System
+from planner.systems.types import Limits, Recompute, System
 
 SYSTEMS.register(
     "gpipe",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="gpipe",
         title="GPipe",
         cut="K balanced cells in line; copies of the pipeline",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
-        semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "K cells balanced by estimated cost and M micro-batches, 4K and more for a small bubble; recomputation"
@@ -28,19 +24,13 @@ SYSTEMS.register(
         },
         open=(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
-            (
-                "the published heuristic minimises the variance of cell costs; here the slowest cell is "
-                "minimised exactly, within memory"
-            ),
+            "the published heuristic minimises the variance of cell costs; here the slowest cell is "
+            "minimised exactly, within memory",
             "M of 4K and more is the paper's advice against the bubble; here the fastest M is taken, whatever it is",
-            (
-                "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
-                "batch divides into"
-            ),
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
+            "batch divides into",
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
     ),
 )

@@ -1,10 +1,8 @@
 """GShard: layouts of a few tensors annotated, the rest completed; experts over devices."""
 
-from __future__ import annotations
-
 from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "gshard",
@@ -14,7 +12,6 @@ SYSTEMS.register(
         cut="none: one program on all devices",
         sharding="any layouts on a mesh of all devices",
         solver="sharded",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
             "layouts that need least time, annotated tensors as written; with experts, their weights "
@@ -31,10 +28,8 @@ SYSTEMS.register(
             "auxiliary_loss": "balances the load of the experts",
         },
         open=(
-            (
-                "layouts are completed by least time within memory, without annotations; memory gets the price at "
-                "which they fit"
-            ),
+            "layouts are completed by least time within memory, without annotations; memory gets the price at "
+            "which they fit",
             "every expert is taken to receive its share of the tokens",
         ),
     ),

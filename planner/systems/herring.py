@@ -1,9 +1,7 @@
 """Herring: data parallelism with balanced fusion buffers on servers beside the devices."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "herring",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="herring",
         title="Herring",
         cut="none: every device has the whole model",
-        sharding="none: every tensor is whole on its stage",
         solver="exchanged",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses="fusion buffers filled in order of arrival, each cut in equal shards over all machines",
         source="Thangakrishnan et al., SC 2020",
@@ -24,11 +20,9 @@ SYSTEMS.register(
             "fusion_buffer": "25 MB",
         },
         open=(
-            (
-                "the efficiency of the transport (about twice that of a ring on EFA, as claimed) is 1 "
-                "here: bytes are the same as a ring's, and the profile's efficiency holds for both;"
-                " herring:efficiency=1.2 sets it"
-            ),
+            "the efficiency of the transport (about twice that of a ring on EFA, as claimed) is 1 "
+            "here: bytes are the same as a ring's, and the profile's efficiency holds for both;"
+            " herring:efficiency=1.2 sets it",
         ),
         tunable={"efficiency": "1", "buffer_bytes": "25e6"},
     ),

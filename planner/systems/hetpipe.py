@@ -1,7 +1,5 @@
 """HetPipe: virtual workers of unlike devices, waves of mini-batches, bounded distance."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
 from planner.systems.types import Limits, Semantics, System
 
@@ -14,7 +12,6 @@ SYSTEMS.register(
             "virtual workers of one node each (NP), of the same share of every type (ED), or of a fast and "
             "a slow type each (HD); order of devices and cuts within one chosen together"
         ),
-        sharding="none: every tensor is whole on its stage",
         solver="hetpipe",
         semantics=Semantics.ASYNC,
         staleness="s_local = Nm - 1 own updates; s_global = (D+1)(s_local+1) + s_local - 1 of others",
@@ -38,16 +35,12 @@ SYSTEMS.register(
         },
         open=(
             "clock distance 0; larger distances do not change the pace of steady virtual workers",
-            (
-                "the hybrid policy (HD) joins the fastest type with the slowest and so on inwards, by the time of the"
-                " whole model, where virtual workers of a node's size come out; hetpipe:policy=HD asks for one"
-            ),
+            "the hybrid policy (HD) joins the fastest type with the slowest and so on inwards, by the time of the"
+            " whole model, where virtual workers of a node's size come out; hetpipe:policy=HD asks for one",
             "all virtual workers work at the pace of the slowest",
             "pushes and pulls run beside the work: the slower of the two counts",
-            (
-                "a plan file has one cut for all virtual workers: where unlike ones are fastest with cuts of their own,"
-                " the best with one cut is written, and the file says what that costs"
-            ),
+            "a plan file has one cut for all virtual workers: where unlike ones are fastest with cuts of their own,"
+            " the best with one cut is written, and the file says what that costs",
         ),
         tunable={"policy": ""},
     ),

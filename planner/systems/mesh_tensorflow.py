@@ -1,10 +1,8 @@
 """Mesh-TensorFlow: named dimensions on mesh dimensions."""
 
-from __future__ import annotations
-
 from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "mesh-tensorflow",
@@ -14,7 +12,6 @@ SYSTEMS.register(
         cut="none: one program on all devices",
         sharding="named dimensions to mesh dimensions, the same for all tensors",
         solver="sharded",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses="one mesh dimension for each named tensor dimension that divides; the fastest such layout on each mesh",
         source="Shazeer et al., NeurIPS 2018; its layout optimizer",
@@ -24,14 +21,10 @@ SYSTEMS.register(
             "layout": "the same named dimension is cut alike in every tensor",
         },
         open=(
-            (
-                "the released optimizer minimises peak memory only; here the fastest layout within memory is taken, by "
-                "a price on memory, and the released one where none is found"
-            ),
-            (
-                "meshes: all devices in a line, one dimension a level of the cluster, and, where a node has too little "
-                "memory for weights and their states, a batch dimension beside a model dimension over several nodes"
-            ),
+            "the released optimizer minimises peak memory only; here the fastest layout within memory is taken, by "
+            "a price on memory, and the released one where none is found",
+            "meshes: all devices in a line, one dimension a level of the cluster, and, where a node has too little "
+            "memory for weights and their states, a batch dimension beside a model dimension over several nodes",
         ),
     ),
 )

@@ -1,9 +1,7 @@
 """PipeDream-Flush: 1F1B, drained at every mini-batch."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, Semantics, System
+from planner.systems.types import Limits, Recompute, System
 
 SYSTEMS.register(
     "1f1b",
@@ -11,9 +9,7 @@ SYSTEMS.register(
         key="1f1b",
         title="PipeDream-Flush (1F1B)",
         cut="balanced stages in line; copies of the pipeline",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
-        semantics=Semantics.SYNC,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "depth, width, micro-batch and recomputation by trying all; at most D - s micro-batches in "
@@ -27,10 +23,8 @@ SYSTEMS.register(
         },
         open=(
             "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
     ),
 )

@@ -1,7 +1,5 @@
 """PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
 from planner.systems.types import Limits, Recompute, Semantics, System
 
@@ -11,7 +9,6 @@ SYSTEMS.register(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         cut="depth d of balanced stages, width w of parallel pipelines",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
         semantics=Semantics.ASYNC,
         staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
@@ -29,14 +26,10 @@ SYSTEMS.register(
         open=(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
-            (
-                "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
-                "published cost model"
-            ),
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
+            "published cost model",
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
     ),
 )

@@ -1,7 +1,5 @@
 """Pipelined backpropagation: an update after every sample, never drained."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
 from planner.systems.types import Limits, Semantics, System
 
@@ -11,7 +9,6 @@ SYSTEMS.register(
         key="pipelined-backprop",
         title="Pipelined Backpropagation",
         cut="one stage per device",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
         semantics=Semantics.ASYNC,
         staleness="2(S-s) updates forward at stage s (1..S), 0 backward",
@@ -28,10 +25,8 @@ SYSTEMS.register(
             "optimizer": "m' = m^(N'/N), eta' = eta (1 - m') N' / ((1 - m) N)",
         },
         open=(
-            (
-                "a micro-batch of one sample, as published; the table's iteration is a global batch of "
-                "them, and as many updates"
-            ),
+            "a micro-batch of one sample, as published; the table's iteration is a global batch of "
+            "them, and as many updates",
             "no replication: devices beyond the number of blocks stay idle",
             "the predicted copy is charged as one more copy of the weights",
         ),

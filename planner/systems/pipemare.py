@@ -1,7 +1,5 @@
 """PipeMare: one stage per device, asynchronous, no stashing."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
 from planner.systems.types import Limits, Semantics, System
 
@@ -11,7 +9,6 @@ SYSTEMS.register(
         key="pipemare",
         title="PipeMare",
         cut="one stage per device",
-        sharding="none: every tensor is whole on its stage",
         solver="joint",
         semantics=Semantics.ASYNC,
         staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",

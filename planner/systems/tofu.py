@@ -1,10 +1,8 @@
 """Tofu: every operator cut along dimensions found by recursion, on the devices of one machine."""
 
-from __future__ import annotations
-
 from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "tofu",
@@ -14,7 +12,6 @@ SYSTEMS.register(
         cut="none: every operator runs on all devices of one machine",
         sharding="one cut per factor of the device count for every tensor",
         solver="sharded",
-        semantics=Semantics.SYNC,
         staleness="none",
         chooses=(
             "a 2-way cut of every tensor at a time, log2 k times over, each by dynamic programming on the"

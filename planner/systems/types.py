@@ -121,12 +121,12 @@ class System:
     key: str
     title: str
     cut: str
-    sharding: str
     solver: str
-    semantics: Semantics
     staleness: str
     chooses: str
     source: str
+    sharding: str = "none: every tensor is whole on its stage"
+    semantics: Semantics = Semantics.SYNC
     limits: Limits | None = Limits()
     exchange: str = ""
     layouts: Layouts | None = None
