@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
-from planner.memory import fits
-from planner.solvers.partition.bapipe_dp import solve_bapipe
-from planner.solvers.partition.replicated_stages import levels_of
+from planner.solvers.partition.balanced_stages import balanced_stages
 from planner.space import Configuration, Timed
-from planner.space.cuts import least_need
-from planner.space.partition.bapipe import SYNCHRONOUS, BaPipeProblem
+from planner.space.partition.bapipe import SYNCHRONOUS
 from planner.space.stage_tables import stages_of
 from planner.systems.exchanged import data_parallel
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
 from planner.systems.types import Limits, System
-
-TIME_LIMIT_S = 4.0
-"""For one partition problem."""
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
@@ -37,37 +29,11 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
 
 def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
     """The balanced pipeline of each synchronous schedule at one micro-batch size, where it may be below a limit."""
-    costs, count = setting.costs(size), min(setting.devices, setting.blocks)
-    fastest_s = float((costs.forward_s + costs.backward_s).min(axis=0).sum()) / count
-    parts = setting.job.global_batch // size
-    if count < 2 or parts * fastest_s >= limit_s or not _may_fit(setting, size, count):
-        return
-    types, (_, speeds) = setting.cluster.device_types[:count], levels_of(setting.cluster, count)
+    parts, tables = setting.job.global_batch // size, setting.tables(size)
     for form, schedule in zip(SYNCHRONOUS, limits.schedules, strict=True):
-        problem = BaPipeProblem(
-            (size,),
-            costs.forward_s[types][None],
-            costs.backward_s[types][None],
-            np.diagonal(costs.saved_bytes)[None].copy(),
-            costs.boundary_bytes[None],
-            costs.parameter_elements * setting.element_bytes / 2,
-            np.array([float(setting.cluster.devices[t].usable_bytes) for t in types]),
-            min(speeds),
-            setting.job.global_batch,
-            schedules=(form,),
-            exact_features=True,
-        )
-        decision = solve_bapipe(problem, time_limit_s=TIME_LIMIT_S).decision
-        if decision is not None:
-            stages = stages_of(decision.boundaries)
-            yield Configuration(stages, 1, size, parts, schedule, transfers=limits.transfers)
-
-
-def _may_fit(setting: Setting, size: int, count: int) -> bool:
-    """Whether some cut into as many stages as possible leaves room for the features of 1F1B."""
-    tables, parts = setting.tables(size), setting.job.global_batch // size
-    needs = [tables.needed_bytes(min(parts, count - s)) for s in range(count)]
-    return fits(least_need(needs, tables.real), max(d.usable_bytes for d in setting.cluster.devices))
+        marks = balanced_stages(tables, setting.cluster, setting.devices, parts, form, limit_s)
+        if marks is not None:
+            yield Configuration(stages_of(marks), 1, size, parts, schedule, transfers=limits.transfers)
 
 
 SOLVERS.register("bapipe", propose)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner import schedules
 from planner.errors import InfeasibleError
 from planner.solvers import search
-from planner.space import Configuration, Evaluation, play_terms
 from planner.space.asked import allowed_ranks
+from planner.space.timing import played_s
 from planner.space.types import Job
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
 from planner.systems.types import System
-
-MOST_MICRO_BATCHES = 1_000_000
-"""Micro-batches of one copy of a pipeline that are played at the most."""
 
 MOST_JUDGED = 6
 """Decisions of the search that are judged."""
@@ -45,19 +41,12 @@ def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
         InfeasibleError: nothing fits.
     """
     shared = None if allowed_ranks(job) == (1,) else setting.prices
-    answer = search(setting.costs, setting.cluster, job, shardings=shared, simulated_s=_played_s)
+    answer = search(setting.costs, setting.cluster, job, shardings=shared, simulated_s=played_s)
     trivial = (candidate for candidate in answer.trivial if candidate.evaluation.feasible)
     for candidate in (answer.best, *answer.runners_up, *trivial)[:MOST_JUDGED]:
         schedule = candidate.decision.schedule
         notes = () if schedule in job.schedules else (f"schedule {schedule}",)
         yield Proposal((candidate.decision,), notes=notes)
-
-
-def _played_s(configuration: Configuration, evaluation: Evaluation) -> float:
-    """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
-    if configuration.micro_batches > MOST_MICRO_BATCHES:
-        return evaluation.iteration_s
-    return play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages).iteration_s
 
 
 SOLVERS.register("joint", propose)

@@ -10,7 +10,7 @@ from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, Provenance, assemble, with_simulation
-from planner.plan.exchange_section import exchange_section
+from planner.plan.exchange_section import with_exchange
 from planner.plan.files import seal
 from planner.plan.system_sections import SystemSection
 from planner.plan.words import significant
@@ -117,9 +117,9 @@ def plan_of(setting: Setting, system: System, decided: Decided, provenance: Prov
             f" ({best.words})",
         )
     plan = _assembled(setting, written, provenance)
-    _, placed, said = exchange_details(setting, written)
-    tells = {**decided.system.backend, **written.proposal.tells, **placed}
-    told = SystemSection(system.key, system.title, system.source, tells, (*notes, *said))
+    exchange = exchange_details(setting, written)
+    tells = {**decided.system.backend, **written.proposal.tells, **exchange.tells}
+    told = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
     return with_simulation(dataclasses.replace(plan, system=told), written.iteration_s)
 
 
@@ -145,16 +145,6 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
     plan = dataclasses.replace(plan, predictions=predictions)
     if configuration.whole_stages:
         plan = dataclasses.replace(plan, stages=tuple(dataclasses.replace(s, kept_blocks=()) for s in plan.stages))
-    if configuration.exchange and setting.exchange(configuration).scheme.zero is None:
-        plan = _with_exchange(setting, judged, plan)
+    if configuration.exchange and (found := setting.exchange(configuration)).scheme.zero is None:
+        plan = with_exchange(plan, found.exchange, found.step)
     return seal(plan)
-
-
-def _with_exchange(setting: Setting, judged: Judged, plan: Plan) -> Plan:
-    """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
-    found = setting.exchange(judged.proposal.parts[0])
-    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
-    section = exchange_section(found.exchange, {v.name: v.gradient_bytes for v in found.step.variables})
-    return dataclasses.replace(
-        plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section
-    )  # fmt: skip

@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from planner import schedules
+from planner.plan.exchange_section import ExchangeWords, exchange_words
 from planner.space import Configuration, lay_workers
 from planner.space.workers import pipeline_of
-from planner.sync import Exchange, Traffic
 from planner.systems.runner import Decided, Judged, alters
 from planner.systems.setting import Setting
-from planner.systems.types import LinkBytes, Semantics, System, SystemRow
-from planner.units import format_bytes, format_seconds
-
-MOST_SHARES = 8
-"""Shares of servers that are shown."""
+from planner.systems.types import Semantics, System, SystemRow
 
 
 def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
@@ -30,14 +26,14 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
     sent = best.proposal.beats * sum(each.sent_bytes for each in traffic)
     if best.proposal.exchange is not None:
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
-    stale, (words, tells, notes) = staleness_of(best), exchange_details(setting, best)
+    stale, exchange = staleness_of(best), exchange_details(setting, best)
     fullest = best.fullest
     return SystemRow(
         system=system.key,
         title=system.title,
         semantics=Semantics.ASYNC if stale else Semantics.SYNC,
         feasible=True,
-        plan=decided.plan + words,
+        plan=decided.plan + exchange.methods,
         iteration_s=best.iteration_s,
         throughput=setting.job.global_batch / best.iteration_s,
         memory=fullest.memory,
@@ -49,9 +45,9 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         devices=sum(_devices(part) for part in parts),
         available=setting.devices,
         micro_batch=parts[0].micro_batch,
-        tells={**system.backend, **best.proposal.tells, **tells},
-        notes=(*decided.notes, *notes),
-        links=_links(traffic[0] * best.proposal.beats) if len(parts) == 1 else (),
+        tells={**system.backend, **best.proposal.tells, **exchange.tells},
+        notes=(*decided.notes, *exchange.notes),
+        links=tuple(v for v in (traffic[0] * best.proposal.beats).by_level() if v.total_bytes and len(parts) == 1),
         alters=alters(setting, best),
     )
 
@@ -73,43 +69,16 @@ def staleness_of(judged: Judged) -> int:
     return max(judged.proposal.staleness, *own)
 
 
-def exchange_details(setting: Setting, judged: Judged) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Of an exchange scheme: its methods for the plan's words, where servers are, and what it takes."""
+def exchange_details(setting: Setting, judged: Judged) -> ExchangeWords:
+    """How an exchange scheme is told of; nothing where the recipe of the ZeRO stage holds."""
     part = judged.proposal.parts[0]
     if not part.exchange:
-        return "", {}, ()
-    found = setting.exchange(part)
-    exchange, replicas = found.exchange, part.copies * part.stages[0].replicas
-    kinds = sorted(set(exchange.methods.values()))
-    ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
-    notes = [f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden"]
-    notes += exchange.notes
-    if held := exchange.memory.server_optimizer:
-        elements = (
-            judged.evaluations[0].stages[0].memory.weights / setting.precision.weight_bytes / exchange.memory.weights
-        )
-        bytes_held = elements * (setting.precision.weight_bytes + setting.state_bytes) * held
-        notes.append(
-            f"the fullest server holds {format_bytes(bytes_held)} in host memory, whose size profiles do not say;"
-            f" rows in host memory and on the way to the devices take {format_seconds(found.host_s)}"
-        )
-    return f", {ways}" if replicas > 1 else "", _placements(exchange), tuple(notes)
-
-
-def _links(traffic: Traffic) -> tuple[LinkBytes, ...]:
-    """Traffic by level, innermost first; levels over which nothing goes are left out."""
-    levels = (level for level in traffic.by_level() if level.total_bytes)
-    return tuple(LinkBytes(level.level, level.out_bytes, level.in_bytes, level.total_bytes) for level in levels)
-
-
-def _placements(exchange: Exchange) -> dict[str, str]:
-    """Which machines serve what, in a line: as many variables as they are alike."""
-    if not exchange.placements:
-        return {}
-    shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
-    if len(shares) == 1:
-        return {"servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MOST_SHARES])}
-    return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
+        return ExchangeWords()
+    found, memory = setting.exchange(part), judged.fullest.memory
+    elements = memory.weights / setting.precision.weight_bytes / found.exchange.memory.weights
+    each = setting.precision.weight_bytes + setting.state_bytes
+    ranks = part.copies * part.stages[0].replicas
+    return exchange_words(found.exchange, ranks, elements * each, found.host_s)
 
 
 def _talk_s(setting: Setting, configuration: Configuration) -> float:

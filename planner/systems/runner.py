@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from planner import schedules
 from planner.errors import ShardplanError
+from planner.plan.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, play_terms
 from planner.space.asked import refuse_others
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
 from planner.systems.types import Semantics, System
-from planner.systems.words import words_of
 from planner.units import format_bytes
 
 SAME = 1e-9

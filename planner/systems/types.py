@@ -11,6 +11,7 @@ from planner.play import Transfers
 from planner.solvers.layouts import Layouts
 from planner.space.asked import PRICED
 from planner.space.types import Job, MemoryBytes
+from planner.sync import LevelTraffic
 
 
 class Semantics(StrEnum):
@@ -150,22 +151,6 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkBytes:
-    """What an iteration sends over one level of the cluster.
-
-    Attributes:
-        level: its name.
-        out_bytes, in_bytes: through the busiest port of it, each way.
-        total_bytes: through all its ports, one way.
-    """
-
-    level: str
-    out_bytes: float
-    in_bytes: float
-    total_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class SystemRow:
     """One line of the comparison.
 
@@ -213,5 +198,5 @@ class SystemRow:
     micro_batch: int = 0
     tells: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    links: tuple[LinkBytes, ...] = ()
+    links: tuple[LevelTraffic, ...] = ()
     alters: str = ""

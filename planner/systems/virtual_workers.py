@@ -9,6 +9,7 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import InfeasibleError
+from planner.plan.words import words_of
 from planner.schedules.hetpipe import global_staleness
 from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
@@ -18,7 +19,6 @@ from planner.sync.traffic import spread_traffic
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
 from planner.systems.types import Limits, System
-from planner.systems.words import words_of
 
 MOST_CONCURRENT = 16
 """Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""
