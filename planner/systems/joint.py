@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, JobError, ShardplanError
 from planner.solvers import search
-from planner.space.asked import allowed_ranks
+from planner.space.asked import allowed_ranks, in_words
 from planner.space.timing import played_s
 from planner.space.types import Job
 from planner.systems.proposal import SOLVERS, Proposal
@@ -21,17 +21,27 @@ MOST_JUDGED = 6
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
     """The fastest decisions of the search, with the first kind of recomputation with which one fits."""
     sizes = setting.job.micro_batches or (setting.sizes if setting.notes else ())
-    sized = replace(setting.job, micro_batches=sizes)
-    jobs = system.limits.jobs(sized, setting.devices, setting.blocks) if system.limits else iter((sized,))
-    refused: InfeasibleError | None = None
-    for job in jobs:
+    asked = replace(setting.job, micro_batches=sizes)
+    if system.limits is None:
+        yield from _found(setting, asked)
+        return
+    for job in system.limits.jobs(asked, setting.devices, setting.blocks):
         try:
             yield from _found(setting, job)
             return
-        except InfeasibleError as error:
-            refused = refused or error
-    if refused is not None:
-        raise refused
+        except InfeasibleError:
+            last = job  # the next kind of recomputation may fit
+    raise _explained(setting, last)
+
+
+def _explained(setting: Setting, job: Job) -> ShardplanError:
+    """Why nothing fits within a system's limits: nothing does without them either, or what they are."""
+    free = replace(job, pipeline_stages=(), data_parallel=(), uniform=False, tensor_parallel=())
+    try:
+        search(setting.costs, setting.cluster, free, any_plan=True)
+    except (InfeasibleError, JobError) as error:
+        return error
+    return InfeasibleError(f"nothing fits with {in_words(job)}", hint="use more devices, or another system")
 
 
 def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
