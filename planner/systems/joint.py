@@ -25,13 +25,14 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
     if system.limits is None:
         yield from _found(setting, asked)
         return
-    for job in system.limits.jobs(asked, setting.devices, setting.blocks):
+    jobs = list(system.limits.jobs(asked, setting.devices, setting.blocks))
+    for job in jobs:
         try:
             yield from _found(setting, job)
             return
         except InfeasibleError:
-            last = job  # the next kind of recomputation may fit
-    raise _explained(setting, last)
+            continue  # the next kind of recomputation may fit
+    raise _explained(setting, jobs[0])
 
 
 def _explained(setting: Setting, job: Job) -> ShardplanError:
