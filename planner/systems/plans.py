@@ -13,14 +13,13 @@ from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.plan.exchange_section import with_exchange
 from planner.plan.files import seal
 from planner.plan.system_sections import SystemSection
-from planner.plan.words import significant
 from planner.sharding import StageSharding
 from planner.space.pricer import Pricer
 from planner.space.timing import least_s
 from planner.space.types import Certificate, Job
 from planner.systems import get
 from planner.systems.compare import compare_systems
-from planner.systems.rows import bubble_of, exchange_details
+from planner.systems.rows import exchange_details
 from planner.systems.runner import Decided, Judged, Keep, decide
 from planner.systems.setting import Setting
 from planner.systems.types import System
@@ -124,7 +123,7 @@ def plan_of(setting: Setting, system: System, decided: Decided, provenance: Prov
 
 
 def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) -> Plan:
-    """The configuration with its names, its bubble that of playing it."""
+    """The configuration with its names."""
     (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
     size, iteration_s = configuration.micro_batch, judged.iteration_s
     bound_s = min(iteration_s, least_s(configuration, schedules.get(configuration.schedule), evaluation.stages))
@@ -141,8 +140,6 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
         provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
         shardings={number: StageSharding(entry.inner, entry.sharded) for number, entry in entries.items()},
     )
-    predictions = dataclasses.replace(plan.predictions, bubble_fraction=significant(bubble_of(setting, judged)))
-    plan = dataclasses.replace(plan, predictions=predictions)
     if configuration.whole_stages:
         plan = dataclasses.replace(plan, stages=tuple(dataclasses.replace(s, kept_blocks=()) for s in plan.stages))
     if configuration.exchange and (found := setting.exchange(configuration)).scheme.zero is None:
