@@ -9,10 +9,11 @@ from planner.solvers.partition.balanced_stages import balanced_stages
 from planner.space import Configuration, Timed
 from planner.space.partition.bapipe import SYNCHRONOUS
 from planner.space.stage_tables import stages_of
+from planner.space.subspaces import Limits
 from planner.systems.exchanged import data_parallel
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import Limits, System
+from planner.systems.types import System
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:

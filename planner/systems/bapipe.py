@@ -1,8 +1,9 @@
 """BaPipe: balanced partition and exploration of schedules, data parallelism beside them."""
 
 from planner.play import Transfers
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "bapipe",

@@ -1,7 +1,8 @@
 """Chimera: pipelines in both directions, W x D workers."""
 
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "chimera",

@@ -1,7 +1,8 @@
 """GPipe: balanced cells, all forwards, then all backwards, activations recomputed."""
 
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "gpipe",

@@ -1,7 +1,8 @@
 """HetPipe: virtual workers of unlike devices, waves of mini-batches, bounded distance."""
 
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "hetpipe",

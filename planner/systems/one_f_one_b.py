@@ -1,7 +1,8 @@
 """PipeDream-Flush: 1F1B, drained at every mini-batch."""
 
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "1f1b",

@@ -1,8 +1,9 @@
 """PipeDream: replicated stages by a hierarchical DP, 1F1B without a flush, stashed weights."""
 
 from planner.play import Transfers
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "pipedream",

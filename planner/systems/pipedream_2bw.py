@@ -1,7 +1,8 @@
 """PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush."""
 
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Recompute, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "pipedream-2bw",

@@ -1,7 +1,8 @@
 """Pipelined backpropagation: an update after every sample, never drained."""
 
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "pipelined-backprop",

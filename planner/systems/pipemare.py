@@ -1,7 +1,8 @@
 """PipeMare: one stage per device, asynchronous, no stashing."""
 
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
-from planner.systems.types import Limits, Semantics, System
+from planner.systems.types import Semantics, System
 
 SYSTEMS.register(
     "pipemare",

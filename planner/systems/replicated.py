@@ -10,10 +10,11 @@ from planner.errors import InfeasibleError
 from planner.schedules.types import Pipeline
 from planner.solvers.partition.pipedream_stages import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration
+from planner.space.subspaces import Limits
 from planner.systems.exchanged import data_parallel
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import Limits, System
+from planner.systems.types import System
 from planner.units import format_bytes
 
 

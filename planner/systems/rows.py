@@ -74,11 +74,9 @@ def exchange_details(setting: Setting, judged: Judged) -> ExchangeWords:
     part = judged.proposal.parts[0]
     if not part.exchange:
         return ExchangeWords()
-    found, memory = setting.exchange(part), judged.fullest.memory
-    elements = memory.weights / setting.precision.weight_bytes / found.exchange.memory.weights
-    each = setting.precision.weight_bytes + setting.state_bytes
-    ranks = part.copies * part.stages[0].replicas
-    return exchange_words(found.exchange, ranks, elements * each, found.host_s)
+    found, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
+    share = (setting.precision.weight_bytes + setting.state_bytes) / setting.element_bytes
+    return exchange_words(found.exchange, ranks, setting.states_bytes * share, found.host_s)
 
 
 def _talk_s(setting: Setting, configuration: Configuration) -> float:

@@ -105,9 +105,7 @@ class Setting:
     def shelf(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
         """Costs of the blocks by number of the sharding."""
         shared = {number: entry.costs for number, entry in self.shardings(configuration).items()}
-        return shared if len(shared) and 0 not in {s.sharding for s in configuration.stages} else {
-            0: self.costs(configuration.micro_batch), **shared,
-        }  # fmt: skip
+        return {0: self.costs(configuration.micro_batch), **shared}
 
     def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
         """Bytes of a configuration through every port, with the exchange of gradients or without."""

@@ -14,11 +14,12 @@ from planner.schedules.hetpipe import global_staleness
 from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
 from planner.space.stage_tables import stages_of
+from planner.space.subspaces import Limits
 from planner.sync import Traffic, fabric_of
 from planner.sync.traffic import spread_traffic
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import Limits, System
+from planner.systems.types import System
 
 MOST_CONCURRENT = 16
 """Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""

@@ -12,9 +12,9 @@ from planner.errors import InfeasibleError, JobError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.schedules import names
+from planner.space.subspaces import Limits
 from planner.systems import System, run_system
 from planner.systems.setting import Setting
-from planner.systems.types import Limits
 
 JOB = planner.Job(global_batch=16, precision="fp32")
 
