@@ -40,7 +40,8 @@ def generated(system: System) -> dict[str, str]:
     """The paragraphs of a section that say what the system's data says."""
     semantics = "Synchronous" if system.semantics.value == "sync" else "Asynchronous"
     schedules = ", ".join(f"`{name}`" for name in system.schedules) or ("none" if system.limits else "as allowed")
-    exchange = f"`{system.exchange}`" if system.exchange else "as layouts need" if system.layouts else "of each stage"
+    usual = "as layouts need" if system.layouts else "all-reduce of each stage"
+    exchange = f"`{system.exchange}`" if system.exchange else usual
     decides = (
         f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: {schedules}; "
         f"exchange: {exchange}. {semantics}; staleness: {system.staleness}. Source: {system.source}."

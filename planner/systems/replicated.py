@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner import schedules
 from planner.errors import InfeasibleError
+from planner.plan.words import words_of
 from planner.schedules.types import Pipeline
 from planner.solvers.partition.pipedream_stages import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration
@@ -53,6 +55,7 @@ def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule:
     shape = "-".join(str(stage.replicas) for stage in stages)
     return Proposal(
         (configuration,),
+        words=words_of(replace(configuration, micro_batches=count)),
         notes=(f"updates after every minibatch of {size} sample(s) a replica",),
         tells={"delays": "updates by stage: " + ", ".join(map(str, delays))},
         beats=count / rounds,

@@ -54,7 +54,7 @@ class System:
     source: str
     sharding: str = "none: every tensor is whole on its stage"
     semantics: Semantics = Semantics.SYNC
-    limits: Limits | None = Limits()
+    limits: Limits | None = field(default_factory=Limits)
     exchange: str = ""
     layouts: Layouts | None = None
     backend: Mapping[str, str] = field(default_factory=dict)

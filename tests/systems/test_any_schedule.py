@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 import planner
-from planner.errors import InfeasibleError, JobError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.schedules import names
@@ -38,13 +37,7 @@ def test_a_row_is_as_fast_as_the_plan(name: str) -> None:
     )  # fmt: skip
     limits = {"schedules": (name,), "zero": (0,), "tensor_parallel": (1,), "uniform": True, "recompute": "never"}
     row = run_system(system, setting())
-    try:
-        plan = planner.plan(*loaded(), dataclasses.replace(JOB, **limits))
-    except (InfeasibleError, JobError) as error:
-        assert not row.feasible
-        assert row.reason
-        assert error.problem.message
-        return
+    plan = planner.plan(*loaded(), dataclasses.replace(JOB, **limits))
     assert row.feasible, row.reason
     assert row.iteration_s == pytest.approx(plan.predictions.simulated_iteration_s, rel=1e-8)
     assert row.devices == plan.world_size - len(plan.idle_ranks)
