@@ -20,6 +20,7 @@ from planner.space.meshes import mesh_names
 from planner.space.pricer import Pricer
 from planner.space.settled import precision_of
 from planner.space.types import Job
+from planner.units import format_bytes
 
 MOST_TRIED, MOST_FITTING = 5, 3
 """Micro-batch sizes that are priced on a mesh, largest first, and that may fit before smaller ones are left alone.
@@ -36,6 +37,9 @@ ROOM_FOR_STATES, MOST_WIDTHS = 0.6, 2
 LARGE_GRAPH = 1000
 """With more operators only the largest micro-batch that fits is searched, on the mesh that follows the levels; where a
 dimension has one axis in all tensors (`line`), the largest of all also on the line of all devices."""
+
+WIDEST_JOIN = 8
+"""Tensors that one operator may join where a search needs an almost linear graph."""
 
 Mesh = tuple[int, ...]
 """Ranks along each axis, outermost first."""
@@ -64,11 +68,22 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laid:
-    """Layouts on a mesh of one micro-batch size, by what the search over layouts says of them."""
+    """Layouts on a mesh of one micro-batch size, by what the search over layouts says of them.
+
+    Attributes:
+        mesh: ranks along each axis.
+        micro_batch: samples.
+        answer: the search's.
+        slowest: the device type that sets the pace.
+        iteration_s: of the global batch.
+        fixed_bytes: of a rank, without activations.
+        room_bytes: usable memory of the smallest device.
+    """
 
     mesh: Mesh
     micro_batch: int
     answer: ShardingAnswer
+    slowest: int
     iteration_s: float
     fixed_bytes: float
     room_bytes: float
@@ -117,7 +132,61 @@ class LayoutTask:
         return len(self.prices.graph.nodes) > LARGE_GRAPH
 
 
-def lay_operators(task: LayoutTask, layouts: Layouts) -> Iterator[Laid]:
+def lay_operators(task: LayoutTask, layouts: Layouts) -> list[Laid]:
+    """Layouts that fit on all meshes, by what the searches over layouts say, fastest first.
+
+    Raises:
+        InfeasibleError: none fit, or none need be looked for; says why.
+        ShardplanError: no size can be searched on any mesh.
+    """
+    if obstacle := _obstacle(task, layouts):
+        raise InfeasibleError(obstacle)
+    found = list(_every(task, layouts))
+    fitting = sorted((each for each in found if each.fits), key=lambda each: (each.iteration_s, each.micro_batch))
+    if not fitting:
+        raise InfeasibleError(_why(found))
+    return fitting
+
+
+def _obstacle(task: LayoutTask, layouts: Layouts) -> str:
+    """Why no layout need be looked for; empty where some may fit."""
+    graph, largest = task.prices.graph, tried_meshes(task, layouts)[-1]
+    joins = [sum(name in graph.producer for name in node.inputs if name) for node in graph.nodes]
+    widest = max(range(len(joins)), key=joins.__getitem__)
+    if layouts.chain and joins[widest] > WIDEST_JOIN:
+        name = graph.nodes[widest].name or graph.nodes[widest].key
+        return (
+            f"the coarsened graph is no chain: {name} joins {joins[widest]} tensors, "
+            "and dynamic programming over their cuts does not apply"
+        )
+    if largest == (1,) and layouts.one_node:
+        return "operators are cut over the devices of a node, and there is one"
+    return uneven_share(task.states_bytes, task.cluster, math.prod(largest))
+
+
+def uneven_share(states_bytes: float, cluster: Cluster, devices: int) -> str:
+    """That not even a model whose states are cut evenly over so many devices fits; empty where it may."""
+    share, device = states_bytes / devices, min(cluster.devices, key=lambda d: d.usable_bytes)
+    if fits(share, device.usable_bytes):
+        return ""
+    return (
+        f"does not fit: weights, gradients and optimizer state alone are {format_bytes(share)} a device when cut evenly"
+        f" over {devices}, of {format_bytes(device.memory_bytes)}"
+    )
+
+
+def _why(laid: list[Laid]) -> str:
+    """What the layouts that come nearest to fitting need."""
+    least = min(laid, key=lambda each: each.needed_bytes)
+    shape, states = " x ".join(map(str, least.mesh)), least.answer.verdict.weight_bytes
+    return (
+        f"does not fit: a device needs {format_bytes(least.needed_bytes)} of {format_bytes(least.room_bytes)},"
+        f" {format_bytes(states)} of it weights, gradients and optimizer state"
+        f" (mesh of {shape}, micro-batch {least.micro_batch})"
+    )
+
+
+def _every(task: LayoutTask, layouts: Layouts) -> Iterator[Laid]:
     """Layouts of the micro-batch sizes on all meshes.
 
     Raises:
@@ -220,7 +289,7 @@ def _sizes(task: LayoutTask, devices: int) -> list[int]:
     return sorted((d for d in divisors if d * each <= task.room_bytes or d == 1), reverse=True)
 
 
-def slowest_type(task: LayoutTask, devices: int, size: int) -> int:
+def _slowest_type(task: LayoutTask, devices: int, size: int) -> int:
     """The device type that is slowest of those of the first devices."""
     types: list[int] = sorted(set(task.cluster.device_types[:devices].tolist()))
     return max(types, key=lambda t: float(task.prices.profiles(size)[t].forward_s.sum()))
@@ -235,7 +304,8 @@ def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> Laid
     """
     chosen, devices, costs = precision_of(task.job, task.cluster), math.prod(mesh), task.prices.costs(size)
     types = sorted(set(task.cluster.device_types[:devices].tolist()))
-    slowest = task.prices.profiles(size)[slowest_type(task, devices, size)]
+    slow = _slowest_type(task, devices, size)
+    slowest = task.prices.profiles(size)[slow]
     count = task.job.global_batch // size
     asked = ShardingSetting(
         task.prices.graph_at(size),
@@ -262,4 +332,4 @@ def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> Laid
     part = verdict.weight_bytes / states if states else 1.0
     update_s = float(np.max(costs.update_s[types], axis=0).sum()) * part
     seconds = count * verdict.seconds + update_s
-    return Laid(mesh, size, answer, seconds, verdict.weight_bytes + workspace, room)
+    return Laid(mesh, size, answer, slow, seconds, verdict.weight_bytes + workspace, room)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.hardware.types import Cluster
-from planner.memory import fits
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
 from planner.space.asked import LIMITS, without
@@ -21,7 +20,6 @@ from planner.space.terms import elements_of
 from planner.space.traffic import Sent, traffic_of
 from planner.space.types import BlockCosts, Job
 from planner.sync import Traffic
-from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.systems.runner import Decided
@@ -76,16 +74,6 @@ class Setting:
     def states_bytes(self) -> float:
         """Weights, gradients and optimizer state of the whole model, shared weights once."""
         return elements_of(self.costs(self.sizes[0]), range(self.blocks))[0] * self.element_bytes
-
-    def exceeded(self, devices: int, before: str = "") -> str:
-        """That not even a model cut evenly over so many devices fits, behind some words; empty where it may."""
-        share, device = self.states_bytes / devices, min(self.cluster.devices, key=lambda d: d.usable_bytes)
-        if fits(share, device.usable_bytes):
-            return ""
-        return (
-            f"{before}weights, gradients and optimizer state alone are {format_bytes(share)} a device when cut evenly"
-            f" over {devices}, of {format_bytes(device.memory_bytes)}"
-        )
 
     def evaluate(self, configuration: Configuration, timed: Timed = Timed.PLAYED) -> Evaluation:
         """The judge's verdict on a configuration of any global batch, without limits but devices and memory."""

@@ -11,6 +11,7 @@ from planner import schedules
 from planner.errors import InfeasibleError
 from planner.plan.words import words_of
 from planner.schedules.hetpipe import global_staleness
+from planner.solvers.layouts import uneven_share
 from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
 from planner.space.stage_tables import stages_of
@@ -141,7 +142,8 @@ def _crowded(setting: Setting, policies: Sequence[Workers]) -> str:
     if not any(True for workers in policies for size in setting.sizes for _ in _waves(setting, workers, size)):
         return "a virtual worker needs two devices, and the batch must divide among virtual workers"
     narrowest = min(len(own) for workers in policies for own in workers)
-    return "no stages fit in a virtual worker with a stashed wave" + setting.exceeded(narrowest, ": ")
+    why = uneven_share(setting.states_bytes, setting.cluster, narrowest)
+    return f"no stages fit in a virtual worker with a stashed wave{': ' if why else ''}{why}"
 
 
 SOLVERS.register("hetpipe", propose)
