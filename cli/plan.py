@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -35,8 +34,8 @@ SAMPLES_A_DEVICE = 8
     "--schedule",
     "schedules",
     multiple=True,
-    help="1f1b or gpipe: allow only this schedule; repeatable. [default: both] Any other one (`chimera:pairs=2`, "
-    "`zb-h1`, ..): the best stages for it.",
+    help="Allow only this schedule (`interleaved`, `chimera:pairs=2`, `pipedream-2bw`, ..); repeatable. [default: 1f1b "
+    "and gpipe]",
 )
 @click.option(
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
@@ -167,24 +166,18 @@ def command(
 
 
 def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The plan: of the joint search, of a system, or the best stages for one schedule."""
+    """The plan: of the joint search, or of a system."""
     import planner
 
     given = {"strict_ops": options["strict_ops"], "provenance": provenance}
-    searched = planner.Job(1).schedules
-    others = [name for name in options["schedules"] if name not in searched]
-    orders = [*others, *([Path(options["schedule_file"])] if options["schedule_file"] else [])]
+    orders = options["schedule_file"]
     if options["system"] and (orders or options["schedules"]):
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
+    if orders and options["schedules"]:
+        raise click.UsageError("--schedule-file has the schedule: leave out --schedule")
     if options["system"] and options["system"] != "auto":
         return planner.plan_system(options["system"], graph, cluster, job, **given)
-    if orders and len(orders) + len(options["schedules"]) - len(others) > 1:
-        raise click.UsageError(
-            f"--schedule: the search can weigh {' and '.join(searched)} only: give one other schedule by itself"
-        )
-    if orders:
-        return planner.plan_schedule(orders[0], graph, cluster, job, **given)
-    return planner.plan(graph, cluster, job, progress=progress, **given)
+    return planner.plan(graph, cluster, job, orders=orders, progress=progress, **given)
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -205,6 +198,4 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     given["precision"] = options["precision"] or ""
     lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
     given |= {name: tuple(options[name]) for name in lists if options[name]}
-    if any(name not in planner.Job(1).schedules for name in options["schedules"]):
-        del given["schedules"]
     return planner.Job(global_batch=options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count), **given)

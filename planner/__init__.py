@@ -135,7 +135,6 @@ if TYPE_CHECKING:
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
     from planner.systems import plan_keeper as plan_keeper
-    from planner.systems import plan_schedule as plan_schedule
     from planner.systems import plan_system as plan_system
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
@@ -205,7 +204,6 @@ _EXPORTS = {
     # systems
     "compare_systems": "planner.systems",
     "plan_keeper": "planner.systems",
-    "plan_schedule": "planner.systems",
     "plan_system": "planner.systems",
     "comparison_cells": "planner.report",
     "comparison_columns": "planner.report",

@@ -13,6 +13,7 @@ True
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from planner import schedules
 from planner.bundled import build_bundled, bundled_names
-from planner.errors import InfeasibleError, JobError, ModelError, UsageError
+from planner.errors import InfeasibleError, JobError, ModelError, PlanError, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
@@ -29,11 +30,16 @@ from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plan import Plan, Provenance, assemble, with_simulation
 from planner.plan.figures import gap_to
+from planner.plan.scheduled import lay_out
 from planner.registry import did_you_mean
+from planner.schedules import Schedule
+from planner.schedules.own_orders import own_schedule
+from planner.schedules.types import OrderError
 from planner.sharding import StageSharding, unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
-from planner.space import Configuration, WorkerMemory, evaluate, play_terms, simulate_decision
+from planner.solvers.shapes import SchedulesFor, schedules_with
+from planner.space import Configuration, WorkerMemory, evaluate, play_terms
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.meshes import mesh_problem, meshes_for
 from planner.space.named import Degrees, configuration_of
@@ -91,6 +97,7 @@ def plan(
     cluster: Cluster,
     job: Job,
     *,
+    orders: str | Path | Schedule | None = None,
     progress: Progress | None = None,
     strict_ops: bool = False,
     provenance: Provenance | None = None,
@@ -103,7 +110,9 @@ def plan(
     Args:
         graph: the model (`load_graph`).
         cluster: the hardware (`load_cluster`).
-        job: global batch, precision, limits.
+        job: global batch, precision, limits; its `schedules` may be any of `schedule_names()`, with options.
+        orders: a CSV or JSON file of orders of work (see `planner.schedules.read_orders`), whose numbers of stages and
+            micro-batches hold, or a schedule of one's own: the best stages for it.
         progress: called with (done, total, best seconds so far, bound in seconds) while searching.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
@@ -111,17 +120,19 @@ def plan(
     Raises:
         JobError: a field of the job makes no sense, no micro-batch size divides the global batch, or another
             contradiction in the job.
+        PlanError: the orders deadlock (the message shows the cycle) or cannot run (it names the action).
         InfeasibleError: nothing fits; the message says what would.
         ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
             `strict_ops` found a fallback.
     """
-    job = settled(job, cluster)
+    own = _own_orders(orders)
+    job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = allowed_sizes(graph, job)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     _check_limits(pricer, job)
-    answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress)
+    answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress, own)
     chosen, simulated_s, others = _decide(answer)
     sized = pricer.graph_at(chosen.decision.micro_batch)
     profiles = pricer.profiles(chosen.decision.micro_batch)
@@ -137,8 +148,26 @@ def plan(
         provenance=provenance or default_provenance(graph.name, cluster.name),
         alternatives=others,
         shardings=_shardings(pricer, chosen.decision),
+        scheduled=None if own is None else lay_out(chosen.decision, schedule=own),
     )
+    if own is not None:
+        assembled = dataclasses.replace(assembled, schedule=dataclasses.replace(assembled.schedule, given="orders"))
     return with_simulation(assembled, simulated_s)
+
+
+def _own_orders(orders: str | Path | Schedule | None) -> Schedule | None:
+    """Orders of one's own as a schedule.
+
+    Raises:
+        PlanError: they deadlock or cannot run.
+    """
+    if not isinstance(orders, (str, Path)):
+        return orders
+    work = schedules.read_orders(Path(orders))
+    try:
+        return own_schedule(work, Path(orders).stem)
+    except OrderError as error:  # with the exchanges that the file leaves out
+        raise PlanError(error.problem.message, where=str(orders), hint=error.problem.hint) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -275,7 +304,7 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
-def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -> Answer:
+def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None, own: Schedule | None) -> Answer:
     """The search's answer.
 
     Raises:
@@ -288,11 +317,14 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None) -
             job,
             shardings=pricer,
             progress=progress,
-            simulated_s=_simulated_s,
+            simulated_s=functools.partial(_simulated_s, schedules_with(own)),
             diagnose=not limited(job),
+            own=own,
         )
     except InfeasibleError as error:
         if not limited(job):
+            raise
+        if own is not None:
             raise
         raise _excluded(pricer, asked) from error
 
@@ -396,11 +428,11 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     return chosen, chosen.simulated_s or math.inf, shown
 
 
-def _simulated_s(decision: Configuration, evaluation: Evaluation) -> float:
+def _simulated_s(schedule_of: SchedulesFor, decision: Configuration, evaluation: Evaluation) -> float:
     """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
     if decision.micro_batches > MOST_MICRO_BATCHES:
         return evaluation.iteration_s
-    return simulate_decision(decision, evaluation).makespan_s
+    return play_terms(decision, schedule_of(decision.schedule), evaluation.stages).iteration_s
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:

@@ -269,6 +269,13 @@ class Defaults(Protocol):
         deferred = (self.deferred(single(pipeline)),) * len(placement) if self.split_backward else ()
         return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans)
 
+    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
+        """The steps of its flow; no drain where weight gradients or repeated forwards may fill it."""
+        flow = self.flow(pipeline)
+        if flow.spans or not self.drains:
+            return 0.0, 0.0
+        return flow.forward_step, 0.0 if flow.early or flow.deferred else flow.backward_step
+
     def deferred(self, pipeline: Pipeline) -> int:
         """Weight gradients that a worker may leave for the time after its last input gradient: all that it keeps."""
         return max(self.held(pipeline))

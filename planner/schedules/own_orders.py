@@ -155,6 +155,10 @@ class OwnOrders(Defaults):
         """The limits that the orders state, else counted."""
         return self.orders.limits or Defaults.in_flight(self, pipeline)
 
+    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
+        """Nothing is known of it."""
+        return 0.0, 0.0
+
     def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
         """Nothing is known of it."""
         return 0.0

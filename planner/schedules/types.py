@@ -172,11 +172,11 @@ class Pipeline:
                 f"and {self.micro_batches} micro-batches",
                 hint="use at least one of each",
             )
-        for stage, count in enumerate(self.replicas):
+        for count in dict.fromkeys(self.replicas):
             if self.micro_batches % count:
                 raise PlanError(
                     f"{count} replicas do not divide {self.micro_batches} micro-batches",
-                    where=f"stage {stage}",
+                    where=f"stage {self.replicas.index(count)}",
                     hint="choose a number of micro-batches that every stage's replicas divide",
                 )
 
@@ -348,6 +348,11 @@ class Schedule(Protocol):
             pipeline: replicas and micro-batches.
             scaling: the optimizer that the schedule is run with (`optimizer_scaling`).
         """
+        ...
+
+    def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
+        """Parts of the forwards before a worker's first stage, and of their backwards, that it is idle at the least
+        while the pipeline fills and drains: nothing where iterations overlap."""
         ...
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:

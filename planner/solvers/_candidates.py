@@ -34,13 +34,32 @@ class Candidates:
     def __bool__(self) -> bool:
         return bool(self._verdicts)
 
-    def add(self, decision: Configuration, evaluation: Evaluation, *, play: bool = True) -> None:
-        """Take a feasible decision in; it is played, or will be, if it may be the fastest."""
+    def add(
+        self,
+        decision: Configuration,
+        evaluation: Evaluation,
+        *,
+        play: bool = True,
+        least_s: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Take a feasible decision in; it is played, or will be, if it may be the fastest.
+
+        Args:
+            decision: the decision.
+            evaluation: the judge's verdict.
+            play: whether it is to be played now.
+            least_s: no play is faster, where that is known.
+            seconds: its time, where it has been played.
+        """
         if decision not in self._verdicts:
             self._verdicts[decision] = evaluation
-            self._least_s[decision] = critical_s(decision, evaluation)
+            self._least_s[decision] = critical_s(decision, evaluation) if least_s is None else least_s
             self.best_form_s = min(self.best_form_s, evaluation.iteration_s)
-            if play:
+            if seconds is not None:
+                self._times[decision] = seconds
+                self.best_s = min(self.best_s, seconds)
+            elif play:
                 self._play_if_faster(decision)
 
     def best(self) -> Configuration:

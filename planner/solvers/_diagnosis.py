@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._registry import SOLVERS
+from planner.solvers._trivial import plain_schedule
 from planner.space import evaluate
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
@@ -106,8 +107,7 @@ def _circumstances(decision: Configuration, terms: StageTerms, index: int, over:
 def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
     """The problem with the most ways to save memory: one copy (any number of replicas), 1F1B and sharding if
     allowed."""
-    schedule = "1f1b" if "1f1b" in job.schedules else job.schedules[0]
-    return Formulator(cluster, job).problem(costs, copies=1, schedule=schedule, zero=max(job.zero))
+    return Formulator(cluster, job).problem(costs, copies=1, schedule=plain_schedule(job), zero=max(job.zero))
 
 
 def may_fit(problem: StageProblem) -> bool:

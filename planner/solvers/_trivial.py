@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from planner.hardware.types import Cluster
+from planner.schedules import get, names
 from planner.space import evaluate
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
@@ -67,6 +68,12 @@ class TrivialPlans:
         return min(feasible, default=math.inf)
 
 
+def plain_schedule(job: Job) -> str:
+    """The schedule of plans that one would write down: one that serves any number of stages, an allowed one if any."""
+    known = [name for name in (*job.schedules, *names()) if name in names()]
+    return next(name for name in known if get(name).closed_form)
+
+
 def _excess(evaluation: Evaluation) -> float:
     """How far the fullest device is over its memory, as a fraction; 0 when all fits."""
     return max((v.needed / v.available - 1 for v in evaluation.violations if v.kind == "memory"), default=0.0)
@@ -75,7 +82,7 @@ def _excess(evaluation: Evaluation) -> float:
 def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Configuration]]:
     blocks, batches = len(costs.parameter_elements), job.global_batch // costs.micro_batch
     devices = min(job.devices or cluster.device_count, cluster.device_count)
-    schedule = job.schedules[0]
+    schedule = plain_schedule(job)
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
     for recompute in {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]:
 
@@ -108,4 +115,4 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
                 StageChoice(start, stop, 1, recompute, ranks, costs.sharding)
                 for start, stop in itertools.pairwise(bounds)
             )
-            yield Configuration(stages, copies, costs.micro_batch, batches // copies, job.schedules[0], zero)
+            yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

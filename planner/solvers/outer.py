@@ -18,6 +18,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.schedules import Schedule
 from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._closed_form import ClosedForm
@@ -29,6 +30,8 @@ from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.critical_path import bounded, critical_s, settle
+from planner.solvers.shape_search import ShapeSearch
+from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
@@ -76,6 +79,7 @@ def search(
     simulated_s: Measure | None = None,
     any_plan: bool = False,
     diagnose: bool = True,
+    own: Schedule | None = None,
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, and a bound that none is faster than.
 
@@ -89,6 +93,7 @@ def search(
             takes; by default the critical path stands for it, which is no longer.
         any_plan: end with the first problem that has a decision, whether or not it is the fastest.
         diagnose: find out why nothing fits, and what would, where that is so.
+        own: a schedule that no registry knows, which the job allows by its name.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, which may also be too large, or the job leaves
@@ -98,7 +103,8 @@ def search(
     Memory use of larger micro-batches is taken to be no smaller: sizes beyond one of which a single block does not
     fit, or of which one micro-batch takes longer than the best plan, are not priced.
     """
-    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, simulated_s or critical_s)
+    measure = simulated_s or critical_s
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, measure, schedules_with(own))
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -111,8 +117,10 @@ class _Search:
         shardings: Shardings | None,
         progress: Progress | None,
         simulated_s: Measure,
+        schedule_of: SchedulesFor,
     ) -> None:
         self._sizes = micro_batch_sizes(job)
+        self._lines, self._placed = by_engine(job, schedule_of)
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
@@ -124,6 +132,9 @@ class _Search:
         self._refined: dict[tuple[int, Key], Refined] = {}
         self._open: list[Looked] = []
         self._effort = math.inf if self._thorough else MOST_BOUNDED
+        self._shapes = ShapeSearch(
+            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._lower_offered
+        )
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search."""
@@ -134,19 +145,29 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
-        if not self._thorough:
+        if self._placed.schedules:
+            self._shapes.run(alone, floors, any_plan=any_plan, report=self._tell)
+        if not self._lines.schedules:
+            alone, floors = [], []
+        elif not self._thorough:
             self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
             first = []
         refine = self._refine if self._thorough else self._refined_before
         self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
         if not self._found:
-            if not diagnose or limited(self._job):
+            if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
-            raise infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
-        if not any_plan:
+            raise self._nothing_fits(priced)
+        if not any_plan and self._lines.schedules:
             self._look_closer()
             self._lift()
         return self._assemble(priced, trivial.candidates())
+
+    def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
+        """Why nothing fits: of schedules whose stages stand in line in general, else what came nearest."""
+        if self._lines.schedules:
+            return infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
+        return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
 
     def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
         """Costs with the least memory among those of the smallest micro-batch: what comes nearest to fitting."""
@@ -181,7 +202,7 @@ class _Search:
     def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
         """Tensor parallel plans by rule, where none without comes near what compute alone takes; their costs."""
         tried: list[BlockCosts] = []
-        if self._shardings is None or not priced:
+        if self._shardings is None or not priced or not self._lines.schedules:
             return tried
         near_s = NEAR * min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
         for size in self._sizes[:MOST_TRIED]:
@@ -218,7 +239,7 @@ class _Search:
         refine: Callable[[int, Key], Refined | None],
         first: Sequence[BlockCosts],
     ) -> Frontier:
-        return Frontier(self._formulator, self._cluster, self._job, objective, alone, floors, refine, first)
+        return Frontier(self._formulator, self._cluster, self._lines, objective, alone, floors, refine, first)
 
     def _refine(self, micro_batch: int, key: Key) -> Refined:
         """What a floor stands for; the judge knows shardings that are worked out from then on."""
@@ -229,6 +250,9 @@ class _Search:
         self._offer(micro_batch, [*found, *([] if least is None else [least])])
         self._refined[micro_batch, key] = closer, found, least
         return closer, found, least
+
+    def _lower_offered(self, bound_s: float, only_bounds: bool) -> None:
+        self._lower(bound_s, only_bounds=only_bounds)
 
     def _offered(self, micro_batch: int, key: Key) -> Refined:
         """The same, where only decisions are looked for: without what bounds those that are not offered."""
@@ -250,6 +274,12 @@ class _Search:
         """Whether the activations of one micro-batch in each block alone leave room on the largest device."""
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
+
+    def _tell(self) -> None:
+        """Tell how far the search of shapes is."""
+        if self._progress is not None:
+            best_s = self._found.best_s
+            self._progress(self._shapes.looked, self._shapes.looked, best_s, min(best_s, self._bound_s))
 
     def _report(self, frontier: Frontier, settled: int) -> None:
         """Tell how far the search is."""

@@ -32,7 +32,7 @@ from planner.hardware.types import Cluster
 from planner.schedules import Schedule, get
 from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
-from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers
+from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
 from planner.space.schemes import judged_exchange
 from planner.space.terms import Setting, stage_terms
 from planner.space.timing import least_s, play_terms
@@ -96,6 +96,8 @@ def evaluate(
     names = shelf[configuration.stages[0].sharding].names
     if unserved := chosen.supports(pipeline):
         return _refused(tuple(forbidden_choices(job, configuration, names)) or (Violation("option", 0, unserved),))
+    if unlike := unlike_repeats(configuration, chosen.recomputed_stages(pipeline)):
+        return _refused(tuple(unlike))
     workers = lay_workers(configuration, chosen)
     if missing := missing_devices(cluster, job, configuration, workers):
         return _refused(tuple(missing))
@@ -105,7 +107,7 @@ def evaluate(
     setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers, exchange)
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
-    violations = (*forbidden_choices(job, configuration, names), *overfull_workers(memory))
+    violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))
     iteration_s = _iteration_s(configuration, chosen, stages, timed)
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.schedules import names
+from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
 from planner.space.pins import pinned_blocks
@@ -110,19 +110,35 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: b
     return found
 
 
-def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -> list[Violation]:
+def unlike_repeats(decision: Configuration, repeats: Collection[int]) -> list[Violation]:
+    """Stages that repeat their forward, or do not, unlike the orders, where these do so by actions of their own."""
+    return [
+        Violation(
+            "option", index, f"the orders {'' if index in repeats else 'do not '}repeat the forward of stage {index}"
+        )
+        for index, stage in enumerate(decision.stages)
+        if repeats and stage.recompute != (index in repeats)
+    ][:1]
+
+
+def forbidden_choices(
+    job: Job, decision: Configuration, names: Sequence[str], workers: Workers | None = None
+) -> list[Violation]:
     """Choices that the job does not allow.
 
     Args:
         job: what is to be trained.
         decision: the point of the space.
         names: of the blocks.
+        workers: who holds its stages; without them each stage has workers of its own.
     """
     if job.recompute not in ("never", "always", "auto"):
         raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
-    found = [(name, 0) for name, allowed, taken in _choices(job, decision) if allowed and not taken <= set(allowed)]
+    found = [
+        (name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)
+    ]
     if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
     if job.max_stages and count > job.max_stages:
@@ -137,13 +153,19 @@ def forbidden_choices(job: Job, decision: Configuration, names: Sequence[str]) -
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
-def _choices(job: Job, decision: Configuration) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
+def _choices(
+    job: Job, decision: Configuration, workers: Workers | None
+) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
     """Lists of what a user allows (nothing said means all), and what the decision has of it."""
-    yield "schedules", job.schedules, {decision.schedule}
+    key, plain = decision.schedule.partition(":")[0], (n for n in job.schedules if n.partition(":")[0] in names())
+    allowed = (*job.schedules, *(get(name).name for name in plain))
+    yield "schedules", allowed, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
-    yield "pipeline_stages", job.pipeline_stages, {len(decision.stages)}
-    yield "data_parallel", job.data_parallel, {decision.copies * s.replicas for s in decision.stages}
+    in_line = workers is None or workers.in_line
+    replicas = [s.replicas for s in decision.stages] if workers is None else [len(own) for own in workers.holders]
+    yield "pipeline_stages", job.pipeline_stages, {len(decision.stages) if in_line else len(workers.hosted)}  # type: ignore[union-attr]
+    yield "data_parallel", job.data_parallel, {decision.copies * count for count in replicas}
 
 
 def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:

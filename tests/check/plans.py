@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from planner.plan import Plan
 from planner.plan.orders import decode
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import Work
-from planner.systems import plan_schedule, plan_system
+from planner.systems import plan_system
 
 V100, DGX, POOL = "v100-pcie-4", "dgx-1v", "mixed-pool"
 ZIGZAG = ["F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"]
@@ -80,9 +81,11 @@ def planned(kind: str) -> Plan:
     job = planner.Job(**{"precision": "fp16", **options})
     by, _, name = who.partition(" ")
     if by == "schedule":
-        return plan_schedule(name, graph, cluster, job)
+        job = dataclasses.replace(job, schedules=(name,), tensor_parallel=(1,), zero=(0,))
+        return planner.plan(graph, cluster, job)
     if by == "system":
         return plan_system(name, graph, cluster, job)
     if by == "orders":
-        return plan_schedule(own_schedule(Work(tuple(map(decode, ZIGZAG))), "zigzag"), graph, cluster, job)
+        job = dataclasses.replace(job, tensor_parallel=(1,), zero=(0,))
+        return planner.plan(graph, cluster, job, orders=own_schedule(Work(tuple(map(decode, ZIGZAG))), "zigzag"))
     return planner.plan(graph, cluster, job)

@@ -119,7 +119,7 @@ def _searched_plans() -> list[object]:
     job = planner.Job(4, tensor_parallel=(2,))
     return [
         planner.plan(graph, cluster, job),
-        planner.plan_schedule("zb-h1", graph, cluster, planner.Job(4)),
+        planner.plan(graph, cluster, planner.Job(4, schedules=("zb-h1",), tensor_parallel=(1,), zero=(0,))),
         planner.plan_system("pipedream-2bw", graph, cluster, planner.Job(8)),
     ]
 

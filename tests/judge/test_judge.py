@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner import schedules
 from planner.plan import Plan, dumps
-from planner.systems import plan_schedule
+from planner.play import Transfers
 from tests.check.plans import KINDS, planned
 from tests.judge import judge
 
@@ -35,9 +35,16 @@ def test_the_judge_agrees_on_a_plan_of_every_kind(kind: str) -> None:
 @pytest.mark.parametrize("schedule", [*schedules.names(), *OPTIONS])
 def test_the_judge_agrees_on_every_schedule(schedule: str, place: tuple[str, str, int, str]) -> None:
     model, hardware, batch, transfers = place
-    job = planner.Job(global_batch=batch, precision="fp16")
+    job = planner.Job(
+        global_batch=batch,
+        precision="fp16",
+        schedules=(schedule,),
+        transfers=Transfers(transfers),
+        tensor_parallel=(1,),
+        zero=(0,),
+    )
     graph, cluster = planner.load_graph(model), planner.load_cluster(hardware)
-    agrees(plan_schedule(schedule, graph, cluster, job, transfers=transfers))
+    agrees(planner.plan(graph, cluster, job))
 
 
 def test_the_judge_uses_nothing_of_the_program() -> None:

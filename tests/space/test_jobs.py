@@ -50,7 +50,6 @@ def test_a_field_that_makes_no_sense_is_named(name: str, value: Any) -> None:
     job = planner.Job(**{"global_batch": 64, name: value})
     for ask in (
         planner.plan,
-        functools.partial(planner.plan_schedule, "chimera"),
         functools.partial(planner.plan_system, "1f1b"),
     ):
         with pytest.raises(planner.JobError, match=f"^{name} is"):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import planner
-from planner.errors import InfeasibleError, JobError, PlanError
+from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, dumps, loads
 from planner.plan.validate import validate
 from planner.plan.works import counterparts, leaders
-from planner.schedules import names as schedule_names
 from planner.simulate import simulate
-from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_schedule, plan_system
+from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_system
 
 JOB = planner.Job(global_batch=64, precision="fp32")
 HALF = planner.Job(global_batch=64, precision="fp16")
@@ -134,71 +131,6 @@ def test_a_system_by_name() -> None:
         plan_system("gshard", *loaded("gpt2", "mixed-pool"), HALF)
     with pytest.raises(InfeasibleError, match=r"GPipe: no plan fits: .* needs .* GiB"):
         plan_system("gpipe", *loaded("gpt3-13b"), JOB)
-
-
-@pytest.mark.parametrize("name", sorted(set(schedule_names()) - {"dualpipe-v"}))
-def test_the_best_stages_for_any_schedule(name: str) -> None:
-    graph, cluster = loaded()
-    plan = plan_schedule(name, graph, cluster, planner.Job(global_batch=64, precision="fp32", micro_batches=(8,)))
-    assert plan.schedule.name == name
-    assert plan.predictions.simulated_iteration_s == pytest.approx(plan.predictions.iteration_s)
-    assert validate(plan, planner.rebatch(graph, 8), cluster) == []
-
-
-def orders(folder: Path, *lanes: str) -> Path:
-    path = folder / "mine.csv"
-    rows = [f"{worker},{word}" for worker, lane in enumerate(lanes) for word in lane.split()]
-    path.write_text("\n".join(["worker,action", *rows]) + "\n")
-    return path
-
-
-def test_orders_of_ones_own_are_planned_with(tmp_path: Path) -> None:
-    """1F1B written by hand: as fast as the schedule of that name with the same stages and micro-batches."""
-    graph, cluster = loaded()
-    job = planner.Job(global_batch=64, precision="fp32", micro_batches=(8,), recompute="never")
-    own = plan_schedule(orders(tmp_path, *SHORT), graph, cluster, job)
-    assert own.schedule.name == "mine"
-    assert (len(own.stages), own.copies, own.micro_batches.count) == (2, 2, 8)
-    assert [line.actions for line in own.schedule.orders] == [
-        "F0.0-1 (B0.0 F0.2)*2 B0.2-3 S0 U0",
-        "(F1.0 B1.0)*4 S1 U1",
-    ]
-    named = plan_schedule("1f1b", graph, cluster, planner.Job(**{**vars_of(job), "max_stages": 2}))
-    assert named.copies == 2
-    assert own.predictions.iteration_s == pytest.approx(named.predictions.iteration_s)
-
-
-def vars_of(job: planner.Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in ("global_batch", "precision", "micro_batches", "recompute")}
-
-
-def test_orders_that_wait_for_each_other_show_the_cycle_and_the_line(tmp_path: Path) -> None:
-    path = orders(tmp_path, "F0.0 B0.0 F0.1 B0.1", "F1.1 B1.1 F1.0 B1.0")
-    with pytest.raises(
-        PlanError, match=r"mine.csv:3: .*worker 0 at B0.0 waits for B1.0; worker 1 at F1.1 waits for F0.1"
-    ):
-        plan_schedule(path, *loaded(), JOB)
-
-
-def test_orders_that_do_not_fit_say_what_and_when(tmp_path: Path) -> None:
-    with pytest.raises(InfeasibleError, match=r"mine: worker \d holds .* of 16 GB, too much from the start"):
-        plan_schedule(orders(tmp_path, *SHORT), *loaded("gpt3-13b"), JOB)
-    long = planner.Job(global_batch=4096, precision="fp32", recompute="never", devices=2)
-    with pytest.raises(InfeasibleError, match=r"mine: worker \d holds .* of 16 GB, too much when F\d\.\d runs"):
-        plan_schedule(orders(tmp_path, *SHORT), *loaded(), long)
-    with pytest.raises(InfeasibleError, match=r"zb-h1: the fullest worker holds .* of 16 GB at the least \(\d+ stages"):
-        plan_schedule("zb-h1", *loaded("gpt3-13b"), JOB)
-    with pytest.raises(JobError, match="2 stages on 2 workers and 4 micro-batches, which do not come out"):
-        plan_schedule(orders(tmp_path, *SHORT), *loaded(), planner.Job(global_batch=6, precision="fp32"))
-
-
-def test_own_orders_that_read_old_weights_are_asynchronous(tmp_path: Path) -> None:
-    lanes = "F0.0@0 F0.1@0 B0.0@0 U0.0 B0.1@0 U0.1", "F1.0@0 B1.0@0 U1.0 F1.1@1 B1.1@1 U1.1"
-    job = planner.Job(global_batch=4, precision="fp32", devices=2)
-    plan = plan_schedule(orders(tmp_path, *lanes), *loaded(), job)
-    assert plan.schedule.weight_policy == "stash"
-    assert plan.schedule.versions == (2, 1)
-    assert plan.schedule.staleness == (1, 0)
 
 
 def test_groups_of_ranks_of_the_best_of_all_stand_in_its_plan() -> None:
