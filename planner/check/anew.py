@@ -6,19 +6,22 @@ import dataclasses
 
 from planner.api import allowed_sizes
 from planner.check.compare import ROUNDED
-from planner.check.configuration import decision_of, is_judged, price_shardings
+from planner.check.configuration import decision_of, price_shardings
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plan import Plan, assemble, with_simulation
 from planner.plan.figures import gap_to
 from planner.plan.files import seal
+from planner.plan.scheduled import lay_out
 from planner.plan.words import significant
-from planner.schedules import get
+from planner.plan.works import leaders, work_of
+from planner.schedules import Schedule, get
+from planner.schedules.own_orders import own_schedule
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
-from planner.systems import decide_again, evaluate_scheduled
+from planner.systems import decide_again
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,10 +53,15 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     """
     if plan.system is not None:
         return Anew(decide_again(plan, graph, cluster))
-    if is_judged(plan):
-        return _searched(plan, graph, cluster)
-    scheduled, reason = evaluate_scheduled(plan, graph, cluster)
-    return Anew(scheduled, (Violation("option", 0, reason),) if reason else ())
+    return _searched(plan, graph, cluster)
+
+
+def _own_orders(plan: Plan) -> Schedule | None:
+    """The orders of one copy where they are the user's own, and no schedule has their name."""
+    if plan.schedule.given != "orders":
+        return None
+    ranks, copies = leaders(plan)
+    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
 
 
 def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
@@ -66,10 +74,12 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     shelf = {each.sharding: each for each in costs.values()}
     if any(stage.sharding == 0 for stage in decision.stages):
         shelf[0] = pricer.costs(size)
-    evaluation = evaluate(shelf, cluster, job, decision)
+    own = _own_orders(plan)
+    chosen = own or get(decision.schedule)
+    evaluation = evaluate(shelf, cluster, job, decision, schedule=own)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
-    said, played_s = plan.predictions, play_terms(decision, get(decision.schedule), evaluation.stages).iteration_s
+    said, played_s = plan.predictions, play_terms(decision, chosen, evaluation.stages).iteration_s
     gap = gap_to(said.bound_s, significant(played_s))
     again = assemble(
         pricer.graph_at(size),
@@ -82,6 +92,7 @@ def _searched(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
         shardings=shardings,
+        scheduled=None if own is None else lay_out(decision, schedule=own),
     )
     schedule = dataclasses.replace(again.schedule, given=plan.schedule.given)
     again = dataclasses.replace(again, schedule=schedule)

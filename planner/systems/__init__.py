@@ -39,8 +39,6 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
-from planner.systems._again import evaluate_scheduled  # noqa: E402
-from planner.systems._ordered import plan_schedule  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
 from planner.systems.plans import decide_again, plan_keeper, plan_system  # noqa: E402
 
@@ -55,11 +53,9 @@ __all__ = [
     "SystemRow",
     "compare_systems",
     "decide_again",
-    "evaluate_scheduled",
     "get",
     "names",
     "plan_keeper",
-    "plan_schedule",
     "plan_system",
     "run_system",
     "system_names",
