@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.headlines_recorded import (
@@ -20,11 +20,15 @@ from benchmarks.headlines_recorded import (
     balanced_pipeline,
     bapipe_benches,
     byteps_benches,
+    rings,
     rings_s,
 )
-from planner.systems import get
-from planner.systems._bench import Bench
-from planner.systems._exchanged import price_exchange
+from planner.space.terms import elements_of
+from planner.sync import Exchange
+from planner.systems import System, get
+from planner.systems.exchanged import data_parallel
+from planner.systems.rows import bubble_of
+from planner.systems.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,19 @@ class Parts:
         return self.ring_bytes / self.ring_s
 
 
-def _data_parallel(bench: Bench, minibatch: int) -> tuple[float, float, float, float, float]:
+def _exchanged(bench: Setting, system: System, minibatch: int) -> tuple[Exchange, float]:
+    """The exchange of data parallelism with minibatches of a size, and seconds of its step."""
+    configuration = next(c for c in data_parallel(bench, system.scheme) if c.micro_batch == minibatch)
+    return bench.exchange(configuration).exchange, bench.evaluate(configuration).iteration_s
+
+
+def _data_parallel(bench: Setting, minibatch: int) -> tuple[float, float, float, float, float]:
     """Bytes of a ring, work, ring alone, exposed, step."""
-    priced = price_exchange(bench, replace(get("data-parallel"), sync="ring"), minibatch)
-    gradients = float(bench.tables(minibatch).elements[0, -1]) * bench.precision.gradient_bytes
+    exchange, step_s = _exchanged(bench, rings(), minibatch)
+    costs = bench.costs(minibatch)
+    gradients = elements_of(costs, range(bench.blocks))[0] * bench.precision.gradient_bytes
     sent = 2 * (bench.devices - 1) / bench.devices * gradients
-    exchange = priced.exchange
-    if exchange is None:
-        return sent, priced.compute_s, 0.0, 0.0, priced.iteration_s
-    return sent, priced.compute_s, exchange.seconds, exchange.exposed_s, priced.iteration_s
+    return sent, step_s - exchange.exposed_s, exchange.seconds, exchange.exposed_s, step_s
 
 
 def parts_of(case: Case, folder: Path) -> Parts:
@@ -118,7 +126,7 @@ def bapipe(folder: Path) -> Iterator[str]:
             _ms(work_s),
             _ms(ring_s),
             _ms(step_s),
-            f"{_ms(found.iteration_s)} ({found.bubble:.0%}, {found.point.micro_batch})",
+            f"{_ms(found.iteration_s)} ({bubble_of(bench, found):.0%}, {found.proposal.parts[0].micro_batch})",
             f"{step_s / found.iteration_s:.2f}",
             f"{step_s / work_s:.2f}",
         ]
@@ -132,13 +140,12 @@ def byteps(folder: Path) -> Iterator[str]:
     for machines in (2, 4, 8):
         for name, published, bench in byteps_benches(folder, machines):
             sent, work_s, ring_s, _, step_s = _data_parallel(bench, 64)
-            served = price_exchange(bench, get("byteps:cpu_machines=n"), 64)
-            alone_s = served.exchange.seconds if served.exchange else 0.0
-            asked = sent / (ring_s + published * served.iteration_s - step_s)
+            served, served_s = _exchanged(bench, get("byteps:cpu_machines=n"), 64)
+            asked = sent / (ring_s + published * served_s - step_s)
             cells = [
                 f"{name}, {machines} machines of 8 V100",
-                *map(_ms, (work_s, ring_s, step_s, alone_s, served.iteration_s)),
-                f"{rings_s(bench) / served.iteration_s:.2f}",
+                *map(_ms, (work_s, ring_s, step_s, served.seconds, served_s)),
+                f"{rings_s(bench) / served_s:.2f}",
                 f"{published:.2f}",
                 f"{asked / 1e9:.2f}, {sent / ring_s / 1e9:.2f}",
             ]

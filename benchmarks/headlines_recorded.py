@@ -8,7 +8,6 @@ with: rings over all devices in buckets, as NCCL had them then.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,59 +18,64 @@ import numpy as np
 from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
-from planner.play import Transfers
 from planner.space.cuts import balanced
+from planner.space.stage_tables import stages_of
+from planner.space.subspaces import Limits
 from planner.space.types import Job, StageChoice
-from planner.systems import Point, get
-from planner.systems._bench import Bench
-from planner.systems._exchanged import by_exchange
-from planner.systems._found import Played
-from planner.systems._play import play
-from planner.systems._published import _bapipe_at, by_pipedream
+from planner.systems import get
+from planner.systems.balanced import pipelines
+from planner.systems.proposal import Proposal
+from planner.systems.replicated import dealt
+from planner.systems.runner import Judged, decide, judge
+from planner.systems.setting import Setting
+from planner.systems.types import System
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 """Samples of the minibatch that a profile's times are for."""
 
 
-def bench_of(folder: Path, name: str, cluster: Cluster, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Bench:
+def bench_of(folder: Path, name: str, cluster: Cluster, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:
     """A recorded network on all devices of a cluster, a minibatch each, or parts of one as micro-batches."""
     graph = load_graph(folder / f"{name}.graph.txt", dims={"batch": RECORDED[name]})
     devices = cluster.device_count
     sizes = tuple(minibatch // k for k in parts)
     job = Job(minibatch * devices, precision="fp32", optimizer="momentum", micro_batches=sizes, devices=devices)
-    return Bench(Pricer(graph, cluster, job), cluster, job)
+    return Setting(Pricer(graph, cluster, job), cluster, job)
 
 
-def rings_s(bench: Bench) -> float:
-    """Seconds a step of data parallelism with rings over all devices."""
-    return by_exchange(bench, replace(get("data-parallel"), sync="ring")).iteration_s
+def rings() -> System:
+    """Data parallelism with rings over all devices."""
+    return replace(get("data-parallel"), exchange="ring")
 
 
-def two_stages_s(bench: Bench, minibatch: int) -> float:
+def rings_s(setting: Setting) -> float:
+    """Seconds of its step."""
+    return decide(setting, rings()).iteration_s
+
+
+def _judged_s(setting: Setting, proposal: Proposal) -> float:
+    """Seconds of a global batch, infinite where the proposal does not fit."""
+    judged = judge(setting, proposal)
+    return judged.iteration_s if isinstance(judged, Judged) else math.inf
+
+
+def two_stages_s(setting: Setting, minibatch: int) -> float:
     """Seconds of as many minibatches as there are devices, under the best cut into all devices but one, and one."""
-    times = []
-    for cut in range(1, bench.blocks):
-        stages = (StageChoice(0, cut, bench.devices - 1), StageChoice(cut, bench.blocks, 1))
-        point = Point(stages, 1, minibatch, bench.devices, "pipedream", played=8 * (bench.devices - 1))
-        played = play(bench, point, Transfers.OVERLAPPED)
-        times.append(played.iteration_s if played.feasible else math.inf)
-    return min(times)
+    most, blocks = setting.devices - 1, setting.blocks
+    cuts = ((StageChoice(0, cut, most), StageChoice(cut, blocks, 1)) for cut in range(1, blocks))
+    return min(_judged_s(setting, dealt(setting, get("pipedream"), cut, minibatch, "pipedream")) for cut in cuts)
 
 
-def straight_s(bench: Bench, minibatch: int) -> float:
+def straight_s(setting: Setting, minibatch: int) -> float:
     """Seconds of as many minibatches as there are devices, in a line of balanced stages without replicas.
 
     Devices beyond the blocks of the network stay idle, as two did in the released configuration of GNMT-8 on twelve.
     """
-    depth = min(bench.devices, bench.blocks)
-    marks = balanced(bench.tables(minibatch).stage_s(recompute=False), [np.array(True)] * depth)
+    depth = min(setting.devices, setting.blocks)
+    marks = balanced(setting.tables(minibatch).stage_s, [np.array(True)] * depth)
     if marks is None:
         return math.inf
-    stages = tuple(StageChoice(a, b, 1) for a, b in itertools.pairwise(marks))
-    played = play(
-        bench, Point(stages, 1, minibatch, bench.devices, "pipedream", played=8 * depth), Transfers.OVERLAPPED
-    )
-    return played.iteration_s if played.feasible else math.inf
+    return _judged_s(setting, dealt(setting, get("pipedream"), stages_of(marks), minibatch, "pipedream"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,11 @@ class Case:
     plan: str
     published: float
 
-    def bench(self, folder: Path) -> Bench:
+    def bench(self, folder: Path) -> Setting:
         """The recorded network on the published cluster."""
         return bench_of(folder, self.name, load_cluster(self.hardware, nodes=self.nodes), self.minibatch)
 
-    def planned_s(self, bench: Bench) -> float:
+    def planned_s(self, bench: Setting) -> float:
         """Seconds of as many minibatches as there are devices, by the published plan."""
         by_plan = {"15-1": two_stages_s, "straight": straight_s}
         return by_plan[self.plan](bench, self.minibatch) if self.plan in by_plan else rings_s(bench)
@@ -115,14 +119,14 @@ def pipedream(folder: Path) -> Iterator[Headline]:
         data_s = rings_s(bench)
         ours = data_s / case.planned_s(bench)
         yield Headline("PipeDream", case.text, case.published, ours, f"the published plan: {case.plan}")
-        found = by_pipedream(bench, get("pipedream"))
+        found = decide(bench, get("pipedream"))
         shape = found.plan.partition(", micro-batch")[0]
         if shape != case.plan:
             ours = data_s / found.iteration_s
             yield Headline("PipeDream", case.text, case.published, ours, f"the plan found here: {shape}")
 
 
-def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Bench]]:
+def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Setting]]:
     """Network, where its four devices stand, minibatch of a device, and the bench. The publication names none."""
     clusters = (("on PCIe", load_cluster("v100-pcie-4")), ("over 25 Gb/s", load_cluster("ethernet-25g", nodes=4)))
     for where, cluster in clusters:
@@ -132,10 +136,11 @@ def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Bench]]:
                 yield name, where, minibatch, bench_of(folder, name, cluster, minibatch, parts=parts)
 
 
-def balanced_pipeline(bench: Bench) -> Played:
+def balanced_pipeline(setting: Setting) -> Judged:
     """BaPipe's fastest pipeline over all devices, whether data parallelism is faster or not."""
-    played = [p for size in bench.sizes for p in _bapipe_at(bench, size, math.inf) if p.feasible]
-    return min(played, key=lambda p: p.iteration_s)
+    limits = get("bapipe").limits or Limits()
+    every = (judge(setting, Proposal((c,))) for size in setting.sizes for c in pipelines(setting, limits, size))
+    return min((judged for judged in every if isinstance(judged, Judged)), key=lambda judged: judged.iteration_s)
 
 
 def bapipe(folder: Path) -> Iterator[Headline]:
@@ -148,7 +153,7 @@ def bapipe(folder: Path) -> Iterator[Headline]:
             yield Headline("BaPipe", what, 3.2, max(1.0, ratio), assumed)
 
 
-def byteps_benches(folder: Path, machines: int) -> Iterator[tuple[str, float, Bench]]:
+def byteps_benches(folder: Path, machines: int) -> Iterator[tuple[str, float, Setting]]:
     """Network, published gain over rings, and the bench of machines of 8 V100 on 20 Gb/s, 64 samples a device."""
     cluster = load_cluster("p3.16xlarge", nodes=machines)
     inner, outer = cluster.levels
@@ -160,6 +165,6 @@ def byteps_benches(folder: Path, machines: int) -> Iterator[tuple[str, float, Be
 def byteps(folder: Path) -> Iterator[Headline]:
     """BytePS with as many CPU machines as GPU machines over rings, on 20 Gb/s."""
     for name, published, bench in byteps_benches(folder, 4):
-        ours = rings_s(bench) / by_exchange(bench, get("byteps:cpu_machines=n")).iteration_s
+        ours = rings_s(bench) / decide(bench, get("byteps:cpu_machines=n")).iteration_s
         assumed = "4 machines of 8 V100 with NVLink, as many CPU machines; the number is not published with it"
         yield Headline("BytePS", f"{name} over rings, 20 Gb/s TCP", published, ours, assumed)

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from planner.report import LEGEND
 from planner.systems import SYSTEMS, System
-from planner.systems.report import LEGEND
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 PROMPT = "$ shardplan "
@@ -39,12 +39,12 @@ def command_output(line: str) -> str:
 def generated(system: System) -> dict[str, str]:
     """The paragraphs of a section that say what the system's data says."""
     semantics = "Synchronous" if system.semantics.value == "sync" else "Asynchronous"
+    schedules = ", ".join(f"`{name}`" for name in system.schedules) or ("none" if system.limits else "as allowed")
+    usual = "as layouts need" if system.layouts else "all-reduce of each stage"
+    exchange = f"`{system.exchange}`" if system.exchange else usual
     decides = (
-        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: "
-        + (f"`{system.schedule}`" if system.schedule else "none")
-        + "; exchange: "
-        + (f"`{system.sync}`" if system.sync else "all-reduce of each stage" if system.schedule else "as layouts need")
-        + f". {semantics}; staleness: {system.staleness}. Source: {system.source}."
+        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: {schedules}; "
+        f"exchange: {exchange}. {semantics}; staleness: {system.staleness}. Source: {system.source}."
     )
     backend = "; ".join(f"{topic.replace('_', ' ')}: {text}" for topic, text in system.backend.items())
     options = "; ".join(f"`{system.key}:{name}={value or '...'}`" for name, value in system.tunable.items())

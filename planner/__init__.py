@@ -115,6 +115,15 @@ if TYPE_CHECKING:
     from planner.prediction import predict as predict
     from planner.prediction import predict_many as predict_many
     from planner.registry import did_you_mean as did_you_mean
+    from planner.report import comparison_cells as comparison_cells
+    from planner.report import comparison_columns as comparison_columns
+    from planner.report import comparison_csv as comparison_csv
+    from planner.report import comparison_document as comparison_document
+    from planner.report import comparison_groups as comparison_groups
+    from planner.report import comparison_links as comparison_links
+    from planner.report import comparison_markdown as comparison_markdown
+    from planner.report import comparison_marks as comparison_marks
+    from planner.report import comparison_svg as comparison_svg
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
     from planner.simulate import SYMBOLS as SYMBOLS
@@ -135,15 +144,6 @@ if TYPE_CHECKING:
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
-    from planner.systems import comparison_cells as comparison_cells
-    from planner.systems import comparison_columns as comparison_columns
-    from planner.systems import comparison_csv as comparison_csv
-    from planner.systems import comparison_document as comparison_document
-    from planner.systems import comparison_groups as comparison_groups
-    from planner.systems import comparison_links as comparison_links
-    from planner.systems import comparison_markdown as comparison_markdown
-    from planner.systems import comparison_marks as comparison_marks
-    from planner.systems import comparison_svg as comparison_svg
     from planner.systems import plan_keeper as plan_keeper
     from planner.systems import plan_system as plan_system
     from planner.systems import system_names as system_names
@@ -225,15 +225,15 @@ _EXPORTS = {
     "compare_systems": "planner.systems",
     "plan_keeper": "planner.systems",
     "plan_system": "planner.systems",
-    "comparison_cells": "planner.systems",
-    "comparison_columns": "planner.systems",
-    "comparison_csv": "planner.systems",
-    "comparison_document": "planner.systems",
-    "comparison_groups": "planner.systems",
-    "comparison_links": "planner.systems",
-    "comparison_markdown": "planner.systems",
-    "comparison_marks": "planner.systems",
-    "comparison_svg": "planner.systems",
+    "comparison_cells": "planner.report",
+    "comparison_columns": "planner.report",
+    "comparison_csv": "planner.report",
+    "comparison_document": "planner.report",
+    "comparison_groups": "planner.report",
+    "comparison_links": "planner.report",
+    "comparison_markdown": "planner.report",
+    "comparison_marks": "planner.report",
+    "comparison_svg": "planner.report",
     "system_names": "planner.systems",
     # units
     "format_bytes": "planner.units",

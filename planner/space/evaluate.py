@@ -34,6 +34,7 @@ from planner.schedules import Schedule, get
 from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
 from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
+from planner.space.schemes import judged_exchange
 from planner.space.terms import Setting, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
@@ -78,8 +79,9 @@ def evaluate(
 
     Returns:
         The iteration time, the terms of each stage, the memory of each worker and the violations. A configuration whose
-        stages or devices make no sense (kinds "coverage", "devices", "divisibility"), or that its schedule cannot
-        serve, gets an infinite time and no terms. What the job forbids is said before what the schedule cannot do.
+        stages or devices make no sense (kinds "coverage", "devices", "divisibility"), or that its schedule or exchange
+        scheme cannot serve, gets an infinite time and no terms. What the job forbids is said before what the schedule
+        cannot do.
 
     Raises:
         UsageError: the job's precision or optimizer is unknown.
@@ -100,7 +102,10 @@ def evaluate(
     workers = lay_workers(configuration, chosen)
     if missing := missing_devices(cluster, job, configuration, workers):
         return _refused(tuple(missing))
-    setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers)
+    exchange, unserved_by = judged_exchange(shelf[configuration.stages[0].sharding], cluster, job, configuration)
+    if unserved_by:
+        return _refused(unserved_by)
+    setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers, exchange)
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
     violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))

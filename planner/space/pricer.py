@@ -33,8 +33,9 @@ from planner.space.blocks import block_costs, block_seconds
 from planner.space.configuration import Configuration
 from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
-from planner.space.sharded import Training, sharded_block_costs
+from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
+from planner.sync import Step, step_of
 
 Decided = Mapping[str, Choice] | None
 """What is decided about a block; None for nothing."""
@@ -108,20 +109,23 @@ class Pricer:
         entries = [self.entry(configuration.micro_batch, number) for number in numbers]
         return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
 
-    def whole(self, micro_batch: int, mesh: tuple[int, ...], decision: Mapping[str, Choice]) -> BlockCosts:
+    def whole(
+        self, micro_batch: int, mesh: tuple[int, ...], decision: Mapping[str, Choice], device_type: int = 0
+    ) -> BlockCosts:
         """Costs of the chain sharded as one, by a decision about every operator, tensor and weight of the graph.
 
         Args:
             micro_batch: samples.
             mesh: ranks along each axis.
             decision: as the searches of `planner.sharding` make it, on this mesh for `graph_at(micro_batch)`.
+            device_type: whose prices hold on all devices: of unlike ones that work in step, the slowest's.
 
         Raises:
             UsageError: something is not decided.
             InfeasibleError: the decision is not legal.
         """
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,))
-        return self._numbered(inner, whole_costs(inner, decision, self._differentiable))
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,), device_type)
+        return self._numbered(inner, whole_costs(inner, decision, self._differentiable), device_type)
 
     def decided(
         self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries, decisions: Sequence[Decided]
@@ -168,7 +172,7 @@ class Pricer:
 
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs where every replica is one device."""
-        return block_costs(
+        costs = block_costs(
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch),
@@ -176,6 +180,20 @@ class Pricer:
             precision(self._job.precision),
             self._job.optimizer,
             self._differentiable,
+        )
+        return replace(costs, steps=functools.partial(self._step, micro_batch))
+
+    def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
+        """What a step of data parallelism exchanges (`BlockCosts.steps`)."""
+        own, chosen = self.profiles(micro_batch)[device_type], precision(self._job.precision)
+        return step_of(
+            self.graph_at(micro_batch),
+            own.forward_s,
+            own.backward_s,
+            gradient_bytes=chosen.gradient_bytes,
+            weight_bytes=chosen.weight_bytes,
+            micro_batches=micro_batches,
+            lookups=lookups,
         )
 
     def in_words(self) -> str:
@@ -298,13 +316,15 @@ class Pricer:
         self._worked_on.append(found)
         return found
 
-    def _inner_with(self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...]) -> InnerCosts:
+    def _inner_with(
+        self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...], device_type: int = 0
+    ) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
         return inner_costs(
             self.chain,
             self.graph_at(micro_batch),
-            self.profiles(micro_batch)[0],
+            self.profiles(micro_batch)[device_type],
             mesh_on(self.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
             options=InnerOptions(
                 boundaries=boundaries,
@@ -322,10 +342,12 @@ class Pricer:
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
         return tuple(self._numbered(inner, each) for each in found)
 
-    def _numbered(self, inner: InnerCosts, sharded: ShardedCosts) -> BlockCosts:
-        """Costs of a sharding, which gets the next number of its micro-batch size."""
+    def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:
+        """Costs of a sharding, the same on all device types, which gets the next number of its micro-batch size."""
         known = self._known.setdefault(inner.micro_batch, [])
         number = len(known) + 1
-        costs = sharded_block_costs(inner, sharded, self._training, self._differentiable, number)
+        training = replace(self._training, device=self.cluster.devices[device_type])
+        costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
+        costs = on_all_types(costs, len(self.cluster.devices))
         known.append(Sharded(number, inner, sharded, costs))
         return costs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,6 +72,16 @@ def sharded_block_costs(
         gather_s=forward[1],
         gradient_gather_s=backward[1],
     )
+
+
+def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
+    """Costs that were worked out for one device type, taken for all of them."""
+    if types == 1:
+        return costs
+    forward_s, backward_s, update_s = (
+        np.repeat(seconds[:1], types, axis=0) for seconds in (costs.forward_s, costs.backward_s, costs.update_s)
+    )
+    return replace(costs, forward_s=forward_s, backward_s=backward_s, update_s=update_s)
 
 
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:

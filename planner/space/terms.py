@@ -14,6 +14,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.schedules.types import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.replicas import Replicas
+from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job, StageTerms
 from planner.space.workers import Workers
@@ -31,6 +32,7 @@ class Setting:
         schedule: its schedule.
         pipeline: what the schedule orders.
         workers: where the workers are.
+        exchange: what the configuration's exchange scheme costs, None where it names none.
         known: seconds of transfers and exchanges, by devices and bytes: stages that are alike are worked out once.
     """
 
@@ -41,6 +43,7 @@ class Setting:
     schedule: Schedule
     pipeline: Pipeline
     workers: Workers
+    exchange: SchemeExchange | None = None
     known: dict[object, tuple[float, float, float]] = field(default_factory=dict)
 
     def costs(self, stage: int) -> BlockCosts:
@@ -59,6 +62,8 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     terms = tuple(
         _terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage]) for stage in range(count)
     )
+    if setting.exchange is not None:
+        return tuple(with_scheme(t, setting.exchange) for t in terms)
     if not any(held.guests for held in schedule.peaks(pipeline)):
         return terms
     moved_s = _evict_s(setting, [t.unit_bytes for t in terms])

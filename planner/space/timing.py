@@ -16,6 +16,9 @@ from planner.space.configuration import Configuration
 from planner.space.types import Evaluation, StageTerms
 from planner.space.workers import pipeline_of
 
+MOST_MICRO_BATCHES = 1_000_000
+"""Micro-batches of one copy of a pipeline that are played at the most."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timing:
@@ -73,6 +76,16 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
         iteration_s, played, trace = max(steady.iteration_s * beats, beside_s), steady.played / beats, steady.trace
     busy_s = float(trace.compute_s().mean()) / played
     return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, trace)
+
+
+def played_s(configuration: Configuration, evaluation: Evaluation) -> float:
+    """Seconds of an iteration of a judged configuration when it is played, one with too many micro-batches left alone.
+
+    O(actions).
+    """
+    if configuration.micro_batches > MOST_MICRO_BATCHES:
+        return evaluation.iteration_s
+    return play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages).iteration_s
 
 
 def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
+from planner.sync.types import Step
 
 __all__ = [
     "BlockCosts",
@@ -15,6 +17,7 @@ __all__ = [
     "Certificate",
     "Configuration",
     "Evaluation",
+    "ExchangedStep",
     "Job",
     "MemoryBytes",
     "StageChoice",
@@ -242,6 +245,20 @@ class Tie:
     blocks: tuple[int, ...]
 
 
+class ExchangedStep(Protocol):
+    """The variables of a model at a micro-batch size, with the times at which their gradients are complete."""
+
+    def __call__(self, device_type: int, micro_batches: int, lookups: int, /) -> Step:
+        """One optimizer step of a replica on that device type.
+
+        Args:
+            device_type: index of the type.
+            micro_batches: whose gradients a replica accumulates.
+            lookups: micro-batches whose looked-up rows come together on a machine before they are sent.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class BlockCosts:
     """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
@@ -274,6 +291,8 @@ class BlockCosts:
         step_s: [n] seconds of communication among the ranks once an update. None means zero.
         gather_s: [n + 1] seconds to put together on every rank what came over boundary p in parts. None means zero.
         gradient_gather_s: [n + 1] the same of the gradients that go back.
+        steps: what a step of data parallelism exchanges, variable by variable, for exchange schemes (`ExchangedStep`).
+            None where that is not known, as where ranks share operators.
     """
 
     micro_batch: int
@@ -296,3 +315,4 @@ class BlockCosts:
     step_s: np.ndarray | None = None
     gather_s: np.ndarray | None = None
     gradient_gather_s: np.ndarray | None = None
+    steps: ExchangedStep | None = field(default=None, repr=False, compare=False)

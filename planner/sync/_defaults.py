@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from planner.errors import UsageError
 from planner.registry import name_with_options
-from planner.sync.fabric import Fabric
+from planner.sync.fabric import Fabric, Servers
 from planner.sync.recipe import SUMMED, Recipe
 from planner.sync.timeline import play
 from planner.sync.traffic import nothing
@@ -52,6 +52,10 @@ class Defaults(Scheme):
     def supports(self, fabric: Fabric) -> str:
         """Any fabric."""
         return ""
+
+    def added_servers(self, machines: int) -> Servers:
+        """None: the machines of the group do it all."""
+        return Servers(0)
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """What one step's exchange costs; the gradients of the last micro-batch overlap with its backward.

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.errors import UsageError
 from planner.sync import SCHEMES
 from planner.sync._defaults import Defaults, dense_note, positive
 from planner.sync._inside import Inside
 from planner.sync._servers import SUMMED_ON_SERVERS, Sending, Transport, draft_servers, sent
 from planner.sync.buckets import pack
-from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric
+from planner.sync.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.sync.formulas import byteps_shares
 from planner.sync.types import Draft, Facts, Step
 
@@ -29,6 +30,7 @@ class BytePS(Defaults):
         card_ranks: ranks under a network card's switch, for `inside=nvlink`; 0 for two for each card of a machine.
         efficiency: what the transport reaches of the network's achievable bandwidth.
         sum_byte_per_s: rate at which a GPU machine's host sums what it receives.
+        cpu_machines: machines without accelerators that a job adds, "n" for as many as it has with them.
     """
 
     inside: Inside = Inside.AUTO
@@ -36,6 +38,7 @@ class BytePS(Defaults):
     card_ranks: int = 0
     efficiency: float = 1.0
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
+    cpu_machines: str = "0"
 
     key = "byteps"
     recipe = SUMMED_ON_SERVERS
@@ -46,6 +49,13 @@ class BytePS(Defaults):
         memory="all of it",
         source="Jiang et al., OSDI 2020",
     )
+
+    def added_servers(self, machines: int) -> Servers:
+        """As many as the option says."""
+        wanted = self.cpu_machines
+        if wanted != "n" and not wanted.isdecimal():
+            raise UsageError(f"cannot read {wanted!r}", where="cpu_machines", hint="use a number, or n for as many")
+        return Servers(machines if wanted == "n" else int(wanted))
 
     def shares(self, fabric: Fabric) -> tuple[float, ...]:
         """The part that each endpoint sums, the machines first."""

@@ -51,6 +51,15 @@ class Traffic:
         lowest[len(fabric.machines) :] = fabric.machine_ports[-1, len(fabric.machines) :]
         return self.out_bytes[lowest], self.in_bytes[lowest]
 
+    @property
+    def sent_bytes(self) -> float:
+        """What all devices (and servers) send: each byte counted where it leaves a device, or a machine for another."""
+        ports = self.fabric.ports
+        levels = ({p.level for p in ports if p.network is network} for network in (False, True))
+        first = {min(own) for own in levels if own}
+        counted = np.array([p.level in first or p.child < 0 for p in ports], dtype=bool)
+        return float(self.out_bytes[counted].sum()) if len(counted) else 0.0
+
     def by_level(self) -> tuple[LevelTraffic, ...]:
         """The busiest port and the sum of every level, innermost first."""
         level_of = np.asarray([p.level for p in self.fabric.ports], dtype=np.int64)
@@ -102,4 +111,29 @@ def push_traffic(fabric: Fabric, shares: np.ndarray) -> Traffic:
         np.add.at(machines, row[:count], 1.0)
         out_bytes += machines * (total - held) * (machines > 0)
         in_bytes += held * (count - machines)
+    return Traffic(fabric, out_bytes, in_bytes)
+
+
+def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> Traffic:
+    """Traffic when every rank pushes what it holds to servers on all machines, and pulls as much, shards spread evenly.
+
+    Of the B_i bytes that the ranks of machine i hold, each of N machines serves a part: machine i pushes B_i / N to
+    machine j and answers the pulls of j's ranks with B_j / N. A rank's own port passes what it holds.
+
+    Args:
+        fabric: of the ranks.
+        held_bytes: float64 [ranks], in the order of `fabric.ranks`.
+    """
+    held = dict(zip(fabric.ranks, held_bytes.tolist(), strict=True))
+    machine = np.array([sum(held[rank] for rank in own) for own in fabric.machines])
+    flows = (machine[:, None] + machine[None, :]) / len(machine)
+    out_bytes, in_bytes = np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports))
+    for level in range(fabric.top + 1):
+        if fabric.inside(level):
+            np.add.at(out_bytes, fabric.rank_ports[level], held_bytes)
+            np.add.at(in_bytes, fabric.rank_ports[level], held_bytes)
+    for row in fabric.machine_ports:
+        crossing = np.where(row[:, None] != row[None, :], flows, 0.0)
+        np.add.at(out_bytes, row, crossing.sum(axis=1))
+        np.add.at(in_bytes, row, crossing.sum(axis=0))
     return Traffic(fabric, out_bytes, in_bytes)

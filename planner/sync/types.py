@@ -12,7 +12,7 @@ from planner.errors import JobError
 from planner.sync.recipe import Recipe, Sizes
 
 if TYPE_CHECKING:
-    from planner.sync.fabric import Fabric
+    from planner.sync.fabric import Fabric, Servers
     from planner.sync.messages import Message
     from planner.sync.traffic import Traffic
 
@@ -278,6 +278,14 @@ class Scheme(Protocol):
 
     def supports(self, fabric: Fabric) -> str:
         """Why the fabric cannot run it, empty when it can."""
+        ...
+
+    def added_servers(self, machines: int) -> Servers:
+        """Machines without accelerators that it adds to a group of so many machines.
+
+        Raises:
+            UsageError: an option that says how many cannot be read.
+        """
         ...
 
     @abstractmethod

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.errors import UsageError
 from planner.registry import Registry, did_you_mean
-from planner.systems.types import Point, Semantics, System, SystemRow
+from planner.systems.types import Semantics, System, SystemRow
 
 SYSTEMS: Registry[System] = Registry(__name__, "system")
 """All systems by name; a module of this package registers its own."""
@@ -39,21 +39,8 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
-from planner.systems._again import decide_again, evaluate_scheduled  # noqa: E402
-from planner.systems._ordered import plan_schedule  # noqa: E402
-from planner.systems._planned import plan_keeper, plan_system  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
-from planner.systems.plot import comparison_svg  # noqa: E402
-from planner.systems.report import (  # noqa: E402
-    comparison_cells,
-    comparison_columns,
-    comparison_csv,
-    comparison_document,
-    comparison_groups,
-    comparison_links,
-    comparison_markdown,
-    comparison_marks,
-)
+from planner.systems.plans import decide_again, plan_keeper, plan_system  # noqa: E402
 
 system_names = names
 """The same under a name that the front door can export."""
@@ -61,26 +48,14 @@ system_names = names
 __all__ = [
     "SYSTEMS",
     "Comparison",
-    "Point",
     "Semantics",
     "System",
     "SystemRow",
     "compare_systems",
-    "comparison_cells",
-    "comparison_columns",
-    "comparison_csv",
-    "comparison_document",
-    "comparison_groups",
-    "comparison_links",
-    "comparison_markdown",
-    "comparison_marks",
-    "comparison_svg",
     "decide_again",
-    "evaluate_scheduled",
     "get",
     "names",
     "plan_keeper",
-    "plan_schedule",
     "plan_system",
     "run_system",
     "system_names",

@@ -1,9 +1,8 @@
 """The best of all of them: this planner's own search, and every named system beside it."""
 
-from __future__ import annotations
-
+from planner.space.asked import LIMITS, PRICED
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "auto",
@@ -12,16 +11,16 @@ SYSTEMS.register(
         title="auto",
         cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
         sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
-        schedule="1f1b",
-        sync="",
-        search="auto",
-        semantics=Semantics.SYNC,
+        solver="joint",
         staleness="none by default; with `--semantics any` that of the system it takes",
         chooses=(
             "the fastest of the own search (proven best of its space by the closed form, then simulated) "
             "and of all named systems that were run"
         ),
         source="this planner",
+        limits=None,
+        takes=PRICED | {*LIMITS, "overlap"},
+        best_of_all=True,
         backend={
             "plan": "`shardplan plan --system auto` writes it, as `compare --write-plans` does for every row",
         },
@@ -29,6 +28,5 @@ SYSTEMS.register(
             "asynchronous systems take part only where other semantics are allowed, rows whose updates differ never",
             "the own search counts transfers and the exchange at the end in full, while data-parallel rows hide theirs",
         ),
-        recompute=(False, True),
     ),
 )

@@ -1,9 +1,7 @@
 """BytePS: data parallelism with summation services on all machines."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "byteps",
@@ -11,17 +9,14 @@ SYSTEMS.register(
         key="byteps",
         title="BytePS",
         cut="none: every device has the whole model",
-        sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="byteps",
-        search="exchanged",
-        semantics=Semantics.SYNC,
+        solver="exchanged",
         staleness="none",
         chooses=(
             "the share of every machine's summation service so that all network ports are busy to the "
             "end; how a machine sums inside by its links"
         ),
         source="Jiang et al., OSDI 2020",
+        exchange="byteps",
         backend={
             "weight_versions": "1",
             "server_placement": (
@@ -31,13 +26,10 @@ SYSTEMS.register(
             "update": "on the devices: gradients are pulled, not weights",
         },
         open=(
-            (
-                "k = 0, as hardware profiles name no machines without accelerators; byteps:cpu_machines=4 (or =n, as "
-                "many as machines) adds some, with the network port of a machine of the group"
-            ),
+            "k = 0, as hardware profiles name no machines without accelerators; byteps:cpu_machines=4 (or =n, as "
+            "many as machines) adds some, with the network port of a machine of the group",
             "as many accelerators are beside a network card as two for each card of a machine",
         ),
-        copies=False,
         tunable={"cpu_machines": "0", "inside": "auto", "efficiency": "1"},
     ),
 )

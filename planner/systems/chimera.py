@@ -1,9 +1,8 @@
 """Chimera: pipelines in both directions, W x D workers."""
 
-from __future__ import annotations
-
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "chimera",
@@ -11,11 +10,7 @@ SYSTEMS.register(
         key="chimera",
         title="Chimera",
         cut="D balanced stages on D workers in both directions; W copies",
-        sharding="none: every tensor is whole on its stage",
-        schedule="chimera",
-        sync="",
-        search="sweep",
-        semantics=Semantics.SYNC,
+        solver="joint",
         staleness="none: the pipeline drains before every update",
         chooses=(
             "the largest micro-batch that fits for each (W, D), then the shape that its performance model"
@@ -23,6 +18,7 @@ SYSTEMS.register(
             "recomputation where there are more than D micro-batches"
         ),
         source="Li and Hoefler, SC 2021",
+        limits=Limits(schedules=("chimera",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "1, in 2f copies of every stage",
             "update": "once per mini-batch after an all-reduce among the 2fW workers of a stage",
@@ -32,12 +28,8 @@ SYSTEMS.register(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             "all micro-batch sizes are simulated rather than the largest only",
             "backward halving is not tried: it needs micro-batches of at least two samples",
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

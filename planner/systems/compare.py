@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from planner.errors import ShardplanError, UsageError
+from planner.errors import UsageError
 from planner.hardware.types import Cluster
+from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
-from planner.systems._bench import Bench, Prices
-from planner.systems._found import Found
-from planner.systems._search import ask
-from planner.systems.types import LinkBytes, Semantics, System, SystemRow
-
-AUTO = "auto"
+from planner.systems.rows import row_of
+from planner.systems.runner import Keep, decide
+from planner.systems.setting import Setting
+from planner.systems.types import Semantics, System, SystemRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,68 +39,20 @@ class Comparison:
     precision: str = ""
 
 
-Keep = Callable[[Bench, System, Found], None]
-"""Told what a system found that found something."""
-
-
-def run_system(system: System, bench: Bench, keep: Keep | None = None) -> SystemRow:
-    """Let a system decide by its own rules, and play what it decides.
+def run_system(system: System, setting: Setting, keep: Keep | None = None) -> SystemRow:
+    """Let a system decide by its own rules, and judge what it decides.
 
     A system that cannot express the model, fit it or follow the job's limits gives a row that says why. Where one is
     found, `keep` is told.
     """
-    try:
-        found = ask(bench, system)
-    except ShardplanError as error:
-        found = Found(reason=str(error))
-    if system.key != AUTO and (system.semantics is Semantics.SYNC or "any" in bench.allowed):
-        bench.results[system.key] = replace(found, changes_semantics=system.semantics is Semantics.ASYNC)
-    if keep is not None and not found.reason and math.isfinite(found.iteration_s):
-        keep(bench, system, found)
-    return _row(system, bench, found)
-
-
-def _row(system: System, bench: Bench, found: Found) -> SystemRow:
-    feasible = not found.reason and math.isfinite(found.iteration_s)
-    asynchronous = found.changes_semantics or (system.semantics is Semantics.ASYNC and found.staleness > 0)
-    semantics = (
-        Semantics.ASYNC if asynchronous or (system.semantics is Semantics.ASYNC and not feasible) else Semantics.SYNC
-    )
-    return SystemRow(
-        system=system.key,
-        title=system.title,
-        semantics=semantics,
-        feasible=feasible,
-        reason=found.reason,
-        plan=found.plan if feasible else "",
-        iteration_s=found.iteration_s if feasible else 0.0,
-        throughput=bench.job.global_batch / found.iteration_s if feasible else 0.0,
-        memory=found.memory if feasible else None,
-        capacity_bytes=found.capacity_bytes if feasible else 0.0,
-        bubble=found.bubble if feasible else 0.0,
-        sent_bytes=found.sent_bytes if feasible else 0.0,
-        weight_versions=found.weight_versions if feasible else 0,
-        staleness=found.staleness if feasible else 0,
-        devices=found.devices if feasible else 0,
-        available=bench.devices,
-        micro_batch=found.micro_batch if feasible else 0,
-        tells={**system.backend, **found.tells},
-        notes=found.notes,
-        links=_links(bench, found) if feasible else (),
-        alters=found.alters if feasible else "",
-    )
-
-
-def _links(bench: Bench, found: Found) -> tuple[LinkBytes, ...]:
-    if found.links or found.played is None:
-        return found.links
-    from planner.systems._links import links_of, point_traffic
-
-    return links_of(point_traffic(bench, found.played.point, np.asarray(found.played.exchanges)))
+    decided = decide(setting, system)
+    if keep is not None and decided.best is not None:
+        keep(setting, system, decided)
+    return row_of(setting, system, decided)
 
 
 def compare_systems(
-    prices: Prices,
+    prices: Pricer,
     cluster: Cluster,
     job: Job,
     *,
@@ -118,9 +66,9 @@ def compare_systems(
         prices: the model's prices (`planner.Pricer(graph, cluster, job)`).
         cluster: the machine.
         job: global batch, precision, optimizer.
-        systems: which; all when empty. `auto` takes the best of its own search and of the others that are asked.
+        systems: which; all when empty. One that takes the best of all takes the best of those that are asked.
         semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
-        keep: told what each system found, to make plan files of it (`plan_keeper`).
+        keep: told what each system decided, to make plan files of it (`plan_keeper`).
 
     Raises:
         UsageError: no system has one of the names.
@@ -128,15 +76,16 @@ def compare_systems(
     """
     if semantics not in ("sync", "any"):
         raise UsageError(f"unknown semantics {semantics!r}", hint="use sync or any")
-    wanted = tuple(dict.fromkeys(systems)) or SYSTEMS.names()
-    chosen = [get(name) for name in wanted]
-    bench = Bench(prices, cluster, job, allowed=("any",) if semantics == "any" else ())
-    rows = [run_system(system, bench, keep) for system in sorted(chosen, key=lambda s: s.key == AUTO)]
-    rows.sort(key=lambda row: _order(row, semantics))
-    name = prices.chain.graph.name
-    return Comparison(name, cluster.name, job.global_batch, semantics, tuple(rows), bench.notes, bench.job.precision)
+    chosen = [get(name) for name in tuple(dict.fromkeys(systems)) or SYSTEMS.names()]
+    setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
+    last = {system.key: system.best_of_all for system in chosen}
+    rows = [run_system(system, setting, keep) for system in sorted(chosen, key=lambda system: system.best_of_all)]
 
+    def order(row: SystemRow) -> tuple[bool, bool, float, bool, str]:
+        behind = semantics == "sync" and row.semantics is Semantics.ASYNC
+        return not row.feasible, behind, row.iteration_s, not last[row.system], row.system
 
-def _order(row: SystemRow, semantics: str) -> tuple[bool, bool, float, bool, str]:
-    behind = semantics == "sync" and row.semantics is Semantics.ASYNC
-    return not row.feasible, behind, row.iteration_s, row.system != AUTO, row.system
+    rows.sort(key=order)
+    return Comparison(
+        setting.name, cluster.name, job.global_batch, semantics, tuple(rows), setting.notes, setting.job.precision
+    )

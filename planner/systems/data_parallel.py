@@ -1,9 +1,7 @@
 """Plain synchronous data parallelism: what every published system compares itself with."""
 
-from __future__ import annotations
-
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "data-parallel",
@@ -11,14 +9,11 @@ SYSTEMS.register(
         key="data-parallel",
         title="Data parallelism",
         cut="none: every device has the whole model",
-        sharding="none: every tensor is whole on its stage",
-        schedule="",
-        sync="all-reduce",
-        search="exchanged",
-        semantics=Semantics.SYNC,
+        solver="exchanged",
         staleness="none",
         chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",
+        exchange="all-reduce",
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch after an all-reduce",
@@ -27,6 +22,5 @@ SYSTEMS.register(
             "gradients are reduced in buckets behind the backward of the last micro-batch",
             "of all micro-batch sizes the fastest is taken, also where fewer devices share the batch then",
         ),
-        copies=False,
     ),
 )

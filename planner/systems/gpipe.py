@@ -1,9 +1,8 @@
 """GPipe: balanced cells, all forwards, then all backwards, activations recomputed."""
 
-from __future__ import annotations
-
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "gpipe",
@@ -11,17 +10,14 @@ SYSTEMS.register(
         key="gpipe",
         title="GPipe",
         cut="K balanced cells in line; copies of the pipeline",
-        sharding="none: every tensor is whole on its stage",
-        schedule="gpipe",
-        sync="",
-        search="sweep",
-        semantics=Semantics.SYNC,
+        solver="joint",
         staleness="none: the pipeline drains before every update",
         chooses=(
             "K cells balanced by estimated cost and M micro-batches, 4K and more for a small bubble; recomputation"
             " where activations do not fit"
         ),
         source="Huang et al., NeurIPS 2019",
+        limits=Limits(schedules=("gpipe",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch, gradients of all micro-batches summed",
@@ -29,21 +25,13 @@ SYSTEMS.register(
         },
         open=(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
-            (
-                "the published heuristic minimises the variance of cell costs; here the slowest cell is "
-                "minimised exactly, within memory"
-            ),
+            "the published heuristic minimises the variance of cell costs; here the slowest cell is "
+            "minimised exactly, within memory",
             "M of 4K and more is the paper's advice against the bubble; here the fastest M is taken, whatever it is",
-            (
-                "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
-                "batch divides into"
-            ),
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
+            "batch divides into",
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

@@ -1,9 +1,8 @@
 """GShard: layouts of a few tensors annotated, the rest completed; experts over devices."""
 
-from __future__ import annotations
-
+from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "gshard",
@@ -12,16 +11,14 @@ SYSTEMS.register(
         title="GShard",
         cut="none: one program on all devices",
         sharding="any layouts on a mesh of all devices",
-        schedule="",
-        sync="",
-        search="sharded",
-        semantics=Semantics.SYNC,
+        solver="sharded",
         staleness="none",
         chooses=(
             "layouts that need least time, annotated tensors as written; with experts, their weights "
             "along the experts and tokens exchanged by all-to-all"
         ),
         source="Lepikhin et al., ICLR 2021",
+        layouts=Layouts("gshard", within_memory="leanest"),
         backend={
             "weight_versions": "1",
             "expert_capacity": (
@@ -31,12 +28,9 @@ SYSTEMS.register(
             "auxiliary_loss": "balances the load of the experts",
         },
         open=(
-            (
-                "layouts are completed by least time within memory, without annotations; memory gets the price at "
-                "which they fit"
-            ),
+            "layouts are completed by least time within memory, without annotations; memory gets the price at "
+            "which they fit",
             "every expert is taken to receive its share of the tokens",
         ),
-        options={"layouts": "gshard", "span": "cluster", "within_memory": "leanest"},
     ),
 )

@@ -1,9 +1,8 @@
 """PipeDream-Flush: 1F1B, drained at every mini-batch."""
 
-from __future__ import annotations
-
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "1f1b",
@@ -11,28 +10,22 @@ SYSTEMS.register(
         key="1f1b",
         title="PipeDream-Flush (1F1B)",
         cut="balanced stages in line; copies of the pipeline",
-        sharding="none: every tensor is whole on its stage",
-        schedule="1f1b",
-        sync="",
-        search="sweep",
-        semantics=Semantics.SYNC,
+        solver="joint",
         staleness="none: the pipeline drains before every update",
         chooses=(
             "depth, width, micro-batch and recomputation by trying all; at most D - s micro-batches in "
             "flight instead of M let it take smaller depths than GPipe"
         ),
         source="Narayanan et al., ICML 2021 (PipeDream-2BW), section 3; SC 2021",
+        limits=Limits(schedules=("1f1b",), recompute=(Recompute.BLOCKS,), fewest_stages=2),
         backend={
             "weight_versions": "1",
             "update": "once per mini-batch, after the flush",
         },
         open=(
             "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
-        recompute=(False, True),
     ),
 )

@@ -1,7 +1,6 @@
 """PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush."""
 
-from __future__ import annotations
-
+from planner.space.subspaces import Limits, Recompute
 from planner.systems import SYSTEMS
 from planner.systems.types import Semantics, System
 
@@ -11,10 +10,7 @@ SYSTEMS.register(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         cut="depth d of balanced stages, width w of parallel pipelines",
-        sharding="none: every tensor is whole on its stage",
-        schedule="pipedream-2bw",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.ASYNC,
         staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
         chooses=(
@@ -22,6 +18,7 @@ SYSTEMS.register(
             "mini-batch; two versions instead of d let it take depths that PipeDream cannot"
         ),
         source="Narayanan et al., ICML 2021",
+        limits=Limits(schedules=("pipedream-2bw",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
             "weight_versions": "2 (the one being used and the one being made), swapped once per mini-batch",
             "update": "once per mini-batch of m >= d micro-batches",
@@ -30,16 +27,10 @@ SYSTEMS.register(
         open=(
             "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
             "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
-            (
-                "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
-                "published cost model"
-            ),
-            (
-                "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-                " each stage, and the faster is taken"
-            ),
+            "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
+            "published cost model",
+            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
+            " each stage, and the faster is taken",
         ),
-        recompute=(False, True),
-        options={"recompute": "stage"},
     ),
 )

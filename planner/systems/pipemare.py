@@ -1,7 +1,6 @@
 """PipeMare: one stage per device, asynchronous, no stashing."""
 
-from __future__ import annotations
-
+from planner.space.subspaces import Limits
 from planner.systems import SYSTEMS
 from planner.systems.types import Semantics, System
 
@@ -11,14 +10,12 @@ SYSTEMS.register(
         key="pipemare",
         title="PipeMare",
         cut="one stage per device",
-        sharding="none: every tensor is whole on its stage",
-        schedule="pipemare",
-        sync="",
-        search="sweep",
+        solver="joint",
         semantics=Semantics.ASYNC,
         staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",
         chooses="as many stages as devices; throughput has no bubble, so there is nothing else to choose",
         source="Yang et al., MLSys 2021",
+        limits=Limits(schedules=("pipemare",), fewest_stages=2, stage_a_device=True, copies=False),
         backend={
             "weight_versions": "1, and one buffer as large as the weights for T2",
             "T1": "learning rate divided by tau_i^p, p annealed from 1 to 0",
@@ -32,7 +29,5 @@ SYSTEMS.register(
             "T3's synchronous epochs are not in the throughput",
             "no replication: devices beyond the number of blocks stay idle",
         ),
-        copies=False,
-        options={"depth": "devices", "states": "1"},
     ),
 )

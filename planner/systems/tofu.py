@@ -1,9 +1,8 @@
 """Tofu: every operator cut along dimensions found by recursion, on the devices of one machine."""
 
-from __future__ import annotations
-
+from planner.solvers.layouts import Layouts
 from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems.types import System
 
 SYSTEMS.register(
     "tofu",
@@ -12,16 +11,14 @@ SYSTEMS.register(
         title="Tofu",
         cut="none: every operator runs on all devices of one machine",
         sharding="one cut per factor of the device count for every tensor",
-        schedule="",
-        sync="",
-        search="sharded",
-        semantics=Semantics.SYNC,
+        solver="sharded",
         staleness="none",
         chooses=(
             "a 2-way cut of every tensor at a time, log2 k times over, each by dynamic programming on the"
             " coarsened graph, least bytes moved"
         ),
         source="Wang et al., EuroSys 2019",
+        layouts=Layouts("tofu", one_node=True, chain=True),
         backend={
             "weight_versions": "1",
             "layouts": (
@@ -33,6 +30,5 @@ SYSTEMS.register(
             "one machine, as published; further machines stay idle",
             "counts of devices that are no power of two are cut by their prime factors",
         ),
-        options={"layouts": "tofu", "span": "node", "needs": "chain"},
     ),
 )

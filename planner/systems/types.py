@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from planner.play import Transfers
-from planner.space.types import MemoryBytes, StageChoice
+from planner.solvers.layouts import Layouts
+from planner.space.asked import PRICED
+from planner.space.subspaces import Limits
+from planner.space.types import MemoryBytes
+from planner.sync import LevelTraffic
 
 
 class Semantics(StrEnum):
@@ -19,100 +22,58 @@ class Semantics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A published system as presets on the five axes, and what its own planner would do with them.
+    """A published system: what it may choose, what looks for it, and what is told of it.
 
     Attributes:
         key: the name users choose it by.
         title: as published.
-        cut: how the graph is split into stages and replicated.
-        sharding: which layouts tensors may take.
-        schedule: who does what when: a name in `planner.schedules`, with options, or "" without a pipeline.
-        sync: how gradients travel: a name in `planner.sync`, or "" where the schedule says it all.
-        search: which of this package's searches chooses, the stand-in for the system's own planner.
+        cut: how the graph is split into stages and replicated, in words.
+        sharding: which layouts tensors may take, in words.
+        solver: what proposes configurations, the stand-in for the system's own planner (`planner.systems.proposal`).
         semantics: synchronous or not.
         staleness: the rule, in words.
         chooses: what its planner would choose, and why.
         source: where it was published.
+        limits: what it may choose; None for all that the job allows.
+        exchange: how gradients travel: a name in `planner.sync`, or "" where the schedule says it all.
+        layouts: how it cuts operators; None where it does not.
         backend: what a training backend must know to run it faithfully, by topic.
         open: what the publication leaves open, and what was decided here.
-        transfers: whether its cost model lets both transfers over the boundary before a stage stop the stage's worker.
-        recompute: choices of activation recomputation that it knows.
-        copies: whether whole pipelines may be replicated beside each other.
-        options: further numbers for the search.
+        takes: fields of a job that it follows; the others it decides itself.
+        best_of_all: it takes the fastest row of the other systems where that is faster.
         tunable: what a user may set behind the name (`byteps:cpu_machines=4`), with the usual value.
+        options: what the user set.
     """
 
     key: str
     title: str
     cut: str
-    sharding: str
-    schedule: str
-    sync: str
-    search: str
-    semantics: Semantics
+    solver: str
     staleness: str
     chooses: str
     source: str
+    sharding: str = "none: every tensor is whole on its stage"
+    semantics: Semantics = Semantics.SYNC
+    limits: Limits | None = field(default_factory=Limits)
+    exchange: str = ""
+    layouts: Layouts | None = None
     backend: Mapping[str, str] = field(default_factory=dict)
     open: tuple[str, ...] = ()
-    transfers: Transfers = Transfers.BLOCKING
-    recompute: tuple[bool, ...] = (False,)
-    copies: bool = True
-    options: Mapping[str, str] = field(default_factory=dict)
+    takes: frozenset[str] = PRICED
+    best_of_all: bool = False
     tunable: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBytes:
-    """What an iteration sends over one level of the cluster.
-
-    Attributes:
-        level: its name.
-        out_bytes, in_bytes: through the busiest port of it, each way.
-        total_bytes: through all its ports, one way.
-    """
-
-    level: str
-    out_bytes: float
-    in_bytes: float
-    total_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What a system decided: a point of the space, and how it is played.
-
-    Attributes:
-        stages: blocks and replicas of each stage; with recomputation or not.
-        copies: copies of the whole pipeline.
-        micro_batch: samples a replica works on at a time.
-        micro_batches: in one copy, of one iteration.
-        schedule: with its options.
-        ranks: the device of each stage, where stages do not take the devices in line; empty otherwise.
-        zero: 0, or 1 when the optimizer state is sharded over a stage's replicas.
-        played: micro-batches that are simulated, where an iteration of a pipeline that never drains has more.
-        slice_devices: devices of one copy's slice; 0 means as many as its stages take.
-        whole: stages that recompute keep what enters them alone and repeat all their work at once, as GPipe's cells do,
-            instead of block by block.
-    """
-
-    stages: tuple[StageChoice, ...]
-    copies: int
-    micro_batch: int
-    micro_batches: int
-    schedule: str
-    ranks: tuple[int, ...] = ()
-    zero: int = 0
-    played: int = 0
-    slice_devices: int = 0
-    whole: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def adjacent(self) -> bool:
-        """Whether the copies of each worker are neighbouring devices: rank w * copies + c is worker w of copy c."""
-        workers = len(self.ranks) // self.copies
-        dealt = tuple(worker * self.copies + copy for copy in range(self.copies) for worker in range(workers))
-        return self.copies > 1 and workers > 0 and self.ranks == dealt
+    def schedules(self) -> tuple[str, ...]:
+        """Its schedules, without options; empty where it has no pipeline."""
+        return self.limits.schedules if self.limits else ()
+
+    @property
+    def scheme(self) -> str:
+        """Its exchange scheme with the options that the user set."""
+        chosen = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.exchange}:{chosen}" if self.exchange and chosen else self.exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +124,5 @@ class SystemRow:
     micro_batch: int = 0
     tells: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    links: tuple[LinkBytes, ...] = ()
+    links: tuple[LevelTraffic, ...] = ()
     alters: str = ""

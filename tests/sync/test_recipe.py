@@ -49,12 +49,9 @@ from planner.sync import (
 from planner.sync._sharded import Sharded, price_sharded
 from planner.sync.fabric import Fabric
 from planner.sync.types import Exchange, Facts
-from planner.systems._price import price
-from planner.systems._price import sent_bytes as point_bytes
-from planner.systems.types import Point
 from tests.plan import sample
 from tests.space.instances import chain, cluster, random_instance
-from tests.systems.toy import bench
+from tests.systems.toy import setting
 
 NUMBER = 7
 GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD, Group.INSIDE)
@@ -186,14 +183,11 @@ def test_bytes_by_link() -> None:
     assert one.machine_bytes()[0].tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_a_named_system_is_priced_with_it() -> None:
-    costs = bench(COSTS, MACHINE, 8, zero=(0, NUMBER))
-    point = Point(WHOLE.stages, 1, 1, 8, "1f1b", zero=NUMBER)
-    figures = price(costs, point)
-    assert (figures.forward_s[0], figures.backward_s[0], figures.sync_s[0]) == pytest.approx((101, 202, 2000))
-    assert (figures.weight_bytes[0], figures.gradient_bytes[0]) == (1000, 1000)
-    # four ranks, two passes each
-    assert point_bytes(point, figures, np.ones(1)) == pytest.approx(4 * (2 * 3000 + 1000))
+def test_bytes_of_a_configuration_are_counted_with_it() -> None:
+    """Four ranks, two passes each of three steps inside a machine, and 1,000 B each across."""
+    traffic = setting(COSTS, MACHINE, 8, zero=(0, NUMBER)).traffic(WHOLE)
+    assert traffic.sent_bytes == pytest.approx(4 * (2 * 3000 + 1000))
+    assert traffic.by_level()[1].total_bytes == pytest.approx(4 * 1000)
 
 
 def test_groups() -> None:

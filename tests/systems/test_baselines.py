@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import planner
+from planner.solvers.layouts import wide_meshes
 from planner.systems import SystemRow, compare_systems
-from planner.systems._bench import Bench
-from planner.systems._sharded import wide_meshes
+from planner.systems.setting import Setting
+from planner.systems.sharded import task_of
 
 
 def rows(
@@ -75,7 +76,8 @@ def test_the_model_axis_is_as_wide_as_weights_and_their_states_need() -> None:
     1,536. One A100 holds GPT-2."""
     cluster, job = planner.load_cluster("dgx-a100", nodes=128), planner.Job(global_batch=1536)
     large, small = (
-        Bench(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job) for model in ("gpt3-175b", "gpt2")
+        Setting(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job)
+        for model in ("gpt3-175b", "gpt2")
     )
-    assert list(wide_meshes(large)) == [(16, 64), (8, 96)]
-    assert list(wide_meshes(small)) == []
+    assert list(wide_meshes(task_of(large))) == [(16, 64), (8, 96)]
+    assert list(wide_meshes(task_of(small))) == []

@@ -15,12 +15,12 @@ from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import recorded_layers
 from planner.space.partition.pipedream_terms import StageCost
 from planner.systems import get
-from planner.systems._bench import Bench
-from planner.systems._published import by_pipedream
+from planner.systems.runner import decide
+from planner.systems.setting import Setting
 from tests.shared_data import shared_path
 
 
-def recorded(name: str, hardware: str, nodes: int, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Bench:
+def recorded(name: str, hardware: str, nodes: int, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:
     folder = shared_path(f"instances/pipedream/{name}.graph.txt").parent
     return bench_of(folder, name, load_cluster(hardware, nodes=nodes), minibatch, parts=parts)
 
@@ -29,7 +29,7 @@ def test_vgg16_on_four_servers_over_10_gbit() -> None:
     """Published: 15-1 is 5.28 times as fast as data parallelism; here more than three times, and 15-1 is found."""
     bench = recorded("vgg16", "ethernet-10g", 4, 64)
     assert rings_s(bench) / two_stages_s(bench, 64) == pytest.approx(5.28, rel=0.4)
-    found = by_pipedream(bench, get("pipedream"))
+    found = decide(bench, get("pipedream"))
     assert found.plan.startswith("2 stages of 15-1 replicas")
     assert rings_s(bench) / found.iteration_s == pytest.approx(5.28, rel=0.4)
 
@@ -47,14 +47,14 @@ def test_vgg16_priced_by_the_package_takes_15_1() -> None:
 def test_alexnet_on_four_servers_over_10_gbit() -> None:
     """Published: 4.92 times."""
     bench = recorded("alexnet", "ethernet-10g", 4, 256)
-    found = by_pipedream(bench, get("pipedream"))
+    found = decide(bench, get("pipedream"))
     assert rings_s(bench) / found.iteration_s == pytest.approx(4.92, rel=0.15)
 
 
 def test_resnet50_stays_data_parallel() -> None:
     """Published: the planner takes 16 replicas, as fast as data parallelism."""
     bench = recorded("resnet50", "ethernet-10g", 4, 128)
-    found = by_pipedream(bench, get("pipedream"))
+    found = decide(bench, get("pipedream"))
     assert found.plan.startswith("16 replicas")
     assert rings_s(bench) / found.iteration_s == pytest.approx(1.0, rel=0.05)
 
@@ -69,7 +69,7 @@ def test_gnmt_in_ten_stages_on_three_servers() -> None:
 def test_gnmt_is_faster_in_stages_on_four_devices() -> None:
     """Published: 1.5 times (recalled)."""
     bench = recorded("gnmt", "ethernet-10g", 1, 64)
-    assert 1.05 < rings_s(bench) / by_pipedream(bench, get("pipedream")).iteration_s < 1.6
+    assert 1.05 < rings_s(bench) / decide(bench, get("pipedream")).iteration_s < 1.6
 
 
 def test_what_a_published_speed_up_asks_of_data_parallelism() -> None:

@@ -6,15 +6,15 @@ import pytest
 
 import planner
 from planner.errors import UsageError
+from planner.solvers.partition.virtual_workers import allocations
 from planner.systems import SystemRow, compare_systems, get
-from planner.systems._bench import Bench
-from planner.systems._workers import allocations
+from planner.systems.setting import Setting
 
 
-def bench(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Bench:
+def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Setting:
     graph, cluster = planner.load_graph(model), planner.load_cluster(hardware, nodes=nodes)
     job = planner.Job(global_batch=batch, **options)  # type: ignore[arg-type]
-    return Bench(planner.Pricer(graph, cluster, job), cluster, job)
+    return Setting(planner.Pricer(graph, cluster, job), cluster, job)
 
 
 def rows(
@@ -59,7 +59,7 @@ def test_cpu_machines_need_a_network() -> None:
 
 def test_allocations_of_a_pool_of_four_types() -> None:
     """Servers of 4 V100, 4 RTX 4090, 4 A10G, 4 T4 (ranks 0-3, 4-7, 8-11, 12-15), fastest 4090, then V100, A10G, T4."""
-    found = allocations(bench("bert-large", "mixed-pool", 64, precision="fp16"))
+    found = allocations(planner.load_cluster("mixed-pool"), 16, [2.0, 1.0, 3.0, 4.0])
     assert found["NP"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert found["ED"] == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
     assert sorted(found["HD"]) == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
@@ -105,7 +105,7 @@ def test_gpipe_recomputes_whole_cells_where_blocks_do_not_fit() -> None:
 
 
 def test_micro_batches_reach_the_largest_that_a_device_holds() -> None:
-    sizes = bench("dlrm", "dgx-a100", 65536).sizes
+    sizes = setting("dlrm", "dgx-a100", 65536).sizes
     assert (sizes[0], sizes[-1]) == (1, 65536)
     assert len(sizes) == 13
 

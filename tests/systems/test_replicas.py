@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import load_cluster
+from planner.solvers.partition.replicated_stages import beside_the_work, carried
 from planner.space.types import StageChoice
-from planner.systems._published import carried
-from planner.systems._replicas import beside_the_work
 
 Chain = tuple[list[float], list[float], list[float]]
 

@@ -12,6 +12,7 @@ from planner.schedules import names as schedule_names
 from planner.sharding.searches import names as sharding_names
 from planner.sync import names as sync_names
 from planner.systems import SYSTEMS, Comparison, Semantics, SystemRow, compare_systems, names
+from planner.systems.proposal import SOLVERS
 
 PUBLISHED = (
     "bapipe", "byteps", "chimera", "gpipe", "gshard", "herring", "hetpipe", "mesh-tensorflow", "parallax", "pipedream",
@@ -38,10 +39,11 @@ def test_all_published_systems_are_there() -> None:
 def test_a_system_names_what_exists(name: str) -> None:
     system = SYSTEMS.get(name)
     assert system.key == name
-    assert not system.schedule or system.schedule in schedule_names()
-    assert not system.sync or system.sync in sync_names()
-    if system.search == "sharded":
-        assert system.options["layouts"] in sharding_names()
+    assert set(system.schedules) <= set(schedule_names())
+    assert not system.exchange or system.exchange in sync_names()
+    assert SOLVERS.find(system.solver) is not None
+    if system.layouts is not None:
+        assert {system.layouts.search, system.layouts.within_memory or system.layouts.search} <= set(sharding_names())
     assert system.source
     assert system.chooses
     assert system.backend

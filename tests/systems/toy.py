@@ -7,13 +7,13 @@ from typing import Any
 
 from planner.hardware.types import Cluster
 from planner.space.types import BlockCosts, Job
-from planner.systems._bench import Bench
+from planner.systems.setting import Setting
 
 
-def bench(costs: BlockCosts, machine: Cluster, batch: int, **job: Any) -> Bench:
+def setting(costs: BlockCosts, machine: Cluster, batch: int, **job: Any) -> Setting:
     """One micro-batch size; fp32 and plain descent, so that an element has 4 B of weight and 4 B of gradient."""
     graph = SimpleNamespace(name="toy", nodes=(), batch=costs.micro_batch)
     blocks = (None,) * len(costs.parameter_elements)
     prices: Any = SimpleNamespace(costs=lambda _: costs, chain=SimpleNamespace(graph=graph, blocks=blocks))
     chosen = {"precision": "fp32", "optimizer": "sgd", "micro_batches": (costs.micro_batch,), **job}
-    return Bench(prices, machine, Job(global_batch=batch, **chosen))
+    return Setting(prices, machine, Job(global_batch=batch, **chosen))

@@ -8,8 +8,36 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.hardware.collectives import moved_bytes
-from planner.hardware.types import Collective
+from planner.hardware.types import Cluster, Collective
 from planner.space.types import StageChoice
+
+
+def levels_of(cluster: Cluster, devices: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Units and bandwidths in bytes a second of the levels that so many devices span, innermost first."""
+    sizes, speeds, left = [], [], devices
+    for level in cluster.levels:
+        size = min(level.size, left)
+        if size > 1:
+            sizes.append(size)
+            speeds.append(level.device_byte_per_s * level.efficiency)
+        left = max(1, left // level.size)
+    return (tuple(sizes) or (1,)), (tuple(speeds) or (math.inf,))
+
+
+def carried(cluster: Cluster, devices: int) -> list[float]:
+    """Bytes a second that the ports of so many neighbours, 1 up to all, carry together one way, to devices of all other
+    groups."""
+    found = []
+    for count in range(1, devices + 1):
+        below, least = 1, math.inf
+        for level in cluster.levels:
+            if below < devices and level.size > 1:
+                groups = -(-count // below)
+                rate = min(groups * level.byte_per_s, count * level.device_byte_per_s) * level.efficiency
+                least = min(least, rate)
+            below *= level.size
+        found.append(least)
+    return found
 
 
 def beside_the_work(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from planner.systems._plot_axes import Axes, axes_of
+from planner.report._plot_axes import Axes, axes_of
 from planner.systems.compare import Comparison
 from planner.systems.types import Semantics, SystemRow
 from planner.units import format_bytes, format_seconds

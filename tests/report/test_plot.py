@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.report._plot_axes import time_ticks
+from planner.report.plot import LETTER, comparison_svg
 from planner.space.types import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
-from planner.systems._plot_axes import time_ticks
-from planner.systems.plot import LETTER, comparison_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

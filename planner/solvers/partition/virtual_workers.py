@@ -1,4 +1,4 @@
-"""Virtual workers of a pool: who belongs to which, and each one's cut and order of devices."""
+"""HetPipe's virtual workers: who belongs to which, and each one's cut and order of devices."""
 
 from __future__ import annotations
 
@@ -9,36 +9,48 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.hardware.collectives import send_terms
+from planner.hardware.types import Cluster
 from planner.solvers.partition.hetpipe_dp import solve_hetpipe
 from planner.space.partition.hetpipe import HetPipeProblem
-from planner.systems._bench import Bench
-from planner.systems._search import stages_of
-from planner.systems.types import Point
+from planner.space.stage_tables import StageTables
+from planner.space.types import BlockCosts
 
 TIME_LIMIT_S = 3.0
+"""For the cut of one kind of virtual worker."""
+
+PROBE_BYTES = 1e8
+"""Size of the transfer whose rate stands for a link."""
+
 Workers = list[list[int]]
+"""Ranks of each virtual worker."""
+
 Cut = tuple[tuple[int, ...], list[int]]
 """Boundaries, and the device type of each stage."""
 
 
-def allocations(bench: Bench) -> dict[str, Workers]:
+def allocations(cluster: Cluster, devices: int, work_s: Sequence[float]) -> dict[str, Workers]:
     """Ranks of each virtual worker by policy: one node each (NP), the same share of every type (ED), or hybrid (HD).
 
     Where a node is used in part, virtual workers are equal parts of nodes; where none come out, it is left idle.
     HD joins the fastest type with the slowest, the second fastest with the second slowest, and so on, half of a virtual
     worker from each; a type left in the middle keeps to itself. It stands where virtual workers of a node's size come
     out whole.
+
+    Args:
+        cluster: the machine.
+        devices: that are used, in line.
+        work_s: by device type, forward and backward of the whole model.
     """
-    ranks = list(range(bench.devices))
+    ranks = list(range(devices))
     found: dict[str, Workers] = {}
-    size = bench.cluster.node_size or bench.devices
-    part = math.gcd(size, bench.devices) if bench.devices > size else bench.devices
+    size = cluster.node_size or devices
+    part = math.gcd(size, devices) if devices > size else devices
     part = part if part > 1 else size
     if part > 1:
-        found["NP"] = [ranks[i : i + part] for i in range(0, bench.devices - part + 1, part)]
+        found["NP"] = [ranks[i : i + part] for i in range(0, devices - part + 1, part)]
     by_type: dict[int, list[int]] = {}
     for rank in ranks:
-        by_type.setdefault(int(bench.cluster.device_types[rank]), []).append(rank)
+        by_type.setdefault(int(cluster.device_types[rank]), []).append(rank)
     count = math.gcd(*(len(own) for own in by_type.values()))
     if len(by_type) > 1:
         shares = [len(own) // count for own in by_type.values()]
@@ -46,16 +58,15 @@ def allocations(bench: Bench) -> dict[str, Workers]:
             [r for own, k in zip(by_type.values(), shares, strict=True) for r in own[v * k : (v + 1) * k]]
             for v in range(count)
         ]
-        hybrid = _hybrid(bench, by_type, size)
+        hybrid = _hybrid(work_s, by_type, size)
         if hybrid is not None and len(by_type) > 2:
             found["HD"] = hybrid
     return found
 
 
-def _hybrid(bench: Bench, by_type: dict[int, list[int]], size: int) -> Workers | None:
+def _hybrid(work_s: Sequence[float], by_type: dict[int, list[int]], size: int) -> Workers | None:
     """Virtual workers of `size` devices, half of one type and half of its partner; None where they do not come out."""
-    costs = bench.costs(bench.sizes[0])
-    fastest_first = sorted(by_type, key=lambda t: float((costs.forward_s + costs.backward_s)[t].sum()))
+    fastest_first = sorted(by_type, key=work_s.__getitem__)
     found: Workers = []
     while fastest_first:
         pair = {fastest_first.pop(0), fastest_first.pop() if fastest_first else -1} - {-1}
@@ -69,82 +80,77 @@ def _hybrid(bench: Bench, by_type: dict[int, list[int]], size: int) -> Workers |
     return found
 
 
-def kinds(bench: Bench, workers: Workers) -> list[Workers]:
+def kinds(cluster: Cluster, workers: Workers) -> list[Workers]:
     """Virtual workers with the same devices together."""
     found: dict[tuple[int, ...], Workers] = {}
     for ranks in workers:
-        found.setdefault(tuple(sorted(bench.cluster.device_types[ranks].tolist())), []).append(ranks)
+        found.setdefault(tuple(sorted(cluster.device_types[ranks].tolist())), []).append(ranks)
     return list(found.values())
 
 
-def own_cut(bench: Bench, ranks: Sequence[int], size: int, concurrent: int) -> Cut | None:
+def own_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurrent: int) -> Cut | None:
     """A virtual worker's cut by the exact search; None where nothing fits.
 
     Args:
-        bench: model, cluster and job.
+        tables: of the chain, for a mini-batch.
+        cluster: the machine.
         ranks: its devices.
-        size: micro-batch size.
         concurrent: mini-batches in its pipeline.
     """
-    costs, chosen = bench.costs(size), bench.precision
-    counts = Counter(int(t) for t in bench.cluster.device_types[list(ranks)])
+    costs, chosen = tables.costs, tables.precision
+    counts = Counter(int(t) for t in cluster.device_types[list(ranks)])
     types = sorted(counts)
-    more = (chosen.gradient_bytes + bench.state_bytes) / chosen.weight_bytes
     problem = HetPipeProblem(
         (costs.forward_s + costs.backward_s)[types],
         costs.parameter_elements * chosen.weight_bytes,
         np.diagonal(costs.saved_bytes).copy(),
         costs.boundary_bytes,
         tuple(counts[t] for t in types),
-        np.array([float(bench.cluster.devices[t].usable_bytes) for t in types]),
-        _speeds(bench, ranks, types),
+        np.array([float(cluster.devices[t].usable_bytes) for t in types]),
+        _speeds(cluster, ranks, types),
         concurrent=concurrent,
-        optimizer_per_weight=more,
-        use_all=len(ranks) <= bench.blocks,
+        optimizer_per_weight=(chosen.gradient_bytes + tables.state_bytes) / chosen.weight_bytes,
+        use_all=len(ranks) <= len(costs.parameter_elements),
     )
     decision = solve_hetpipe(problem, time_limit_s=TIME_LIMIT_S).decision
     return None if decision is None else (decision.boundaries, [types[kind] for kind in decision.types])
 
 
-def in_order(bench: Bench, ranks: Sequence[int], types: Sequence[int]) -> list[int]:
+def _speeds(cluster: Cluster, ranks: Sequence[int], types: Sequence[int]) -> np.ndarray:
+    """[t, t] bytes a second between a device of one type and another of the virtual worker."""
+    found = np.full((len(types), len(types)), np.inf)
+    of_type = cluster.device_types
+    for i, a in enumerate(types):
+        for j, b in enumerate(types):
+            pairs = [(r, s) for r in ranks for s in ranks if r != s and of_type[r] == a and of_type[s] == b]
+            if pairs:
+                seconds = send_terms(cluster, *np.asarray(pairs).T).seconds(PROBE_BYTES)
+                found[i, j] = PROBE_BYTES / float(seconds.max())
+    return found
+
+
+def dealt(costs: BlockCosts, cluster: Cluster, workers: Workers, cut: Cut) -> tuple[int, ...]:
+    """Devices of the stages of a cut, one virtual worker after the other: in its order of types, or matched to it."""
+    boundaries, types = cut
+    found: list[int] = []
+    for ranks in workers:
+        own = sorted(cluster.device_types[ranks].tolist()) == sorted(types)
+        found += _in_order(cluster, ranks, types) if own else _matched(costs, cluster, ranks, boundaries)
+    return tuple(found)
+
+
+def _in_order(cluster: Cluster, ranks: Sequence[int], types: Sequence[int]) -> list[int]:
     """A virtual worker's devices in the order of their types."""
-    free = {t: [r for r in ranks if int(bench.cluster.device_types[r]) == t] for t in types}
+    free = {t: [r for r in ranks if int(cluster.device_types[r]) == t] for t in types}
     return [free[t].pop(0) for t in types]
 
 
-def matched(bench: Bench, ranks: Sequence[int], boundaries: Sequence[int], size: int) -> list[int]:
+def _matched(costs: BlockCosts, cluster: Cluster, ranks: Sequence[int], boundaries: Sequence[int]) -> list[int]:
     """A virtual worker's devices for stages that are given: the most work to the fastest device, and so on."""
-    costs = bench.costs(size)
     work_s = (costs.forward_s + costs.backward_s).sum(axis=1)
-    fastest = sorted(ranks, key=lambda r: (float(work_s[bench.cluster.device_types[r]]), r))
+    fastest = sorted(ranks, key=lambda r: (float(work_s[cluster.device_types[r]]), r))
     mean = (costs.forward_s + costs.backward_s).mean(axis=0)
     stages = range(len(boundaries) - 1)
     heaviest = sorted(stages, key=lambda s: (-float(mean[boundaries[s] : boundaries[s + 1]].sum()), s))
     places = dict(zip(heaviest, fastest, strict=False))
     return [places[stage] for stage in stages]
-
-
-def point_of(
-    boundaries: Sequence[int], ranks: Sequence[int], copies: int, size: int, concurrent: int, each: int
-) -> Point:
-    """Virtual workers that are cut alike, the devices of one after those of another."""
-    played = concurrent * max(1, math.ceil(2 * (len(boundaries) - 1) / concurrent))
-    played = min(each, played) if each % concurrent == 0 else each
-    schedule = f"hetpipe:concurrent={concurrent}"
-    return Point(stages_of(boundaries), copies, size, each, schedule, ranks=tuple(ranks), played=played)
-
-
-def _speeds(bench: Bench, ranks: Sequence[int], types: Sequence[int]) -> np.ndarray:
-    """[t, t] bytes a second between a device of one type and another of the virtual worker."""
-    found = np.full((len(types), len(types)), np.inf)
-    probe = 1e8
-    for i, a in enumerate(types):
-        for j, b in enumerate(types):
-            pairs = [
-                (r, s) for r in ranks for s in ranks
-                if r != s and int(bench.cluster.device_types[r]) == a and int(bench.cluster.device_types[s]) == b
-            ]  # fmt: skip
-            if pairs:
-                source, target = np.asarray(pairs).T
-                found[i, j] = probe / float(send_terms(bench.cluster, source, target).seconds(probe).max())
-    return found

@@ -1,0 +1,148 @@
+"""Stages with replicas of their own, as PipeDream's publications and their released programs would cut a chain."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.hardware.types import Cluster
+from planner.memory import fits
+from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.solvers.partition.replicated_stages import beside_the_work, carried, levels_of
+from planner.space.cuts import balanced, least_need
+from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition.pipedream_layers import Layers, chain_layers
+from planner.space.partition.pipedream_terms import Memory, StageCost
+from planner.space.stage_tables import StageTables, stages_of
+from planner.space.types import StageChoice
+
+TIME_LIMIT_S = 4.0
+"""For one partition problem."""
+
+MOST_DEVICES = 32
+"""Above this the recurrence over replicas takes too long, and all stages get the same number."""
+
+MOST_LEVELLED = 16
+"""Above this the recurrence level by level takes too long: all devices stand on one level of the narrowest links."""
+
+LONGEST_ROUND = 4096
+"""Minibatches after which all replicas have had the same number of turns, at the most."""
+
+Stages = tuple[StageChoice, ...]
+
+
+def replicated_stages(
+    tables: StageTables, cluster: Cluster, devices: int, minibatches: int, room_bytes: float
+) -> list[Stages]:
+    """The partitions worth judging within the memory, or without that limit where there are none within it.
+
+    Args:
+        tables: of the chain, for a device's minibatch.
+        cluster: the machine.
+        devices: that are used, in line.
+        minibatches: of an iteration.
+        room_bytes: usable memory of a device.
+    """
+    if devices > MOST_DEVICES:
+        return list(_equal_replicas(tables, devices, room_bytes))
+    chosen = tables.precision
+    more = (chosen.gradient_bytes + tables.state_bytes) / chosen.weight_bytes
+    for memory in (Memory(room_bytes, optimizer_per_weight=more), Memory()):
+        found = dict.fromkeys(_partitions(tables, cluster, devices, minibatches, memory))
+        if found:
+            return [s for s in found if math.lcm(*(stage.replicas for stage in s)) <= LONGEST_ROUND]
+    return []
+
+
+def least_straight_bytes(tables: StageTables, devices: int) -> tuple[float, int]:
+    """What the fullest device needs at the least, over straight pipelines with as many replicas of every stage, and the
+    stages of that one; the runtime's reserve left out."""
+    least, depth = math.inf, 1
+    for tried in _depths(tables, devices):
+        needs = [tables.needed_bytes(tried - s, tried - s) for s in range(tried)]
+        least, depth = min((least, depth), (least_need(needs, tables.real), tried))
+    return least, depth
+
+
+def _layers(tables: StageTables) -> Layers:
+    """The blocks as PipeDream's profiler would see them; what a block keeps of its input is counted as received."""
+    costs = tables.costs
+    return chain_layers(
+        (costs.forward_s + costs.backward_s).mean(axis=0).tolist(),
+        (costs.parameter_elements * tables.precision.weight_bytes).tolist(),
+        costs.boundary_bytes[1:].tolist(),
+        np.maximum(np.diff(costs.saved_bytes[0], prepend=0.0), 0.0).tolist(),
+    )
+
+
+def _flat(stages: Sequence[ReplicatedStage], copies: int = 1) -> Iterator[StageChoice]:
+    """The innermost stages, replicas of all levels multiplied."""
+    for stage in stages:
+        if stage.inner:
+            yield from _flat(stage.inner, copies * stage.replicas)
+        else:
+            yield StageChoice(min(stage.layers), max(stage.layers) + 1, copies * stage.replicas)
+
+
+def _partitions(
+    tables: StageTables, cluster: Cluster, devices: int, minibatches: int, memory: Memory
+) -> Iterator[Stages]:
+    """The best partitions by a ring beside the work, and by the published costs.
+
+    The released cost counts 4 (m-1)/m w a worker and update, a parameter server's bytes; a ring moves half of them, so
+    it is tried with those as well, level by level and with all devices on one. The paper's counts 2 (m-1) w for a
+    stage of m replicas, m times a ring's. What is judged is a ring beside the work, by which 15-1, the plan that was
+    measured, is the fastest for VGG-16.
+
+    Where servers hold several stages the recurrence over levels splits all servers of a stage alike, so that it cannot
+    say 15-1 on four servers of four; one flat level over the narrowest links can. The limit of memory slows the
+    recurrence down and enters where the partition without it does not fit.
+    """
+    layers, (sizes, speeds) = _layers(tables), levels_of(cluster, devices)
+    for evenly, within in itertools.product((0, minibatches), (False, True)):
+        ports = min(speeds), carried(cluster, devices)
+        found = _beside(tables, evenly, ports, memory if within else Memory())
+        if found:
+            yield found
+    shapes = [((devices,), (min(speeds),))] + ([(sizes, speeds)] if devices <= MOST_LEVELLED else [])
+    ring = replace(layers, weight_bytes=layers.weight_bytes / 2)
+    priced = ((layers, StageCost.PAPER), (layers, StageCost.RELEASED), (ring, StageCost.RELEASED))
+    for (machines, links), (network, cost) in itertools.product(dict.fromkeys(shapes), priced):
+        problem = PipeDreamProblem(network, machines, links, cost=cost, memory=memory)
+        decision = solve_pipedream(replace(problem, memory=Memory()), time_limit_s=TIME_LIMIT_S).decision
+        if decision is not None and problem.judge(decision).violations:
+            decision = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S).decision
+        if decision is not None:
+            yield tuple(_flat(decision))
+
+
+def _beside(tables: StageTables, evenly: int, ports: tuple[float, list[float]], memory: Memory) -> Stages | None:
+    """The best partition by a ring beside the work, within a limit of memory; rates of a ring and of ports in B/s."""
+    limited = range(1, len(ports[1]) + 1) if math.isfinite(memory.device_bytes) else ()
+    return beside_the_work(
+        tables.stage_s,
+        tables.elements * tables.precision.gradient_bytes,
+        tables.costs.boundary_bytes,
+        *ports,
+        fits=[fits(tables.needed_bytes(y, y), memory.device_bytes) for y in limited],
+        minibatches=evenly,
+    )
+
+
+def _depths(tables: StageTables, devices: int) -> list[int]:
+    """Depths of which the devices are a multiple."""
+    blocks = len(tables.costs.parameter_elements)
+    return [d for d in range(1, min(devices, blocks) + 1) if devices % d == 0]
+
+
+def _equal_replicas(tables: StageTables, devices: int, room_bytes: float) -> Iterator[Stages]:
+    """Straight pipelines with as many replicas of every stage, for clusters beyond the recurrence."""
+    for depth in _depths(tables, devices):
+        needs = [tables.needed_bytes(depth - s, depth - s) for s in range(depth)]
+        marks = balanced(tables.stage_s, [fits(need, room_bytes) for need in needs])
+        if marks is not None:
+            yield stages_of(marks, devices // depth)

@@ -1,0 +1,98 @@
+"""Bytes that an iteration of a configuration sends over the links of every level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.costs.precision import Precision
+from planner.hardware.types import Cluster
+from planner.space.configuration import Configuration
+from planner.space.terms import elements_of
+from planner.space.types import BlockCosts
+from planner.space.workers import lay_workers, pipeline_of
+from planner.sync import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
+from planner.sync.traffic import nothing, rank_traffic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """What the bytes of a configuration are counted from.
+
+    Attributes:
+        shelf: costs of the blocks by number of the sharding.
+        inside_bytes: by number of the sharding, float64 [n] what a rank sends its group in a micro-batch of a block.
+        cluster: the machine.
+        precision: number formats.
+    """
+
+    shelf: Mapping[int, BlockCosts]
+    inside_bytes: Mapping[int, np.ndarray]
+    cluster: Cluster
+    precision: Precision
+
+
+def traffic_of(sent: Sent, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
+    """Bytes of a configuration: between stages, among the ranks of a group, and of gradients and weights.
+
+    Every rank of a stage sends its part to its like in the next stage. What ranks of a group send each other goes round
+    them in line: its amount is exact, which of several links of a level carries it is not. Replicas exchange as rings.
+
+    Args:
+        sent: costs and cluster.
+        configuration: what is run, without an exchange scheme (whose exchange counts its own bytes).
+        exchanged: with the exchange of gradients and weights.
+    """
+    schedule, pipeline = schedules.get(configuration.schedule), pipeline_of(configuration)
+    workers, times = lay_workers(configuration, schedule), schedule.exchanges(pipeline)
+    fabric = fabric_of(sent.cluster, np.unique(np.concatenate([r.ravel() for r in workers.ranks])).tolist())
+    places = {rank: place for place, rank in enumerate(fabric.ranks)}
+    at = np.vectorize(places.__getitem__, otypes=[np.int64])
+    groups = [at(workers.groups(stage)) for stage in range(len(configuration.stages))]
+    total = nothing(fabric)
+    for stage, choice in enumerate(configuration.stages):
+        own = groups[stage]
+        if stage and workers.holders[stage - 1] != workers.holders[stage]:
+            ends = groups[stage - 1], own
+            total = total + _passed(fabric, sent.shelf[choice.sharding], configuration, stage, ends)
+        if choice.ranks > 1:
+            each = float(sent.inside_bytes[choice.sharding][choice.start : choice.stop].sum())
+            turned = np.roll(own, -1, axis=2)
+            passes = configuration.micro_batches / own.shape[1]
+            total = total + rank_traffic(fabric, own.ravel(), turned.ravel(), passes * each)
+        if exchanged:
+            total = total + _exchanged(fabric, sent, configuration, stage, own, times[stage])
+    return total
+
+
+def _passed(
+    fabric: Fabric, costs: BlockCosts, configuration: Configuration, stage: int, ends: tuple[np.ndarray, np.ndarray]
+) -> Traffic:
+    """Activations one way and their gradients the other, dealt to the replicas in turn."""
+    (before, own), boundary = ends, configuration.stages[stage].start
+    turns = np.arange(math.lcm(before.shape[1], own.shape[1]))
+    source = before[:, turns % before.shape[1]].ravel()
+    target = own[:, turns % own.shape[1]].ravel()
+    each = configuration.micro_batches / len(turns)
+    forth = rank_traffic(fabric, source, target, each * float(costs.boundary_bytes[boundary]))
+    return forth + rank_traffic(fabric, target, source, each * float(costs.gradient_boundary_bytes[boundary]))
+
+
+def _exchanged(
+    fabric: Fabric, sent: Sent, configuration: Configuration, stage: int, own: np.ndarray, times: float
+) -> Traffic:
+    """What equal ranks of a stage's replicas exchange: so many times an iteration, or in every pass."""
+    total, choice = nothing(fabric), configuration.stages[stage]
+    elements, _ = elements_of(sent.shelf[choice.sharding], range(choice.start, choice.stop))
+    passes = configuration.micro_batches / own.shape[1]
+    for rank in range(choice.ranks):
+        members = np.unique(own[..., rank])
+        for step in recipe_of(configuration.zero).steps if len(members) > 1 else ():
+            runs = times if step.phase is Phase.END else passes
+            payload = runs * elements * step.payload(sent.precision)
+            total = total + step_traffic(fabric, step, members=members) * payload
+    return total

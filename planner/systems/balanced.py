@@ -1,0 +1,40 @@
+"""BaPipe's balanced partition and exploration of schedules, data parallelism beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from planner.solvers.partition.balanced_stages import balanced_stages
+from planner.space import Configuration, Timed
+from planner.space.partition.bapipe import SYNCHRONOUS
+from planner.space.stage_tables import stages_of
+from planner.space.subspaces import Limits
+from planner.systems.exchanged import data_parallel
+from planner.systems.proposal import SOLVERS, Proposal
+from planner.systems.setting import Setting
+from planner.systems.types import System
+
+
+def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+    """Each schedule's balanced stages for each micro-batch size, and data parallelism."""
+    whole = list(data_parallel(setting, system.exchange))
+    for configuration in whole:
+        yield Proposal((configuration,), notes=("explored: data parallelism is fastest",))
+    verdicts = [setting.evaluate(configuration, Timed.CLOSED_FORM) for configuration in whole]
+    limit_s = min((v.iteration_s for v in verdicts if v.feasible), default=math.inf)
+    for size in reversed(setting.sizes):
+        for configuration in pipelines(setting, system.limits or Limits(), size, limit_s):
+            yield Proposal((configuration,), notes=(f"explored: {configuration.schedule} is fastest",))
+
+
+def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
+    """The balanced pipeline of each synchronous schedule at one micro-batch size, where it may be below a limit."""
+    parts, tables = setting.job.global_batch // size, setting.tables(size)
+    for form, schedule in zip(SYNCHRONOUS, limits.schedules, strict=True):
+        marks = balanced_stages(tables, setting.cluster, setting.devices, parts, form, limit_s)
+        if marks is not None:
+            yield Configuration(stages_of(marks), 1, size, parts, schedule, transfers=limits.transfers)
+
+
+SOLVERS.register("bapipe", propose)

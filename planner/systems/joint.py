@@ -1,0 +1,63 @@
+"""The planner's own search within the limits of a system: cuts, replicas, copies, micro-batches and recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.errors import InfeasibleError, JobError, ShardplanError
+from planner.solvers import search
+from planner.space.asked import allowed_ranks, in_words
+from planner.space.timing import played_s
+from planner.space.types import Job
+from planner.systems.proposal import SOLVERS, Proposal
+from planner.systems.setting import Setting
+from planner.systems.types import System
+
+MOST_JUDGED = 6
+"""Decisions of the search that are judged."""
+
+
+def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+    """The fastest decisions of the search, with the first kind of recomputation with which one fits."""
+    sizes = setting.job.micro_batches or (setting.sizes if setting.notes else ())
+    asked = replace(setting.job, micro_batches=sizes)
+    if system.limits is None:
+        yield from _found(setting, asked)
+        return
+    jobs = list(system.limits.jobs(asked, setting.devices, setting.blocks))
+    for job in jobs:
+        try:
+            yield from _found(setting, job)
+            return
+        except InfeasibleError:
+            continue  # the next kind of recomputation may fit
+    raise _explained(setting, jobs[0])
+
+
+def _explained(setting: Setting, job: Job) -> ShardplanError:
+    """Why nothing fits within a system's limits: nothing does without them either, or what they are."""
+    free = replace(job, pipeline_stages=(), data_parallel=(), uniform=False, tensor_parallel=())
+    try:
+        search(setting.costs, setting.cluster, free, any_plan=True)
+    except (InfeasibleError, JobError) as error:
+        return error
+    return InfeasibleError(f"nothing fits with {in_words(job)}", hint="use more devices, or another system")
+
+
+def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
+    """The best decision of a job, and those that come close.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    shared = None if allowed_ranks(job) == (1,) else setting.prices
+    answer = search(setting.costs, setting.cluster, job, shardings=shared, simulated_s=played_s)
+    trivial = (candidate for candidate in answer.trivial if candidate.evaluation.feasible)
+    for candidate in (answer.best, *answer.runners_up, *trivial)[:MOST_JUDGED]:
+        schedule = candidate.decision.schedule
+        notes = () if schedule in job.schedules else (f"schedule {schedule}",)
+        yield Proposal((candidate.decision,), notes=notes)
+
+
+SOLVERS.register("joint", propose)

@@ -1,0 +1,71 @@
+"""What systems with equal pipelines decide on clusters so small that it can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.systems import get, run_system
+from tests.space.instances import chain, cluster
+from tests.systems.toy import setting
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_replicas_of_a_stage_share_a_node_where_gradients_are_large(name: str) -> None:
+    """Two nodes of two devices, 100 B/s inside and 1 B/s between; two blocks of 8 elements, F = 1 s, B = 2 s.
+
+    Two stages, two copies of two micro-batches: (2 + 2 - 1) (1 + 2) = 9 s, and 32 B of gradients a stage are reduced
+    among two: 2 * 1/2 * 32 / 100 = 0.32 s inside a node, 32 s or more between the nodes.
+    """
+    found = run_system(get(name), setting(chain([1.0, 1.0], elements=8.0), cluster((2, 2), (100.0, 1.0)), 4))
+    assert found.plan == "2 stages x 2 replicas, micro-batch 1 x 4"
+    assert found.iteration_s == pytest.approx(9.32)
+    # Both stages: 2 (2 - 1) * 32 B leave the devices.
+    assert found.sent_bytes == pytest.approx(128)
+
+
+def test_stages_of_a_pipeline_share_a_node_where_activations_are_large() -> None:
+    """The same without weights and with 10 B over the boundary, each way 0.1 s inside a node, 10 s between nodes.
+
+    Stage 1: receives until 1.1, works until 4.1, sends until 4.2; then 0.1 + 3 + 0.1 again until 7.4. Stage 0 repeats
+    its second backward from there: 9.4 s.
+    """
+    found = run_system(get("1f1b"), setting(chain([1.0, 1.0], boundary=10.0), cluster((2, 2), (100.0, 1.0)), 4))
+    assert found.plan == "2 stages x 2 copies, micro-batch 1 x 2"
+    assert found.iteration_s == pytest.approx(9.4)
+
+
+@pytest.mark.parametrize("name", ["pipedream-2bw", "pipemare", "pipelined-backprop"])
+def test_pipelines_that_never_drain_are_never_idle_where_nothing_travels(name: str) -> None:
+    """Eight samples through four blocks of 1 + 2 s on four devices: 8 * 4 * 3 / 4 = 24 s, whatever the shape."""
+    found = run_system(get(name), setting(chain([1.0] * 4), cluster((4,), (1e9,)), 8))
+    assert found.iteration_s == pytest.approx(24)
+    assert found.bubble == pytest.approx(0, abs=1e-9)
+    assert found.devices == 4
+
+
+@pytest.mark.parametrize(("name", "slots"), [("gpipe", 5), ("1f1b", 5)])
+def test_pipelines_that_drain_are_idle_as_their_page_says(name: str, slots: int) -> None:
+    """The same synchronously. Two stages of two blocks (6 s), two copies of M = 4: (4 + 1) * 6 = 30 s, bubble 1/5.
+
+    Four stages of 3 s, M = 8, would take (8 + 3) * 3 = 33 s.
+    """
+    found = run_system(get(name), setting(chain([1.0] * 4), cluster((4,), (1e9,)), 8))
+    assert found.iteration_s == pytest.approx(slots * 6)
+    assert found.bubble == pytest.approx(1 / 5)
+
+
+def test_chimera_is_idle_less_than_1f1b() -> None:
+    """Two stages in both directions on two devices: N = D = 2 has no bubble, so that 8 * 4 * 3 / 4 = 24 s.
+
+    Every device holds all blocks then, and reduces them among all four: 4 blocks of 8 elements of 4 B and 4 B.
+    """
+    found = run_system(get("chimera"), setting(chain([1.0] * 4, elements=8.0), cluster((4,), (1e9,)), 8))
+    assert found.iteration_s == pytest.approx(24, rel=1e-6)
+    assert found.memory is not None
+    assert found.memory.weights + found.memory.gradients == pytest.approx(4 * 8 * (4 + 4))
+    assert found.sent_bytes == pytest.approx(2 * 3 * 4 * 8 * 4)
+
+
+def test_one_sample_is_too_little_for_two_versions() -> None:
+    found = run_system(get("pipedream-2bw"), setting(chain([1.0] * 4), cluster((4,), (1e9,)), 1))
+    assert "needs at least 2 micro-batches an iteration" in found.reason
