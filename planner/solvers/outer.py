@@ -62,6 +62,9 @@ MOST_BOUNDED = 4
 MOST_LIFTED = 6
 """Problems that bound others and are solved for the sake of their bound, the least first."""
 
+MOST_PLACED = 4
+"""Decisions whose copies are placed in another way, too."""
+
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
 
@@ -146,7 +149,8 @@ class _Search:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
         if self._placed.schedules:
-            self._shapes.run(alone, floors, any_plan=any_plan, report=self._tell)
+            thorough = self._thorough and bool(self._lines.schedules)
+            self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._tell)
         if not self._lines.schedules:
             alone, floors = [], []
         elif not self._thorough:
@@ -317,7 +321,14 @@ class _Search:
         self._found.play(KEEP + 1)
 
     def _look_closer(self) -> None:
-        """Look for decisions in more of the ways in which the fastest that is known shares operators."""
+        """Look for decisions in more of the ways in which the fastest that is known shares operators, and beside the
+        fastest, whose copies lie one after another, for those whose copies of each worker are neighbours."""
+        for decision in self._found.leading(MOST_PLACED):
+            if decision.copies > 1 and not decision.slice_devices:
+                other = dataclasses.replace(decision, adjacent=not decision.adjacent)
+                verdict = self._judge(other.micro_batch)(other)
+                if verdict.feasible:
+                    self._found.add(other, verdict)
         best = self._found.best()
         number = max(stage.sharding for stage in best.stages)
         if self._shardings is not None and number:

@@ -107,7 +107,7 @@ class ShapeSearch:
         self._count, self._solved = itertools.count(), 0
         self.nearest: tuple[float, Configuration, Evaluation] | None = None
         self._blocks = self.looked = 0
-        self._wide = math.inf
+        self._wide, self._thorough = math.inf, False
         self._tops: dict[tuple[object, ...], tuple[float, Configuration]] = {}
 
     def run(
@@ -116,6 +116,7 @@ class ShapeSearch:
         floors: Sequence[tuple[BlockCosts, Key]],
         *,
         any_plan: bool,
+        thorough: bool,
         report: Callable[[], None],
     ) -> None:
         """Search them.
@@ -124,15 +125,17 @@ class ShapeSearch:
             alone: costs where every worker is one device, by micro-batch size.
             floors: what ways to share operators are not below, by mesh and micro-batch size.
             any_plan: end with the first configuration that fits.
+            thorough: work out all ways to share operators that may be faster than the best, for the sake of the bound.
             report: called now and then.
         """
         every = [Ways((costs,)) for costs in alone] + [Ways((floor,), key) for floor, key in floors]
+        self._thorough = thorough
         self._blocks = max((len(ways.costs[0].parameter_elements) for ways in every), default=0)
         for wide in (WIDE, math.inf) if self._blocks > TINY else (math.inf,):
-            if not self._tops:
-                self._wide = wide
-                self._search(every, any_plan=any_plan, report=report)
-
+            self._wide = wide
+            self._search(every, any_plan=any_plan, report=report)
+            if self._found:
+                break
         if self._found and not any_plan:
             self._polish()
 
@@ -160,12 +163,13 @@ class ShapeSearch:
         while heap and not (any_plan and self._found):
             estimate_s, _, ways, shapes = heapq.heappop(heap)
             far = estimate_s > self._found.best_s * (1 + FAR) or self._solved >= MOST_FAMILIES
-            hopeless = far and self._blocks > TINY
-            refined = None if hopeless or ways.key is None else self._refine(ways.costs[0].micro_batch, ways.key)
-            if hopeless or (ways.key is not None and refined is None):
-                self._bound(shapes, only_bounds=False)
-            elif refined is not None:
+            far = far and self._blocks > TINY
+            closer = ways.key is not None and (self._thorough or not far)
+            refined = self._refine(ways.costs[0].micro_batch, ways.key) if ways.key is not None and closer else None
+            if refined is not None:
                 self._unfold(heap, ways, refined)
+            elif far or ways.key is not None:
+                self._bound(shapes, only_bounds=False)
             else:
                 self._solve(ways, shapes, any_plan=any_plan)
                 report()
