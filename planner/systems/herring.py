@@ -20,9 +20,8 @@ SYSTEMS.register(
             "fusion_buffer": "25 MB",
         },
         open=(
-            "the efficiency of the transport (about twice that of a ring on EFA, as claimed) is 1 "
-            "here: bytes are the same as a ring's, and the profile's efficiency holds for both;"
-            " herring:efficiency=1.2 sets it",
+            "the efficiency of the transport (about twice that of a ring on EFA, as claimed) is 1 here: bytes are the "
+            "same as a ring's, and the profile's efficiency holds for both; herring:efficiency=1.2 sets it",
         ),
         tunable={"efficiency": "1", "buffer_bytes": "25e6"},
     ),
