@@ -12,14 +12,16 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.memory import fits
+from planner.solvers._candidates import SAME
 from planner.solvers._objective import Objective
 from planner.solvers._reach import Reach, Share
 from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.joined import alike, least_of
+from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Job
-from planner.sync import recipe_of
+from planner.sync import Phase, recipe_of
 
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""
@@ -343,3 +345,19 @@ def _fewest_stages(holds: np.ndarray) -> float:
     for i in range(n):
         np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
     return float(fewest[n])
+
+
+def by_zero(alike: Alike) -> list[list[Task]]:
+    """Problems of one ZeRO stage together, most sharding first."""
+    ordered = sorted(alike.tasks, key=lambda task: -task.zero)
+    return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
+
+
+def covers(sharded: StageProblem, plain: StageProblem) -> bool:
+    """Whether sharding the optimizer state costs no time at any place, whatever is hidden (it never costs memory)."""
+    more, less = recipe_of(sharded.zero), recipe_of(plain.zero)
+    once = more.optimizer is not None and not more.during(Phase.FORWARD, Phase.BACKWARD)
+    if sharded.schedule != plain.schedule or not once or any(less.held):
+        return False
+    end_s, other_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
+    return bool((end_s <= other_s * (1 + SAME)).all())

@@ -9,7 +9,6 @@ its best decisions, by the critical path and by the closed form, and those that 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -23,7 +22,7 @@ from planner.solvers import chain_dp
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._closed_form import ClosedForm
 from planner.solvers._diagnosis import infeasible, may_fit
-from planner.solvers._frontier import Alike, Frontier, Looked, Task, compute_s
+from planner.solvers._frontier import Alike, Frontier, Looked, Task, by_zero, compute_s, covers
 from planner.solvers._longest_chain import LongestChain
 from planner.solvers._objective import Objective
 from planner.solvers._trivial import TrivialPlans
@@ -41,7 +40,6 @@ from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Certificate, Job
-from planner.sync import Phase, recipe_of
 
 CostsFor = Callable[[int], BlockCosts]
 """Block costs by micro-batch size; the caller remembers what it has priced."""
@@ -310,9 +308,9 @@ class _Search:
             if not isinstance(alike, Alike):
                 break
             solved: list[StageProblem] = []
-            for tasks in _by_zero(alike):
+            for tasks in by_zero(alike):
                 problem = self._worth_solving(frontier, alike, tasks[0], self._found.best_form_s)
-                if problem is not None and not any(_covers(other, problem) for other in solved):
+                if problem is not None and not any(covers(other, problem) for other in solved):
                     solved.append(problem)
                     judge = self._judge(problem.micro_batch)
                     solution = chain_dp.solve(problem, judge, cutoff_s=self._found.best_form_s, keep=KEEP)
@@ -363,14 +361,14 @@ class _Search:
         """
         looked: list[StageProblem] = []
         only = alike.only_bounds
-        for tasks in _by_zero(alike):
+        for tasks in by_zero(alike):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
             if problem is None:
                 self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
                 self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s, only_bounds=only)
-            elif any(_covers(other, problem) for other in looked):
+            elif any(covers(other, problem) for other in looked):
                 self._note(tasks, Outcome.DOMINATED, math.inf)
             else:
                 looked.append(problem)
@@ -495,19 +493,3 @@ class _Search:
         certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME, known_s)
         played = tuple(self._found.timed(candidate) for candidate in trivial)
         return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
-
-
-def _by_zero(alike: Alike) -> list[list[Task]]:
-    """Problems of one ZeRO stage together, most sharding first."""
-    ordered = sorted(alike.tasks, key=lambda task: -task.zero)
-    return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
-
-
-def _covers(sharded: StageProblem, plain: StageProblem) -> bool:
-    """Whether sharding the optimizer state costs no time at any place, whatever is hidden (it never costs memory)."""
-    more, less = recipe_of(sharded.zero), recipe_of(plain.zero)
-    once = more.optimizer is not None and not more.during(Phase.FORWARD, Phase.BACKWARD)
-    if sharded.schedule != plain.schedule or not once or any(less.held):
-        return False
-    end_s, other_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
-    return bool((end_s <= other_s * (1 + SAME)).all())
