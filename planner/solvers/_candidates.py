@@ -66,10 +66,6 @@ class Candidates:
         """The fastest that was played."""
         return min(self._times.items(), key=_order)[0]
 
-    def leading(self, count: int) -> list[Configuration]:
-        """The fastest of those that were played."""
-        return [decision for decision, _ in sorted(self._times.items(), key=_order)[:count]]
-
     def play(self, count: int) -> None:
         """Play those that the closed form says are the fastest, if they may be."""
         ordered = sorted(self._verdicts, key=lambda d: (float(f"{self._verdicts[d].iteration_s:.9g}"), repr(d)))

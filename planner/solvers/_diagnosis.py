@@ -107,7 +107,8 @@ def _circumstances(decision: Configuration, terms: StageTerms, index: int, over:
 def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
     """The problem with the most ways to save memory: one copy (any number of replicas), 1F1B and sharding if
     allowed."""
-    return Formulator(cluster, job).problem(costs, copies=1, schedule=plain_schedule(job), zero=max(job.zero))
+    schedule = "1f1b" if "1f1b" in job.schedules else plain_schedule(job)
+    return Formulator(cluster, job).problem(costs, copies=1, schedule=schedule, zero=max(job.zero))
 
 
 def may_fit(problem: StageProblem) -> bool:

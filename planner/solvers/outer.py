@@ -60,9 +60,6 @@ MOST_BOUNDED = 4
 MOST_LIFTED = 6
 """Problems that bound others and are solved for the sake of their bound, the least first."""
 
-MOST_PLACED = 4
-"""Decisions whose copies are placed in another way, too."""
-
 NEAR = 1.2
 """A plan within this factor of perfectly balanced compute is good enough to begin with."""
 
@@ -319,14 +316,7 @@ class _Search:
         self._found.play(KEEP + 1)
 
     def _look_closer(self) -> None:
-        """Look for decisions in more of the ways in which the fastest that is known shares operators, and beside the
-        fastest, whose copies lie one after another, for those whose copies of each worker are neighbours."""
-        for decision in self._found.leading(MOST_PLACED):
-            if decision.copies > 1 and not decision.slice_devices:
-                other = dataclasses.replace(decision, adjacent=not decision.adjacent)
-                verdict = self._judge(other.micro_batch)(other)
-                if verdict.feasible:
-                    self._found.add(other, verdict)
+        """Look for decisions in more of the ways in which the fastest that is known shares operators."""
         best = self._found.best()
         number = max(stage.sharding for stage in best.stages)
         if self._shardings is not None and number:
