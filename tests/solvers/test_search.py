@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
@@ -45,6 +46,23 @@ def played_s(decision: Configuration, verdict: Evaluation) -> float:
 
 def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job) -> float:
     """The least time of all decisions of all problems when they are played, through the judge alone."""
+    return _least(costs_for, machine, job, played_s)
+
+
+def packed(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job) -> float:
+    """The same where pipelines that leave devices of their slice idle may also stand close together."""
+
+    def least_s(decision: Configuration, verdict: Evaluation) -> float:
+        close = dataclasses.replace(decision, slice_devices=0)
+        again = evaluate(costs_for(decision.micro_batch), machine, job, close)
+        return min(played_s(decision, verdict), played_s(close, again) if again.feasible else math.inf)
+
+    return _least(costs_for, machine, job, least_s)
+
+
+def _least(
+    costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job, measure: Callable[[Any, Any], float]
+) -> float:
     best_s, formulator = math.inf, Formulator(machine, job)
     for size in (b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0):
         costs = costs_for(size)
@@ -55,7 +73,7 @@ def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Jo
                 for zero in job.zero:
                     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
                     found = brute_force.solve(
-                        problem, lambda d, c=costs: evaluate(c, machine, job, d), keep=1, measure=played_s
+                        problem, lambda d, c=costs: evaluate(c, machine, job, d), keep=1, measure=measure
                     )
                     best_s = min(best_s, found.bound_s)
     return best_s
@@ -63,6 +81,7 @@ def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Jo
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6))
+@example(375)  # a pipeline that stands close together is faster than with idle devices before it
 def test_equals_enumeration_of_the_whole_space(seed: int) -> None:
     costs, machine, job = random_instance(seed)
     uniform = dataclasses.replace(machine, device_types=machine.device_types * 0)
@@ -76,7 +95,8 @@ def test_equals_enumeration_of_the_whole_space(seed: int) -> None:
     answer = search(costs_for, uniform, job, simulated_s=played_s)
     assert answer.best.simulated_s is not None
     assert answer.certificate.bound_s <= exact_s * (1 + 1e-9)
-    assert exact_s * (1 - 1e-9) <= answer.best.simulated_s <= exact_s / (1 - answer.certificate.gap) * (1 + 1e-9)
+    assert answer.best.simulated_s <= exact_s / (1 - answer.certificate.gap) * (1 + 1e-9)
+    assert answer.best.simulated_s >= packed(costs_for, uniform, job) * (1 - 1e-9)
     assert answer.certificate.proven_optimal == (answer.certificate.gap <= 1e-9)
     for candidate in (answer.best, *answer.runners_up):
         again = evaluate(costs_for(candidate.decision.micro_batch), uniform, job, candidate.decision)
