@@ -17,8 +17,8 @@ LIES = {
     "batch": "cut by the batch",
     "free": "each in a layout of its own",
 }
-SEARCHED = ("1f1b", "gpipe")
-"""Schedules with a closed form; the time of others is measured."""
+WAITING = 0.15
+"""Bubble above which other orders of work are worth a look."""
 MOST_STAGES = 24
 OPTIMAL = 1e-9
 """Gap below which a plan is called the best."""
@@ -43,7 +43,7 @@ def print_summary(plan: Any, *, batch_given: bool, output: str | None, remark: s
 def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
-    from planner import format_seconds
+    from planner import Job, format_seconds
 
     predictions, batch = plan.predictions, plan.micro_batches
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
@@ -66,11 +66,17 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         f"[bold]{batch.global_batch / seconds:,.4g} samples/s[/bold], bubble {predictions.bubble_fraction:.1%}"
     )
     bound, form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
-    if plan.system is not None or plan.schedule.name not in SEARCHED:
+    if plan.system is not None:
         console.print(f"predicted {form}; its busiest device computes for {bound}\n")
         return
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    console.print(f"bound {bound}: {proof}; closed form {form}")
+    usual = Job(1).schedules
+    console.print(f"bound {bound}: {proof}" + (f"; closed form {form}" if plan.schedule.name in usual else ""))
+    if predictions.bubble_fraction > WAITING and tuple(plan.options.schedules) == usual:
+        console.print(
+            f"pipelines of one stage a worker wait {predictions.bubble_fraction:.0%} of the time: "
+            "--schedule interleaved gives workers several chunks"
+        )
     if predictions.tried_bound_s is not None:
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
         tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
