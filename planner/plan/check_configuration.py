@@ -8,6 +8,7 @@ from planner.errors import PlanError, UsageError
 from planner.plan.findings import Fault, Finding
 from planner.plan.types import Plan
 from planner.schedules import get
+from planner.sync import get as scheme
 from planner.space.configuration import Configuration
 from planner.space.workers import lay_workers, pipeline_of
 
@@ -39,7 +40,7 @@ def _whole(plan: Plan) -> Iterator[_Pair]:
     yield "configuration.copies * micro_batches", count, "micro_batches.count", batches.count
     yield "configuration.schedule", own.schedule, "schedule.name", plan.schedule.name
     yield "configuration.transfers", own.transfers.value, "schedule.transfers", plan.schedule.transfers
-    if own.exchange:
+    if own.exchange and scheme(own.exchange).zero is None:  # what a ZeRO stage exchanges stands with the stages
         yield "configuration.exchange", own.exchange, "exchange.scheme", plan.exchange.scheme if plan.exchange else ""
 
 

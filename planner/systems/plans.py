@@ -20,7 +20,7 @@ from planner.space.types import Certificate, Job
 from planner.systems import get
 from planner.systems.compare import compare_systems
 from planner.systems.rows import exchange_details
-from planner.systems.runner import Decided, Judged, Keep, decide
+from planner.systems.runner import Decided, Judged, Keep, decide, refuse_limits
 from planner.systems.setting import Setting
 from planner.systems.types import System
 
@@ -54,6 +54,7 @@ def plan_system(
     """
     system = get(name)
     setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    refuse_limits(setting, system)
     return plan_of(setting, system, decide(setting, system), provenance)
 
 

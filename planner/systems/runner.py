@@ -89,13 +89,22 @@ def decide(setting: Setting, system: System) -> Decided:
     return found
 
 
+def refuse_limits(setting: Setting, system: System) -> None:
+    """Refuse what a system decides itself.
+
+    Raises:
+        UsageError: names it.
+    """
+    engine = f"the rules of {system.title}"
+    refuse_others(setting.job, system.takes, engine, "leave it out, or plan without --system to have it followed")
+
+
 def _own(setting: Setting, system: System) -> Decided:
     best: Judged | None = None
     written: Judged | None = None
     reason, closest = "", math.inf
     try:
-        engine = f"the rules of {system.title}"
-        refuse_others(setting.job, system.takes, engine, "leave it out, or plan without --system to have it followed")
+        refuse_limits(setting, system)
         for proposal in SOLVERS.get(system.solver)(setting, system):
             rivals = (best,) if proposal.unwritten else (best, written)
             limit_s = max(rival.iteration_s if rival else math.inf for rival in rivals)

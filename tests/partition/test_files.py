@@ -238,7 +238,7 @@ def test_check_finds_what_is_wrong(graph: Path) -> None:
 def test_a_plan_file_is_read_strictly(graph: Path, tmp_path: Path) -> None:
     text = planner.dump_partition(planner.partition(graph))
     for change, message in [
-        (("shardplan-partition", "shardplan-plan"), "not a plan file"),
+        (("shardplan-partition", "shardplan-plan"), "not a partition file"),
         (('"version": 1', '"version": 2'), "version 2 cannot be read"),
         (('"solver"', '"solvers"'), "missing key 'solver'"),
         (('"value": 5.5', '"value": NaN'), "NaN is not JSON"),
