@@ -8,9 +8,9 @@ from planner.errors import PlanError, UsageError
 from planner.plan.findings import Fault, Finding
 from planner.plan.types import Plan
 from planner.schedules import get
-from planner.sync import get as scheme
 from planner.space.configuration import Configuration
 from planner.space.workers import lay_workers, pipeline_of
+from planner.sync import get as scheme
 
 _AGAIN = "plan again instead of editing the file"
 _Pair = tuple[str, object, str, object]

@@ -25,7 +25,7 @@ from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 from tests.plan.sample import decision, make_plan
 
-VERSION1 = Path(__file__).parent / "version1.plan.json"
+VERSION1 = Path(__file__).parent / "version1.json"
 counts = st.integers(1, 1 << 20)
 
 stages = st.builds(
