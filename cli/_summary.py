@@ -17,8 +17,6 @@ LIES = {
     "batch": "cut by the batch",
     "free": "each in a layout of its own",
 }
-WAITING = 0.15
-"""Bubble above which other orders of work are worth a look."""
 MOST_STAGES = 24
 OPTIMAL = 1e-9
 """Gap below which a plan is called the best."""
@@ -43,7 +41,7 @@ def print_summary(plan: Any, *, batch_given: bool, output: str | None, remark: s
 def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
-    from planner import Job, format_seconds
+    from planner import format_seconds, schedules
 
     predictions, batch = plan.predictions, plan.micro_batches
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
@@ -70,13 +68,8 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         console.print(f"predicted {form}; its busiest device computes for {bound}\n")
         return
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    usual = Job(1).schedules
-    console.print(f"bound {bound}: {proof}" + (f"; closed form {form}" if plan.schedule.name in usual else ""))
-    if predictions.bubble_fraction > WAITING and tuple(plan.options.schedules) == usual:
-        console.print(
-            f"pipelines of one stage a worker wait {predictions.bubble_fraction:.0%} of the time: "
-            "--schedule interleaved gives workers several chunks"
-        )
+    known = plan.schedule.given != "orders" and schedules.get(plan.schedule.name).closed_form
+    console.print(f"bound {bound}: {proof}" + (f"; closed form {form}" if known else ""))
     if predictions.tried_bound_s is not None:
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
         tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"

@@ -29,7 +29,7 @@ from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import space_in_words
 from planner.solvers.conflict import limited
 from planner.solvers.critical_path import bounded, critical_s, settle
-from planner.solvers.shape_search import ShapeSearch
+from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
@@ -119,6 +119,7 @@ class _Search:
     ) -> None:
         self._sizes = micro_batch_sizes(job)
         self._lines, self._placed = by_engine(job, schedule_of)
+        self._looked_at = self._lines
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
@@ -131,7 +132,7 @@ class _Search:
         self._open: list[Looked] = []
         self._effort = math.inf if self._thorough else MOST_BOUNDED
         self._shapes = ShapeSearch(
-            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._lower_offered
+            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._lower
         )
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
@@ -143,16 +144,12 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
-        if self._placed.schedules:
+        if self._lines.schedules:
+            self._search_lines(alone, floors, first, any_plan=any_plan)
+        if self._others_may_pay(any_plan=any_plan):
+            self._looked_at = self._job
             thorough = self._thorough and bool(self._lines.schedules)
             self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._tell)
-        if not self._lines.schedules:
-            alone, floors = [], []
-        elif not self._thorough:
-            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
-            first = []
-        refine = self._refine if self._thorough else self._refined_before
-        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
         if not self._found:
             if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
@@ -161,6 +158,28 @@ class _Search:
             self._look_closer()
             self._lift()
         return self._assemble(priced, trivial.candidates())
+
+    def _search_lines(
+        self,
+        alone: Sequence[BlockCosts],
+        floors: Sequence[tuple[BlockCosts, Key]],
+        first: Sequence[BlockCosts],
+        *,
+        any_plan: bool,
+    ) -> None:
+        """Search the schedules whose stages stand in line."""
+        if not self._thorough:
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
+            first = []
+        refine = self._refine if self._thorough else self._refined_before
+        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
+
+    def _others_may_pay(self, *, any_plan: bool) -> bool:
+        """Whether other schedules are worth a look: where there are no others, or where pipelines wait for long."""
+        if not self._placed.schedules or not self._lines.schedules or math.isinf(self._found.best_s):
+            return bool(self._placed.schedules) and not (any_plan and self._found)
+        best = self._found.best()
+        return not any_plan and len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """Why nothing fits: of schedules whose stages stand in line in general, else what came nearest."""
@@ -250,9 +269,6 @@ class _Search:
         self._refined[micro_batch, key] = closer, found, least
         return closer, found, least
 
-    def _lower_offered(self, bound_s: float, only_bounds: bool) -> None:
-        self._lower(bound_s, only_bounds=only_bounds)
-
     def _offered(self, micro_batch: int, key: Key) -> Refined:
         """The same, where only decisions are looked for: without what bounds those that are not offered."""
         closer, found, _ = self._refine(micro_batch, key)
@@ -319,7 +335,7 @@ class _Search:
         """Look for decisions in more of the ways in which the fastest that is known shares operators."""
         best = self._found.best()
         number = max(stage.sharding for stage in best.stages)
-        if self._shardings is not None and number:
+        if self._shardings is not None and number and best.schedule in self._lines.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
             self._offer(best.micro_batch, finer)
             self._prefer(self._frontier(ClosedForm(), (), (), self._offered, finer), any_plan=False)
@@ -469,7 +485,7 @@ class _Search:
 
     def _space(self, priced: list[BlockCosts]) -> str:
         sizes = [costs.micro_batch for costs in priced]
-        words = space_in_words(self._job, self._formulator.devices(), priced[0], sizes, self._sizes[len(sizes) :])
+        words = space_in_words(self._looked_at, self._formulator.devices(), priced[0], sizes, self._sizes[len(sizes) :])
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:

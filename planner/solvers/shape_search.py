@@ -13,9 +13,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
+from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers.shape_cuts import Cut, Cutter
 from planner.solvers.shapes import SchedulesFor, Shape, Shapes
@@ -27,6 +29,9 @@ from planner.space.configuration import Configuration
 from planner.space.evaluate import in_closed_form
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
+
+WAITING = 0.1
+"""Bubble of pipelines with one stage on each worker above which other schedules are looked at, too."""
 
 FAR = 0.1
 """Shapes whose estimate is slower than the best by more than this are left to the bound."""
@@ -75,7 +80,14 @@ class Ways:
 
 
 Refine = Callable[[int, Key], Refined | None]
-Note = Callable[[Shape, float], None]
+
+
+class Lower(Protocol):
+    """Told of a bound."""
+
+    def __call__(self, bound_s: float, *, only_bounds: bool = False) -> None:
+        """Some configurations may be as fast as this; `only_bounds`: with ways that are not offered."""
+        ...
 
 
 class ShapeSearch:
@@ -88,7 +100,7 @@ class ShapeSearch:
         shelves: costs by micro-batch size and number of the sharding, for the judge.
         found: takes what is found, and says how fast the best is.
         refine: works out ways to share operators; None where that is not worth it.
-        lower: told of bounds; the second argument says whether they are of ways that are not offered.
+        lower: told of bounds.
     """
 
     def __init__(
@@ -99,7 +111,7 @@ class ShapeSearch:
         shelves: dict[int, dict[int, BlockCosts]],
         found: Candidates,
         refine: Refine,
-        lower: Callable[[float, bool], None],
+        lower: Lower,
     ) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._shelves, self._found, self._refine, self._lower = shelves, found, refine, lower
@@ -210,7 +222,7 @@ class ShapeSearch:
 
     def _push(self, heap: list[tuple[float, int, Ways, list[Shape]]], ways: Ways) -> None:
         far_s = self._wide * self._shapes.least_s(ways.costs)
-        self._lower(far_s, False)
+        self._lower(far_s, only_bounds=False)
         shapes = sorted(
             self._shapes.of(ways.costs, min(far_s, self._found.best_s)),
             key=lambda s: (s.estimate_s, s.bound_s, s.stages, s.workers, s.adjacent),
@@ -229,7 +241,7 @@ class ShapeSearch:
 
     def _bound(self, shapes: Sequence[Shape], *, only_bounds: bool) -> None:
         if shapes:
-            self._lower(min(shape.bound_s for shape in shapes), only_bounds)
+            self._lower(min(shape.bound_s for shape in shapes), only_bounds=only_bounds)
 
     def _solve(self, ways: Ways, shapes: Sequence[Shape], *, any_plan: bool) -> None:
         """Cut the most promising shapes; what is left of them is bounded."""
@@ -249,7 +261,7 @@ class ShapeSearch:
                 self._try(shape, options, cutter)
             if not cutter.few:
                 left = min(left, shape.bound_s)
-        self._lower(left, False)
+        self._lower(left, only_bounds=False)
         if ways.floor is not None:
             self._bound(list(self._shapes.of((ways.floor,), self._found.best_s)), only_bounds=True)
 
@@ -293,6 +305,11 @@ class ShapeSearch:
         key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
         self._tops[key] = min(self._tops.get(key, (math.inf, configuration)), (seconds, configuration), key=_seconds)
         return seconds
+
+
+def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
+    """Whether the pipelines of a judged configuration wait for so long that other orders of work may pay."""
+    return play_terms(configuration, get(configuration.schedule), evaluation.stages).bubble > WAITING
 
 
 def _seconds(entry: tuple[float, Configuration]) -> float:

@@ -39,7 +39,8 @@ class Job:
         optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
-        schedules: allowed schedules.
+        schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
+            GPipe) others are looked at where pipelines of these wait for long.
         recompute: allowed choices per stage: "never", "always" or "auto".
         zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
             too, 3: weights too).
@@ -67,7 +68,7 @@ class Job:
     precision: str = ""
     optimizer: str = "adam"
     micro_batches: tuple[int, ...] = ()
-    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    schedules: tuple[str, ...] = ("1f1b", "gpipe", "interleaved")
     recompute: str = "auto"
     zero: tuple[int, ...] = (0, 1)
     max_stages: int = 0

@@ -138,6 +138,7 @@ def random_joint(seed: int) -> tuple[Ways, Cluster, Job]:
         memory_bytes=(int(rng.choice([250, 500, 1200, 10**6]) * rng.uniform(0.6, 1.4)),),
     )
     job = Job(
+        schedules=("1f1b", "gpipe"),
         global_batch=int(rng.choice([2, 4, 8])),
         precision=str(rng.choice(["fp32", "bf16"])),
         recompute=str(rng.choice(["never", "always", "auto"])),

@@ -118,6 +118,7 @@ def random_instance(
         types=types,
     )
     job = Job(
+        schedules=("1f1b", "gpipe"),
         global_batch=costs.micro_batch * int(rng.choice([1, 2, 4, 6, 12])),
         precision=str(rng.choice(["fp32", "bf16"])),
         optimizer=str(rng.choice(["adam", "sgd"])),
