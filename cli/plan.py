@@ -34,8 +34,8 @@ SAMPLES_A_DEVICE = 8
     "--schedule",
     "schedules",
     multiple=True,
-    help="Allow only this schedule (`interleaved`, `chimera:pairs=2`, `pipedream-2bw`, ..); repeatable. [default: 1f1b "
-    "and gpipe]",
+    help="Allow only this schedule (`interleaved`, `chimera:pairs=2`, `pipedream-2bw`, ..); repeatable. "
+    "[default: 1f1b, gpipe, and interleaved where pipelines of these wait]",
 )
 @click.option(
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."

@@ -144,8 +144,7 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
-        if self._lines.schedules:
-            self._search_lines(alone, floors, first, any_plan=any_plan)
+        self._search_lines(alone, floors, first, any_plan=any_plan)
         if self._others_may_pay(any_plan=any_plan):
             self._looked_at = self._job
             thorough = self._thorough and bool(self._lines.schedules)
@@ -167,7 +166,9 @@ class _Search:
         *,
         any_plan: bool,
     ) -> None:
-        """Search the schedules whose stages stand in line."""
+        """Search the schedules whose stages stand in line, if any is allowed."""
+        if not self._lines.schedules:
+            return
         if not self._thorough:
             self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
             first = []

@@ -20,7 +20,7 @@ from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers.shape_cuts import Cut, Cutter
-from planner.solvers.shapes import SchedulesFor, Shape, Shapes
+from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
 from planner.space import Timed, evaluate
@@ -308,7 +308,10 @@ class ShapeSearch:
 
 
 def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
-    """Whether the pipelines of a judged configuration wait for so long that other orders of work may pay."""
+    """Whether the pipelines of a judged configuration wait for so long that other orders of work may pay; not where
+    they have too many micro-batches to be played, and so to wait for long."""
+    if 2 * len(configuration.stages) * configuration.micro_batches > LONGEST:
+        return False
     return play_terms(configuration, get(configuration.schedule), evaluation.stages).bubble > WAITING
 
 

@@ -222,7 +222,9 @@ def test_what_the_job_forbids_is_said_before_what_the_schedule_cannot_do() -> No
     costs = chain([1.0, 1.0, 1.0])
     odd = Configuration(tuple(StageChoice(i, i + 1, 1) for i in range(3)), 1, 1, 8, "chimera")
     found = evaluate(costs, cluster((3,), (1.0,)), JOB, odd)
-    assert [v.message for v in found.violations] == ["excluded by --schedule 1f1b --schedule gpipe"]
+    assert [v.message for v in found.violations] == [
+        "excluded by --schedule 1f1b --schedule gpipe --schedule interleaved"
+    ]
     allowed = evaluate(costs, cluster((3,), (1.0,)), dataclasses.replace(JOB, schedules=("chimera",)), odd)
     assert [v.message for v in allowed.violations] == ["chimera needs an even number of stages, not 3"]
     assert math.isinf(allowed.iteration_s)
