@@ -41,7 +41,7 @@ def print_summary(plan: Any, *, batch_given: bool, output: str | None, remark: s
 def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> None:  # noqa: ANN401
     from rich.markup import escape
 
-    from planner import format_seconds, schedules
+    from planner import format_seconds, has_closed_form
 
     predictions, batch = plan.predictions, plan.micro_batches
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
@@ -68,8 +68,7 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         console.print(f"predicted {form}; its busiest device computes for {bound}\n")
         return
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    known = plan.schedule.given != "orders" and schedules.get(plan.schedule.name).closed_form
-    console.print(f"bound {bound}: {proof}" + (f"; closed form {form}" if known else ""))
+    console.print(f"bound {bound}: {proof}" + (f"; closed form {form}" if has_closed_form(plan) else ""))
     if predictions.tried_bound_s is not None:
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
         tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.bundled import bundled_names as bundled_names
     from planner.check import CheckReport as CheckReport
     from planner.check import check_plan as check_plan
+    from planner.check import has_closed_form as has_closed_form
     from planner.costs import Profile as Profile
     from planner.costs import cost_report as cost_report
     from planner.costs import imported_profile as imported_profile
@@ -276,6 +277,7 @@ _EXPORTS = {
     "validate_plan": "planner.plan",
     "CheckReport": "planner.check",
     "check_plan": "planner.check",
+    "has_closed_form": "planner.check",
     "explain_plan": "planner.plan",
     "explanation_report": "planner.plan",
     "Area": "planner.plan",
