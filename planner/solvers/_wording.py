@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.solvers.shapes import LONGEST
 from planner.space.formulate import ALL_DIVISORS_UP_TO
 from planner.space.types import BlockCosts, Job
 
@@ -14,7 +15,14 @@ def either(values: Sequence[object]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def space_in_words(job: Job, devices: int, costs: BlockCosts, sizes: Sequence[int], skipped: Sequence[int]) -> str:
+def space_in_words(
+    job: Job,
+    devices: int,
+    costs: BlockCosts,
+    sizes: Sequence[int],
+    skipped: Sequence[int],
+    placed: Sequence[str] = (),
+) -> str:
     """The decisions among which none is faster than the bound.
 
     Args:
@@ -23,6 +31,7 @@ def space_in_words(job: Job, devices: int, costs: BlockCosts, sizes: Sequence[in
         costs: of any micro-batch size.
         sizes: micro-batch sizes that were looked at.
         skipped: allowed ones that were not.
+        placed: schedules whose stages are not in a paced line.
     """
     blocks = len(costs.parameter_elements)
     parts = [
@@ -32,6 +41,11 @@ def space_in_words(job: Job, devices: int, costs: BlockCosts, sizes: Sequence[in
         f"recompute {job.recompute}, ZeRO {either(job.zero)}, schedule {either(job.schedules)}",
         f"micro-batch size {either(sizes)}",
     ]
+    if placed:
+        parts.append(
+            f"of {either(placed)} one replica of a stage in each copy, copies one after another or those of each "
+            f"worker together, at most {LONGEST:,} forwards and backwards in a copy"
+        )
     parts += [f"{name!r} on stage {stage}" for name, stage in job.keep]
     if any(tie.blocks != (0, blocks - 1) for tie in costs.ties):
         parts.append(

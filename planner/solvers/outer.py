@@ -148,7 +148,7 @@ class _Search:
         if self._others_may_pay(any_plan=any_plan):
             self._looked_at = self._job
             thorough = self._thorough and bool(self._lines.schedules)
-            self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._tell)
+            self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._report)
         if not self._found:
             if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
@@ -291,19 +291,14 @@ class _Search:
         kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
         return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
-    def _tell(self) -> None:
-        """Tell how far the search of shapes is."""
-        if self._progress is not None:
-            best_s = self._found.best_s
-            self._progress(self._shapes.looked, self._shapes.looked, best_s, min(best_s, self._bound_s))
-
-    def _report(self, frontier: Frontier, settled: int) -> None:
+    def _report(self, frontier: Frontier | None = None, settled: int = 0) -> None:
         """Tell how far the search is."""
         self._settled += settled
         if self._progress is not None:
-            best_s = self._found.best_s
-            bound_s = min([best_s, frontier.bound_s, self._bound_s, *(entry.bound_s for entry in self._open)])
-            self._progress(self._settled + len(self._explored), frontier.count, best_s, bound_s)
+            best_s, done = self._found.best_s, self._settled + len(self._explored) + self._shapes.looked
+            bound_s = min([best_s, self._bound_s, *(entry.bound_s for entry in self._open)])
+            total, ahead_s = (done, bound_s) if frontier is None else (frontier.count, frontier.bound_s)
+            self._progress(done, total, best_s, min(bound_s, ahead_s))
 
     @property
     def _thorough(self) -> bool:
@@ -486,7 +481,8 @@ class _Search:
 
     def _space(self, priced: list[BlockCosts]) -> str:
         sizes = [costs.micro_batch for costs in priced]
-        words = space_in_words(self._looked_at, self._formulator.devices(), priced[0], sizes, self._sizes[len(sizes) :])
+        placed, skipped = () if self._looked_at is self._lines else self._placed.schedules, self._sizes[len(sizes) :]
+        words = space_in_words(self._looked_at, self._formulator.devices(), priced[0], sizes, skipped, placed)
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:

@@ -128,7 +128,7 @@ class Cutter:
         self._units = [held.units[:, : len(own)].astype(float) for own, held in peaks]
         self._main = [rows[rows.sum(axis=1).argmax()] if rows.size else rows[:0].sum(axis=0) for rows in self._units]
         self._shares = [np.array(counts, float) for counts in schedule.workload(pipeline)]
-        self._ramp, self._first = schedule.ramp(pipeline), [own[0] if own else 0 for own in self._hosted]
+        self._ramp = schedule.ramp(pipeline)
         self._fixed = schedule.recomputed_stages(pipeline) or None
         self._types, self._room, ranks = self._devices(cluster, room)
         self._pass_s, self._tail_s = self._exchange_s(cluster, job, ranks)
@@ -189,9 +189,12 @@ class Cutter:
 
     @property
     def few(self) -> bool:
-        """Whether all cuts and choices can be looked at."""
+        """Whether all cuts and choices can be looked at, and what they keep is known exactly: not where weights or
+        gradients are sharded, and gathered again."""
         stages, options = self._shape.stages, len(self._options.ways)
-        return bool(math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED)
+        return self._shape.zero < 2 and bool(
+            math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED
+        )
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.
@@ -240,7 +243,7 @@ class Cutter:
         for stage in range(stages):
             key = self._budget(stage)
             if key not in known:
-                known[key] = self._stage_tables(stage, *key)
+                known[key] = self._stage_tables(*key)
             tables.append(known[key])
         within = [mask & np.isfinite(table[0]) for mask, table in zip(allowed, tables, strict=True)]
         yield balanced([table[0] for table in tables], within)
@@ -257,7 +260,7 @@ class Cutter:
         return float(self._each[stage]), most, float(self._room[worker]) / len(own), fixed, *self._types[stage]
 
     def _stage_tables(
-        self, stage: int, each: float, units: float, budget: float, fixed: float, *types: float
+        self, each: float, units: float, budget: float, fixed: float, *types: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n + 1, n + 1] seconds within a budget of bytes, seconds without one, and the least bytes."""
         options = self._options
