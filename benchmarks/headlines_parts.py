@@ -23,8 +23,8 @@ from benchmarks.headlines_recorded import (
     rings,
     rings_s,
 )
+from planner.exchange import Exchange
 from planner.space.terms import elements_of
-from planner.sync import Exchange
 from planner.systems import System, get
 from planner.systems.exchanged import data_parallel
 from planner.systems.rows import bubble_of

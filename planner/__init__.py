@@ -6,14 +6,12 @@ The front door re-exports the names that users and the command line need; each i
 - `planner.plan`: a model on a cluster; `planner.compare_systems`: what each published system would do with it;
 - `planner.measure_schedule`: any pipeline schedule played with times by stage (`planner.schedules.names()`);
 - `planner.formulas`: the closed forms of the published systems by name (`planner.formulas.names("chimera")`);
-- `planner.partition`: published partition problems from their files; `planner.sync`: exchange of gradients.
+- `planner.partition`: published partition problems from their files; `planner.exchange`: exchange of gradients.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,28 +79,28 @@ if TYPE_CHECKING:
     from planner.partitions.report import partition_report as partition_report
     from planner.partitions.run import partition as partition
     from planner.partitions.types import PartitionPlan as PartitionPlan
-    from planner.plan import Area as Area
-    from planner.plan import Plan as Plan
-    from planner.plan import Provenance as Provenance
-    from planner.plan import diff_plans as diff_plans
-    from planner.plan import dump_plan as dump_plan
-    from planner.plan import explain_plan as explain_plan
-    from planner.plan import explanation_report as explanation_report
-    from planner.plan import load_plan as load_plan
-    from planner.plan import plan_schema as plan_schema
-    from planner.plan import read_plan as read_plan
-    from planner.plan import report_to_markdown as report_to_markdown
-    from planner.plan import report_to_text as report_to_text
-    from planner.plan import validate_plan as validate_plan
-    from planner.plan import write_plan as write_plan
-    from planner.plan.assemble import assemble as assemble
-    from planner.plan.configuration_file import configuration_document as configuration_document
-    from planner.plan.configuration_file import configuration_schema as configuration_schema
-    from planner.plan.configuration_file import dump_configuration as dump_configuration
-    from planner.plan.configuration_file import load_configuration as load_configuration
-    from planner.plan.configuration_file import parse_configuration as parse_configuration
-    from planner.plan.diff_report import diff_report as diff_report
-    from planner.plan.words import why_not as why_not
+    from planner.plans import Area as Area
+    from planner.plans import Plan as Plan
+    from planner.plans import Provenance as Provenance
+    from planner.plans import diff_plans as diff_plans
+    from planner.plans import dump_plan as dump_plan
+    from planner.plans import explain_plan as explain_plan
+    from planner.plans import explanation_report as explanation_report
+    from planner.plans import load_plan as load_plan
+    from planner.plans import plan_schema as plan_schema
+    from planner.plans import read_plan as read_plan
+    from planner.plans import report_to_markdown as report_to_markdown
+    from planner.plans import report_to_text as report_to_text
+    from planner.plans import validate_plan as validate_plan
+    from planner.plans import write_plan as write_plan
+    from planner.plans.assemble import assemble as assemble
+    from planner.plans.configuration_file import configuration_document as configuration_document
+    from planner.plans.configuration_file import configuration_schema as configuration_schema
+    from planner.plans.configuration_file import dump_configuration as dump_configuration
+    from planner.plans.configuration_file import load_configuration as load_configuration
+    from planner.plans.configuration_file import parse_configuration as parse_configuration
+    from planner.plans.diff_report import diff_report as diff_report
+    from planner.plans.words import why_not as why_not
     from planner.play import Conditions as Conditions
     from planner.play import Cost as Cost
     from planner.play import Measurement as Measurement
@@ -185,11 +183,11 @@ _EXPORTS = {
     "Prediction": "planner.prediction",
     "Configuration": "planner.space",
     "StageChoice": "planner.space",
-    "configuration_document": "planner.plan.configuration_file",
-    "configuration_schema": "planner.plan.configuration_file",
-    "dump_configuration": "planner.plan.configuration_file",
-    "load_configuration": "planner.plan.configuration_file",
-    "parse_configuration": "planner.plan.configuration_file",
+    "configuration_document": "planner.plans.configuration_file",
+    "configuration_schema": "planner.plans.configuration_file",
+    "dump_configuration": "planner.plans.configuration_file",
+    "load_configuration": "planner.plans.configuration_file",
+    "parse_configuration": "planner.plans.configuration_file",
     "plan": "planner.api",
     "default_provenance": "planner.api",
     # graph
@@ -266,26 +264,26 @@ _EXPORTS = {
     "timeline_document": "planner.simulate",
     "rank_ranges": "planner.simulate",
     # plan
-    "Plan": "planner.plan",
-    "Provenance": "planner.plan",
-    "assemble": "planner.plan.assemble",
-    "dump_plan": "planner.plan",
-    "load_plan": "planner.plan",
-    "read_plan": "planner.plan",
-    "write_plan": "planner.plan",
-    "plan_schema": "planner.plan",
-    "validate_plan": "planner.plan",
+    "Plan": "planner.plans",
+    "Provenance": "planner.plans",
+    "assemble": "planner.plans.assemble",
+    "dump_plan": "planner.plans",
+    "load_plan": "planner.plans",
+    "read_plan": "planner.plans",
+    "write_plan": "planner.plans",
+    "plan_schema": "planner.plans",
+    "validate_plan": "planner.plans",
     "CheckReport": "planner.check",
     "check_plan": "planner.check",
     "has_closed_form": "planner.check",
-    "explain_plan": "planner.plan",
-    "explanation_report": "planner.plan",
-    "Area": "planner.plan",
-    "diff_plans": "planner.plan",
-    "diff_report": "planner.plan.diff_report",
-    "why_not": "planner.plan.words",
-    "report_to_text": "planner.plan",
-    "report_to_markdown": "planner.plan",
+    "explain_plan": "planner.plans",
+    "explanation_report": "planner.plans",
+    "Area": "planner.plans",
+    "diff_plans": "planner.plans",
+    "diff_report": "planner.plans.diff_report",
+    "why_not": "planner.plans.words",
+    "report_to_text": "planner.plans",
+    "report_to_markdown": "planner.plans",
     # partitions
     "PartitionChange": "planner.partitions.report",
     "PartitionFinding": "planner.partitions.check",
@@ -322,7 +320,7 @@ _PACKAGES = (
     "simulate",
     "solvers",
     "space",
-    "sync",
+    "exchange",
     "systems",
 )
 """Packages that can be had without an import of their own."""
@@ -345,21 +343,3 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _FrontDoor(ModuleType):
-    """`planner.plan` is both the function that users call and a package: the package is made callable on import."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "plan" and isinstance(value, ModuleType):
-            value.__class__ = _PlanPackage
-        super().__setattr__(name, value)
-
-
-class _PlanPackage(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """`planner.api.plan`."""
-        return importlib.import_module("planner.api").plan(*args, **options)
-
-
-sys.modules[__name__].__class__ = _FrontDoor

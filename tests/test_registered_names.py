@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from planner import schedules, sync, systems
+from planner import exchange, schedules, systems
 
 ROOT = Path(schedules.__file__).parents[1]
 
 REGISTRIES = {
     "schedules": schedules.names(),
-    "sync": sync.names(),
+    "exchange": exchange.names(),
     "systems": tuple(name for name in systems.names() if name not in schedules.names()),
 }
 """Registered names by the package whose modules register them."""
@@ -30,8 +30,8 @@ OF_THEIR_OWN = {
     "solvers/_diagnosis.py": ("1f1b", "auto"),
     "formulas/directions.py": ("zb-v",),
     "formulas/exchange.py": ("all-reduce",),
-    "plan/requirements.py": ("ring",),
-    "sync/_collectives.py": ("tree", "hierarchical"),
+    "plans/requirements.py": ("ring",),
+    "exchange/_collectives.py": ("tree", "hierarchical"),
     "importers/onnx_graph/ties.py": ("auto",),
     "space/formulate.py": ("auto",),
     "space/limits.py": ("auto",),

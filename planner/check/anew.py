@@ -10,12 +10,12 @@ from planner.check.configuration import is_searched, schedule_of
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plan import Plan, assemble, with_simulation
-from planner.plan.figures import gap_to
-from planner.plan.files import seal
-from planner.plan.priced import priced_configuration
-from planner.plan.scheduled import lay_out
-from planner.plan.words import significant
+from planner.plans import Plan, assemble, with_simulation
+from planner.plans.figures import gap_to
+from planner.plans.files import seal
+from planner.plans.priced import priced_configuration
+from planner.plans.scheduled import lay_out
+from planner.plans.words import significant
 from planner.prediction import alone
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer

@@ -10,7 +10,7 @@ from planner.check.compare import Difference, differences
 from planner.check.configuration import schedule_of
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plan import Plan
+from planner.plans import Plan
 from planner.units import format_seconds
 
 

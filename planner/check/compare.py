@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planner.plan import Plan
-from planner.plan.files import to_document
-from planner.plan.locate import Path, readable
+from planner.plans import Plan
+from planner.plans.files import to_document
+from planner.plans.locate import Path, readable
 from planner.units import format_bytes, format_seconds
 
 RELATIVE = 1e-6

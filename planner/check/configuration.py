@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.errors import UsageError
-from planner.plan import Plan
-from planner.plan.works import leaders, work_of
+from planner.plans import Plan
+from planner.plans.works import leaders, work_of
 from planner.schedules import Schedule, get
 from planner.schedules.own_orders import own_schedule
 from planner.space.evaluate import in_closed_form

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from planner.check.compare import ROUNDED
-from planner.plan import Fault, Finding, Plan
-from planner.plan.figures import Alternative, StagePrediction, gap_to
-from planner.plan.files import to_document
-from planner.plan.locate import Path, readable
-from planner.plan.records import Stage
-from planner.plan.words import plural, summary
+from planner.plans import Fault, Finding, Plan
+from planner.plans.figures import Alternative, StagePrediction, gap_to
+from planner.plans.files import to_document
+from planner.plans.locate import Path, readable
+from planner.plans.records import Stage
+from planner.plans.words import plural, summary
 from planner.space.types import Configuration, StageChoice
 from planner.units import format_bytes, format_seconds
 

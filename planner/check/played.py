@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from planner.errors import PlanError
-from planner.plan import Fault, Finding, Plan
+from planner.plans import Fault, Finding, Plan
 from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of

@@ -17,10 +17,10 @@ from planner.errors import ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
-from planner.plan import Fault, Finding, Plan, validate
-from planner.plan.findings import limited
-from planner.plan.locate import Path
-from planner.plan.sections import hardware_section
+from planner.plans import Fault, Finding, Plan, validate
+from planner.plans.findings import limited
+from planner.plans.locate import Path
+from planner.plans.sections import hardware_section
 from planner.units import format_bytes, format_seconds
 
 _AGAIN = "plan again instead of editing the file"

@@ -9,11 +9,11 @@ from planner import schedules
 from planner.check.configuration import is_searched, schedule_of
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
-from planner.plan import Fault, Finding, Plan
-from planner.plan.figures import StagePrediction
-from planner.plan.records import Stage
-from planner.plan.sections import stage_collectives
-from planner.plan.words import module_ranges
+from planner.plans import Fault, Finding, Plan
+from planner.plans.figures import StagePrediction
+from planner.plans.records import Stage
+from planner.plans.sections import stage_collectives
+from planner.plans.words import module_ranges
 from planner.space.limits import forbidden_choices
 from planner.space.workers import lay_workers
 from planner.units import format_bytes

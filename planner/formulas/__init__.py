@@ -20,6 +20,30 @@ from typing import TYPE_CHECKING, Any
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
+    from planner.exchange.formulas import all_reduce_bytes as all_reduce_bytes
+    from planner.exchange.formulas import balanced_loads as balanced_loads
+    from planner.exchange.formulas import byteps_s as byteps_s
+    from planner.exchange.formulas import byteps_shares as byteps_shares
+    from planner.exchange.formulas import herring_s as herring_s
+    from planner.exchange.formulas import in_network_bytes as in_network_bytes
+    from planner.exchange.formulas import parallax_transfer as parallax_transfer
+    from planner.exchange.formulas import pcie_uplink_bytes as pcie_uplink_bytes
+    from planner.exchange.formulas import reduce_scatter_bytes as reduce_scatter_bytes
+    from planner.exchange.formulas import ring_all_reduce_s as ring_all_reduce_s
+    from planner.exchange.formulas import round_robin_loads as round_robin_loads
+    from planner.exchange.formulas import separate_server_s as separate_server_s
+    from planner.exchange.formulas import sharded_server_bytes as sharded_server_bytes
+    from planner.exchange.formulas import touched_by as touched_by
+    from planner.exchange.formulas import tree_all_reduce_bytes as tree_all_reduce_bytes
+    from planner.exchange.formulas import wsp_period_s as wsp_period_s
+    from planner.exchange.formulas import wsp_staleness as wsp_staleness
+    from planner.exchange.formulas import zero_elements as zero_elements
+    from planner.exchange.formulas import zero_parts as zero_parts
+    from planner.exchange.formulas import zero_state_bytes as zero_state_bytes
+    from planner.exchange.partitions import best_partitions as best_partitions
+    from planner.exchange.partitions import fit_partitions as fit_partitions
+    from planner.exchange.partitions import search_partitions as search_partitions
+    from planner.exchange.partitions import whole_partitions as whole_partitions
     from planner.formulas.asynchronous import fill_drain_bound as fill_drain_bound
     from planner.formulas.asynchronous import fill_drain_utilisation as fill_drain_utilisation
     from planner.formulas.asynchronous import pipedream_2bw_stage_bytes as pipedream_2bw_stage_bytes
@@ -153,35 +177,11 @@ if TYPE_CHECKING:
     from planner.formulas.stages import piper_in_flight as piper_in_flight
     from planner.formulas.stages import piper_stage_s as piper_stage_s
     from planner.formulas.stages import piper_time_per_sample_s as piper_time_per_sample_s
-    from planner.sync.formulas import all_reduce_bytes as all_reduce_bytes
-    from planner.sync.formulas import balanced_loads as balanced_loads
-    from planner.sync.formulas import byteps_s as byteps_s
-    from planner.sync.formulas import byteps_shares as byteps_shares
-    from planner.sync.formulas import herring_s as herring_s
-    from planner.sync.formulas import in_network_bytes as in_network_bytes
-    from planner.sync.formulas import parallax_transfer as parallax_transfer
-    from planner.sync.formulas import pcie_uplink_bytes as pcie_uplink_bytes
-    from planner.sync.formulas import reduce_scatter_bytes as reduce_scatter_bytes
-    from planner.sync.formulas import ring_all_reduce_s as ring_all_reduce_s
-    from planner.sync.formulas import round_robin_loads as round_robin_loads
-    from planner.sync.formulas import separate_server_s as separate_server_s
-    from planner.sync.formulas import sharded_server_bytes as sharded_server_bytes
-    from planner.sync.formulas import touched_by as touched_by
-    from planner.sync.formulas import tree_all_reduce_bytes as tree_all_reduce_bytes
-    from planner.sync.formulas import wsp_period_s as wsp_period_s
-    from planner.sync.formulas import wsp_staleness as wsp_staleness
-    from planner.sync.formulas import zero_elements as zero_elements
-    from planner.sync.formulas import zero_parts as zero_parts
-    from planner.sync.formulas import zero_state_bytes as zero_state_bytes
-    from planner.sync.partitions import best_partitions as best_partitions
-    from planner.sync.partitions import fit_partitions as fit_partitions
-    from planner.sync.partitions import search_partitions as search_partitions
-    from planner.sync.partitions import whole_partitions as whole_partitions
 
 _PIPELINES, _DIRECTIONS = "planner.formulas.pipelines", "planner.formulas.directions"
 _ASYNCHRONOUS, _STAGES = "planner.formulas.asynchronous", "planner.formulas.stages"
 _PARTITIONS, _SHARDING = "planner.formulas.partitions", "planner.formulas.sharding"
-_EXCHANGE, _SYNC, _COUNTS = "planner.formulas.exchange", "planner.sync.formulas", "planner.sync.partitions"
+_EXCHANGE, _SYNC, _COUNTS = "planner.formulas.exchange", "planner.exchange.formulas", "planner.exchange.partitions"
 _MODELS, _HETPIPE = "planner.formulas.models", "planner.formulas.hetpipe"
 _MESH = "planner.formulas.mesh_tensorflow"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.schedules import pipelined_backprop, pipemare
 from planner.space.partition.twobw import TwoBWSchedule, stage_bytes
-from planner.sync.formulas import all_reduce_bytes
 
 
 def pipedream_weight_versions(stages: int) -> tuple[int, ...]:

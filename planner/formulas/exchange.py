@@ -1,18 +1,18 @@
-"""Exchange of gradients by name of the system; the rest of the closed forms is in `planner.sync.formulas`."""
+"""Exchange of gradients by name of the system; the rest of the closed forms is in `planner.exchange.formulas`."""
 
 from __future__ import annotations
 
 import math
 
 from planner.errors import UsageError
-from planner.formulas._checks import positive, whole
-from planner.sync.formulas import (
+from planner.exchange.formulas import (
     byteps_s,
     byteps_shares,
     reduce_scatter_bytes,
     ring_all_reduce_s,
     separate_server_s,
 )
+from planner.formulas._checks import positive, whole
 
 
 def all_gather_bytes(payload_bytes: float, ranks: int) -> float:

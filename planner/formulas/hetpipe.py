@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from planner.errors import UsageError
+from planner.exchange.formulas import WSPStaleness, wsp_staleness
 from planner.formulas._checks import chosen, divides, whole
 from planner.space.partition.hetpipe import in_flight
-from planner.sync.formulas import WSPStaleness, wsp_staleness
 
 
 def hetpipe_staleness(concurrent: int, distance: int) -> WSPStaleness:

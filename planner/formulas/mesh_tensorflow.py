@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
+from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas._checks import divides, whole
 from planner.sharding.named_program import (
     LayoutAnswer,
@@ -17,7 +18,6 @@ from planner.sharding.named_program import (
     schedule,
 )
 from planner.sharding.searches.mesh_tensorflow import best_layout
-from planner.sync.formulas import all_reduce_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ pipeline `planner.PlanError`) and say what to do.
 
 Formulas hold for equal stages. `planner.measure_schedule` plays any schedule with times by stage, transfers and
 exchanges ([all schedules](schedules.md)); where formula and simulation differ, the simulation counts. Prices on real
-clusters are in [exchange](sync.md) and [systems](systems.md). This page is made from the code, and all its examples are
-run as tests.
+clusters are in [exchange](exchange.md) and [systems](systems.md). This page is made from the code, and all its
+examples are run as tests.
 """
 
 SIMULATED = {

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
+from planner.exchange.formulas import all_reduce_bytes, reduce_scatter_bytes
 from planner.formulas._checks import chosen, same_length, whole
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.searches._tofu_passes import Pass, cuts_of, moved_bytes
 from planner.sharding.states import state_bytes
-from planner.sync.formulas import all_reduce_bytes, reduce_scatter_bytes
 
 
 def tofu_operator_bytes(

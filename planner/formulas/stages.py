@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from planner.errors import UsageError
+from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas._checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals
 from planner.memory import fits
 from planner.schedules import dapple
 from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
-from planner.sync.formulas import all_reduce_bytes
 
 _BAPIPE = {
     "as": BaPipeSchedule.AS,

@@ -10,8 +10,8 @@ from typing import Any
 
 from planner.files import write_whole
 from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, PartitionPlan, TrivialPlan
-from planner.plan import layout, strict
-from planner.plan.schema import described
+from planner.plans import layout, strict
+from planner.plans.schema import described
 
 _HEAD_BYTES = 256
 _SPARSE = (Part, ChoiceRun, TrivialPlan)

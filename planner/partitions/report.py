@@ -10,7 +10,7 @@ from typing import Any
 from planner.partitions.options import FLAGS
 from planner.partitions.ranges import in_words
 from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar
-from planner.plan.report import Report, Section, Table, bar
+from planner.plans.report import Report, Section, Table, bar
 from planner.units import format_bytes, format_rate
 
 _MS = 1e3

@@ -11,11 +11,11 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.memory import fits
-from planner.plan.figures import BUBBLE_CONVENTION
-from planner.plan.order_text import rows
-from planner.plan.types import Plan
-from planner.plan.validate import require_sound
-from planner.plan.works import counterparts, leaders, malformed, work_of
+from planner.plans.figures import BUBBLE_CONVENTION
+from planner.plans.order_text import rows
+from planner.plans.types import Plan
+from planner.plans.validate import require_sound
+from planner.plans.works import counterparts, leaders, malformed, work_of
 from planner.play.engine import StageTimes, Trace, Transfers, run
 from planner.play.measure import Cost
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._candidates import SAME
@@ -21,7 +22,6 @@ from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.joined import alike, least_of
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Job
-from planner.sync import Phase, recipe_of
 
 MOST_TYPE_CHANGES = 8
 """Where device types change more often along the line, only all devices are dealt to the copies."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
+from planner.exchange import Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
@@ -20,7 +21,6 @@ from planner.space.pins import pinned_blocks
 from planner.space.settled import precision_of
 from planner.space.types import Job
 from planner.space.workers import lay_workers
-from planner.sync import Phase, kept_bytes, phase_s, recipe_of
 
 Edges = tuple[int, ...]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError, ModelError
+from planner.exchange import recipes
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.solvers._wording import either
 from planner.space.divisors import divisors
 from planner.space.types import BlockCosts, Job
-from planner.sync import recipes
 
 MOST_SIZES = 9
 """Micro-batch sizes that are priced at the most where each is asked of many searches."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
+from planner.exchange import Phase, kept_bytes, recipe_of
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.play import Transfers
@@ -26,7 +27,6 @@ from planner.space.layouts import Layouts
 from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
-from planner.sync import Phase, kept_bytes, recipe_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

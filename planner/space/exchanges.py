@@ -1,6 +1,6 @@
 """What replicas exchange at each place, and what each of them holds: tables over stages of blocks i..j.
 
-All of it is read off the recipe of the ZeRO stage (`planner.sync.recipe_of`).
+All of it is read off the recipe of the ZeRO stage (`planner.exchange.recipe_of`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from planner.costs.precision import Precision
+from planner.exchange import ExchangeStep, Group, Phase, kept_bytes, recipe_of
 from planner.hardware.collectives import Terms
 from planner.space.placement import Placement, Placements
 from planner.space.ranges import Ranges, range_maxima, range_sums
-from planner.sync import ExchangeStep, Group, Phase, kept_bytes, recipe_of
 
 _CACHED_BYTES = 2**27
 

@@ -10,6 +10,7 @@ import numpy as np
 from planner import schedules
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import JobError, UsageError
+from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster
 from planner.space.exchanges import Exchanges
@@ -20,7 +21,6 @@ from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.settled import precision_of
 from planner.space.tied import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
-from planner.sync import recipe_of
 
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.errors import JobError
+from planner.exchange import recipes
 from planner.space.types import Job
-from planner.sync import recipes
 
 _RECOMPUTE = ("auto", "never", "always")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from planner.errors import UsageError
+from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
 from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
 from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
@@ -23,7 +24,6 @@ from planner.space.configuration import Configuration
 from planner.space.limits import missing_devices
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import lay_workers, pipeline_of
-from planner.sync import ExchangeStep, Group, parts_of, recipes, step_terms
 
 _FREE = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
 from planner.hardware.collectives import Terms, send_terms
 from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
-from planner.sync import ExchangeStep, Group, parts_of, recipes, step_terms
 
 _Way = tuple[Collective, Group]
 

@@ -17,6 +17,7 @@ import numpy as np
 from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import UsageError
+from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
@@ -35,7 +36,6 @@ from planner.space.meshes import device_types, mesh_names, meshes_for
 from planner.space.settled import settled
 from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
-from planner.sync import Step, step_of
 
 Decided = Mapping[str, Choice] | None
 """What is decided about a block; None for nothing."""

@@ -1,7 +1,7 @@
 """The judge's part about replicas: what the ranks of a stage exchange with their likes, and what each of them holds.
 
-Both are read off the recipe of the ZeRO stage (`planner.sync.recipe_of`): what it runs in a pass is run for each block,
-and hidden behind the fraction `overlap` of that pass; what it shards is sharded over replicas of the stage.
+Both are read off the recipe of the ZeRO stage (`planner.exchange.recipe_of`): what it runs in a pass is run for each
+block, and hidden behind the fraction `overlap` of that pass; what it shards is sharded over replicas of the stage.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes
+from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.types import Cluster
 from planner.space.types import MemoryBytes
-from planner.sync import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 
 
 @dataclass(frozen=True)

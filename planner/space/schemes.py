@@ -1,4 +1,4 @@
-"""The judge's part about exchange schemes: data parallelism whose gradients travel by a scheme of `planner.sync`."""
+"""The judge's part about exchange schemes: data parallelism by a scheme of `planner.exchange`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.errors import HardwareError, JobError, UsageError
+from planner.exchange import Exchange, Scheme, Step, fabric_of, get
+from planner.exchange.fabric import HOST_SUM_BYTE_PER_S
 from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
 from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job, StageTerms, Violation
-from planner.sync import Exchange, Scheme, Step, fabric_of, get
-from planner.sync.fabric import HOST_SUM_BYTE_PER_S
 
 HOST_WAY_BYTE_PER_S = 12.8e9
 """From a device to its host's memory and back, each way: PCIe 3 x16 at 80 %. An estimate: profiles do not say it."""

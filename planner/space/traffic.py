@@ -10,13 +10,13 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.precision import Precision
+from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
+from planner.exchange.traffic import nothing, rank_traffic
 from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
 from planner.space.terms import elements_of
 from planner.space.types import BlockCosts
 from planner.space.workers import lay_workers, pipeline_of
-from planner.sync import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
-from planner.sync.traffic import nothing, rank_traffic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from planner.exchange.types import Step
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
-from planner.sync.types import Step
 
 __all__ = [
     "BlockCosts",

@@ -1,4 +1,4 @@
-"""Data parallelism whose gradients travel by a scheme of `planner.sync`: BytePS, Herring, Parallax."""
+"""Data parallelism whose gradients travel by a scheme of `planner.exchange`: BytePS, Herring, Parallax."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from planner.exchange import Traffic
 from planner.registry import Registry
 from planner.space import Configuration
-from planner.sync import Traffic
 from planner.systems.setting import Setting
 from planner.systems.types import System
 

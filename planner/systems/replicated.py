@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planner import schedules
 from planner.errors import InfeasibleError
-from planner.plan.words import words_of
+from planner.plans.words import words_of
 from planner.schedules.types import Pipeline
 from planner.solvers.partition.pipedream_stages import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner import schedules
 from planner.errors import ShardplanError
-from planner.plan.words import words_of
+from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, play_terms
 from planner.space.asked import refuse_others
 from planner.systems.proposal import SOLVERS, Proposal

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.costs.precision import optimizer_state_bytes, precision
+from planner.exchange import Traffic
 from planner.hardware.types import Cluster
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
@@ -19,7 +20,6 @@ from planner.space.stage_tables import StageTables
 from planner.space.terms import elements_of
 from planner.space.traffic import Sent, traffic_of
 from planner.space.types import BlockCosts, Job
-from planner.sync import Traffic
 
 if TYPE_CHECKING:
     from planner.systems.runner import Decided

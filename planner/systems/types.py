@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from planner.exchange import LevelTraffic
 from planner.solvers.layouts import Layouts
 from planner.space.asked import PRICED
 from planner.space.subspaces import Limits
 from planner.space.types import MemoryBytes
-from planner.sync import LevelTraffic
 
 
 class Semantics(StrEnum):
@@ -35,7 +35,7 @@ class System:
         chooses: what its planner would choose, and why.
         source: where it was published.
         limits: what it may choose; None for all that the job allows.
-        exchange: how gradients travel: a name in `planner.sync`, or "" where the schedule says it all.
+        exchange: how gradients travel: a name in `planner.exchange`, or "" where the schedule says it all.
         layouts: how it cuts operators; None where it does not.
         backend: what a training backend must know to run it faithfully, by topic.
         open: what the publication leaves open, and what was decided here.

@@ -9,15 +9,15 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import InfeasibleError
-from planner.plan.words import words_of
+from planner.exchange import Traffic, fabric_of
+from planner.exchange.traffic import spread_traffic
+from planner.plans.words import words_of
 from planner.schedules.hetpipe import global_staleness
 from planner.solvers.layouts import uneven_share
 from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
 from planner.space.stage_tables import stages_of
 from planner.space.subspaces import Limits
-from planner.sync import Traffic, fabric_of
-from planner.sync.traffic import spread_traffic
 from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
 from planner.systems.types import System

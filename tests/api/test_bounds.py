@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import planner
-from planner.plan import Plan, dumps
+from planner.plans import Plan, dumps
 from tests.judge import judge
 
 # model, hardware, nodes (0: as in the profile), dimensions, job, and the restrictions that are tried

@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner import Configuration, Degrees, Job, StageChoice
 from planner.errors import JobError, UsageError
-from planner.plan.files import seal
+from planner.plans.files import seal
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from planner.plan import Plan, loads
-from planner.plan.files import seal, to_document
+from planner.plans import Plan, loads
+from planner.plans.files import seal, to_document
 
 Document = dict[str, Any]
 Edit = Callable[[Document], bool | None]

@@ -6,7 +6,7 @@ import pytest
 
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plan import Plan, dumps, loads
+from planner.plans import Plan, dumps, loads
 from tests.check.edits import EDITS, edited
 from tests.check.plans import KINDS, loaded, planned
 

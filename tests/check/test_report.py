@@ -8,8 +8,8 @@ import pytest
 
 from planner.check import check_plan
 from planner.hardware.types import Cluster
-from planner.plan import Fault, Plan
-from planner.plan.files import seal
+from planner.plans import Fault, Plan
+from planner.plans.files import seal
 from tests.check.edits import EDITS, edited
 from tests.check.plans import loaded, planned
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from planner.plan import Plan, write
+from planner.plans import Plan, write
 
 
 def run(*arguments: object) -> int:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.plan import read
+from planner.plans import read
 from tests.check.edits import EDITS, edited
 from tests.check.plans import planned
 from tests.cli.plan_files import run, written
-from tests.plan.sample import make_plan
+from tests.plans.sample import make_plan
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli.diff import AREAS
-from planner.plan import Area
+from planner.plans import Area
 from tests.cli.plan_files import run, written
-from tests.plan.sample import decision, make_plan
+from tests.plans.sample import decision, make_plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.plan_files import run, written
-from tests.plan.sample import make_plan
+from tests.plans.sample import make_plan
 
 
 def test_text_markdown_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

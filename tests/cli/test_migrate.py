@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.plan import read
+from planner.plans import read
 from tests.cli.plan_files import run
 
 VERSION1 = Path(__file__).parents[1] / "plan" / "version1.json"

@@ -9,9 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from planner.plan import dumps
+from planner.plans import dumps
 from tests.cli.plan_files import run
-from tests.plan.sample import make_plan
+from tests.plans.sample import make_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli._summary import print_summary
-from planner.plan import dumps, read
+from planner.plans import dumps, read
 from planner.simulate import simulate
 from tests.cli.plan_files import run
-from tests.plan.sharded_sample import language, leanest_by_sequence, sharded_plan
+from tests.plans.sharded_sample import language, leanest_by_sequence, sharded_plan
 
 AGAINST = ("--model", "gpt2", "--hardware", "dgx-a100", "--nodes", "2")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from planner.plan import write
+from planner.plans import write
 from tests.simulate.plans import toy_plan
 
 

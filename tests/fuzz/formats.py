@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.plan import dumps
+from planner.plans import dumps
 from tests.fuzz.models import DATA, DATA_FILE, models, standard_models
 from tests.fuzz.protos import mutate_message
 from tests.fuzz.texts import mutate_json, mutate_text
 from tests.partition.instances import PIPEDREAM, operator_graph, piper
-from tests.plan.sample import decision, language_model, make_plan
+from tests.plans.sample import decision, language_model, make_plan
 
 PROFILE = """\
 cluster: lab

@@ -9,7 +9,7 @@ import pytest
 
 import planner
 from planner import schedules
-from planner.plan import Plan, dumps
+from planner.plans import Plan, dumps
 from planner.play import Transfers
 from tests.check.plans import KINDS, planned
 from tests.judge import judge

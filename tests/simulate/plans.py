@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from planner.plan import Plan
+from planner.plans import Plan
 from planner.schedules import Pipeline, get
-from tests.plan.sample import decision, make_plan
+from tests.plans.sample import decision, make_plan
 
 GIB = 2**30
 

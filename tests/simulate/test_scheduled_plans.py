@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plan import Plan, dumps, loads
-from planner.plan.diff import Area, diff
-from planner.plan.files import seal
-from planner.plan.findings import Fault
-from planner.plan.orders import RankOrder, encode
-from planner.plan.validate import validate
+from planner.plans import Plan, dumps, loads
+from planner.plans.diff import Area, diff
+from planner.plans.files import seal
+from planner.plans.findings import Fault
+from planner.plans.orders import RankOrder, encode
+from planner.plans.validate import validate
 from planner.play import Conditions, Transfers, measure_schedule
 from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action
 from planner.simulate import simulate
 from planner.space.types import Configuration, StageChoice
-from tests.plan.sample import language_model, make_plan
+from tests.plans.sample import language_model, make_plan
 from tests.schedules.shapes import served
 
 GIB = 2**30

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from planner.exchange import Step, Variable, names
 from planner.space import BlockCosts, Configuration, Job, StageChoice, Timed, evaluate
-from planner.sync import Step, Variable, names
 from tests.space.instances import chain, cluster
 
 JOB = Job(global_batch=6, precision="fp32", optimizer="sgd", schedules=("1f1b",))

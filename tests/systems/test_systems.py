@@ -8,9 +8,9 @@ import pytest
 
 import planner
 from planner.errors import UsageError
+from planner.exchange import names as sync_names
 from planner.schedules import names as schedule_names
 from planner.sharding.searches import names as sharding_names
-from planner.sync import names as sync_names
 from planner.systems import SYSTEMS, Comparison, Semantics, SystemRow, compare_systems, names
 from planner.systems.proposal import SOLVERS
 

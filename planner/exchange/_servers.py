@@ -1,0 +1,233 @@
+"""Exchange through servers: machines push what they summed to whoever holds a share, and pull the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.exchange._defaults import Defaults, positive
+from planner.exchange._inside import Inside, Local, local
+from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
+from planner.exchange.messages import Leg, Message
+from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
+from planner.exchange.traffic import Traffic, nothing, push_traffic
+from planner.exchange.types import Draft, MemoryFactors, Placement, Step
+from planner.hardware import Collective
+
+
+class ServerPlacement(StrEnum):
+    """Where variables lie: in equal shards everywhere, or whole, dealt to the least loaded server or in turn."""
+
+    EVEN = "even"
+    GREEDY = "greedy"
+    ROUND_ROBIN = "round-robin"
+
+
+def through_servers(pulled: Content, optimizer: Group | None = None) -> Recipe:
+    """Gradients pushed to the servers' shards, and what these make of them pulled by every rank.
+
+    Args:
+        pulled: gradients from servers that only sum, weights from servers that update.
+        optimizer: who has the optimizer state in shards.
+    """
+    push = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, group=Group.SERVERS)
+    pull = ExchangeStep(Collective.ALL_GATHER, pulled, group=Group.SERVERS)
+    return Recipe((push, pull), optimizer=optimizer)
+
+
+SUMMED_ON_SERVERS = through_servers(Content.GRADIENTS)
+"""Servers that only sum; every rank updates."""
+
+UPDATED_ON_SERVERS = through_servers(Content.WEIGHTS, Group.SERVERS)
+"""Servers that hold the optimizer state and update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What goes to the servers as one message; `shares[e]` of it is endpoint e's, and they sum to 1."""
+
+    variables: tuple[str, ...]
+    push_bytes: float
+    pull_bytes: float
+    ready_s: float
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How messages travel to the servers and back.
+
+    Attributes:
+        method: what the transfers are called.
+        inside: how a machine sums first.
+        partition_bytes: a message is pulled partition by partition while it is pushed.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+        sum_byte_per_s: rate at which a machine of the group sums what it receives.
+        card_ranks: ranks beside the network card.
+    """
+
+    method: str
+    inside: Inside = Inside.SCATTER
+    partition_bytes: float = 4e6
+    efficiency: float = 1.0
+    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
+    card_ranks: int = 2
+
+
+def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transport) -> Draft:
+    """Messages of four legs: sum inside, push, pull, spread inside.
+
+    O(messages + kinds * ports), a kind being a size with its shares.
+    """
+    inside = local(fabric, transport.inside, transport.card_ranks)
+    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
+    totals: dict[tuple[float, ...], tuple[float, float]] = {}
+    units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
+    messages = []
+    for s in sendings:
+        kind = (s.shares, s.push_bytes, s.pull_bytes)
+        if kind not in kinds:
+            kinds[kind] = _legs(fabric, s, units[s.shares], inside, transport)
+        pushed, pulled = totals.get(s.shares, (0.0, 0.0))
+        totals[s.shares] = (pushed + s.push_bytes, pulled + s.pull_bytes)
+        largest = max(s.push_bytes, s.pull_bytes)
+        chunk = min(1.0, transport.partition_bytes / largest) if largest > 0 else 1.0
+        messages.append(Message(s.variables, transport.method, s.push_bytes, s.ready_s, kinds[kind], chunk))
+    total = nothing(fabric)
+    for shares, (pushed, pulled) in totals.items():
+        total = total + (units[shares] + inside.traffic) * pushed + (units[shares] + inside.traffic).turned() * pulled
+    methods = {v: transport.method for s in sendings for v in s.variables}
+    return Draft(tuple(messages), total, methods, placements(sendings))
+
+
+def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Leg, ...]:
+    """The legs that keep some port busy."""
+    before, after = inside.legs(s.push_bytes, s.pull_bytes)
+    busy = (
+        (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
+        (unit.turned() * s.pull_bytes).busy_s(transport.efficiency),
+    )
+    across = (Leg(b, fabric.network_latency_s) for b in busy)
+    return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
+
+
+def placements(sendings: Sequence[Sending]) -> tuple[Placement, ...]:
+    """Where each variable lies: its pieces' shares by their bytes (by their number when they have none)."""
+    found: dict[str, list[Sending]] = {}
+    for s in sendings:
+        for name in s.variables:
+            found.setdefault(name, []).append(s)
+    return tuple(Placement(name, _mean(pieces)) for name, pieces in found.items())
+
+
+def _mean(pieces: list[Sending]) -> tuple[float, ...]:
+    if all(p.shares == pieces[0].shares for p in pieces):
+        return pieces[0].shares
+    weights = np.asarray([p.push_bytes for p in pieces])
+    weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(pieces), 1 / len(pieces))
+    return tuple(float(x) for x in weights @ np.asarray([p.shares for p in pieces]))
+
+
+def even(fabric: Fabric, first: int, count: int) -> tuple[float, ...]:
+    """Equal shares at `count` endpoints from `first` on."""
+    shares = [0.0] * fabric.endpoints
+    shares[first : first + count] = [1 / count] * count
+    return tuple(shares)
+
+
+def one(fabric: Fabric, endpoint: int) -> tuple[float, ...]:
+    """All of it at one endpoint."""
+    return even(fabric, endpoint, 1)
+
+
+def least_loaded(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
+    """A server for each size: largest first, each to the one with the least so far; ties to the lowest number.
+
+    At most 4/3 - 1/(3k) times the best possible load (Graham, 1969). O(sizes * (log(sizes) + servers)).
+    """
+    loads = [0.0] * servers
+    chosen = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[i] = min(range(servers), key=lambda s: loads[s])
+        loads[chosen[i]] += sizes[i]
+    return tuple(chosen)
+
+
+def in_turn(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
+    """A server for each size, dealt in turn."""
+    return tuple(i % servers for i in range(len(sizes)))
+
+
+def sent(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
+    """Bytes that a machine pushes and pulls."""
+    push, pull = (step.payload(sizes) for step in recipe.steps)
+    return push, pull
+
+
+def whole_or_cut(
+    fabric: Fabric, step: Step, recipe: Recipe, first: int, count: int, placement: str
+) -> tuple[Sending, ...]:
+    """Every variable to `count` servers from endpoint `first` on."""
+    arrivals = step.arrivals()
+    sizes = [sent(recipe, v.sent) for v in arrivals]
+    if placement is ServerPlacement.EVEN:
+        shares = [even(fabric, first, count)] * len(arrivals)
+    else:
+        place = least_loaded if placement is ServerPlacement.GREEDY else in_turn
+        order = {v.name: i for i, v in enumerate(step.variables)}
+        chosen = place([sum(sent(recipe, v.sent)) for v in step.variables], count)
+        shares = [one(fabric, first + chosen[order[v.name]]) for v in arrivals]
+    return tuple(
+        Sending((v.name,), push, pull, step.ready_s(v), share)
+        for v, (push, pull), share in zip(arrivals, sizes, shares, strict=True)
+    )
+
+
+def fullest(sendings: Sequence[Sending], step: Step) -> float:
+    """The part of all weights that the fullest server holds."""
+    total = sum(v.pulled_bytes for v in step.variables)
+    if total == 0 or not sendings:
+        return 0.0
+    sizes = {v.name: v.pulled_bytes for v in step.variables}
+    loads = np.sum([np.asarray(p.shares) * sizes[p.variable] for p in placements(sendings)], axis=0)
+    return float(loads.max() / total)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOnServers(Defaults):
+    """Weights that parameter servers hold and update.
+
+    Attributes:
+        placement: how variables are laid on the servers.
+        partition_bytes: pushed and pulled at the same time in pieces of this size.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+    """
+
+    placement: ServerPlacement = ServerPlacement.EVEN
+    partition_bytes: float = 4e6
+    efficiency: float = 1.0
+
+    recipe = UPDATED_ON_SERVERS
+
+    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
+        """Weights and gradients on every rank, the optimizer state on the servers."""
+        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
+
+    def draft(self, fabric: Fabric, step: Step) -> Draft:
+        """One message a variable, sparse ones with the touched rows alone."""
+        positive(self, "efficiency", "partition_bytes")
+        return draft_servers(fabric, self._sendings(fabric, step), self.transport())
+
+    def transport(self) -> Transport:
+        """How messages travel."""
+        return Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+
+    def servers(self, fabric: Fabric) -> tuple[int, int]:
+        """First endpoint of the servers, and how many there are: all machines of the group."""
+        return 0, len(fabric.machines)
+
+    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
+        return whole_or_cut(fabric, step, self.recipe, *self.servers(fabric), self.placement)

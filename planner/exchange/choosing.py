@@ -1,0 +1,132 @@
+"""The cheapest way for each tensor on the actual topology, among the ways that are allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from planner.errors import UsageError
+from planner.exchange._defaults import MEGABYTE, merge, settle
+from planner.exchange.fabric import Fabric
+from planner.exchange.types import Choice, Exchange, MemoryFactors, Scheme, Step, Variable
+from planner.units import format_seconds
+
+
+def choose(
+    fabric: Fabric, step: Step, allowed: Sequence[str] | None = None, bucket_bytes: float = 25 * MEGABYTE
+) -> Exchange:
+    """Take the cheapest scheme for each variable, and keep the mixture if no single scheme beats it.
+
+    A variable is priced by itself on idle ports; one below `bucket_bytes` as its part of a bucket, since it will not
+    travel alone. The mixture and each allowed scheme for the whole step are then laid in time, and the one with the
+    least exposed time is taken (then the fewest seconds, then the order of `allowed`), so the answer is never worse
+    than any allowed scheme.
+
+    Args:
+        fabric: the ranks, with servers where there are any.
+        step: what is exchanged.
+        allowed: schemes, with options; when None all that exchange tensor by tensor, fit the fabric, and assume nothing
+            of the hardware that its profile does not say.
+        bucket_bytes: size from which a variable is priced by itself.
+
+    Returns:
+        The exchange, with a reason for each variable; its notes say which allowed schemes the fabric cannot run.
+
+    Raises:
+        UsageError: an unknown scheme, one that changes what training means, or none that the fabric can run.
+    """
+    schemes, notes = _usable(fabric, step, allowed)
+    tensor_schemes = [s for s in schemes if s.per_tensor]
+    candidates: list[tuple[Exchange, str]] = [(s.price(fabric, step), f"all by {s.name}") for s in schemes]
+    prices = {s.name: _prices(fabric, step, s, bucket_bytes) for s in tensor_schemes}
+    if len(tensor_schemes) > 1 and step.variables:
+        mixture = _mixture(fabric, step, tensor_schemes, prices)
+        if len({c.method for c in mixture.choices}) > 1:
+            candidates.append((mixture, "each by its cheapest"))
+    best, why = min(candidates, key=lambda c: (c[0].exposed_s, c[0].seconds))
+    choices = best.choices or _alike(best, why, step, candidates)
+    return dataclasses.replace(best, choices=choices, notes=(*best.notes, *notes))
+
+
+def _usable(fabric: Fabric, step: Step, allowed: Sequence[str] | None) -> tuple[list[Scheme], list[str]]:
+    from planner.exchange import SCHEMES, get
+
+    if allowed is None:
+        named = [scheme for _, scheme in SCHEMES.items() if scheme.per_tensor and not scheme.assumes]
+    else:
+        named = [get(name) for name in dict.fromkeys(allowed)]
+    stale = [s.name for s in named if not s.staleness(step).synchronous]
+    if stale:
+        raise UsageError(f"{stale[0]} lets weights be stale, so it is no choice beside synchronous schemes",
+                         hint="price it by itself")  # fmt: skip
+    reasons = {s.name: s.supports(fabric) for s in named}
+    usable = [s for s in named if not reasons[s.name]]
+    if not usable:
+        raise UsageError("no allowed scheme can run on these ranks: " + "; ".join(reasons.values()),
+                         hint="allow another, such as ring")  # fmt: skip
+    return usable, [f"not {name}: {reason}" for name, reason in reasons.items() if reason]
+
+
+def _prices(fabric: Fabric, step: Step, scheme: Scheme, bucket_bytes: float) -> dict[str, float]:
+    """Seconds of each variable by itself; equal variables are priced once."""
+    known: dict[Variable, float] = {}
+    found = {}
+    for v in step.variables:
+        size = max(v.gradient_bytes, v.pulled_bytes)
+        scale = max(1.0, bucket_bytes / size) if size > 0 else 1.0
+        alone = dataclasses.replace(
+            v,
+            name="",
+            ready_s=0.0,
+            gradient_bytes=v.gradient_bytes * scale,
+            weight_bytes=v.pulled_bytes * scale,
+        )
+        if alone not in known:
+            known[alone] = scheme.price(fabric, Step((alone,))).seconds
+        found[v.name] = known[alone] / scale
+    return found
+
+
+def _mixture(fabric: Fabric, step: Step, schemes: list[Scheme], prices: dict[str, dict[str, float]]) -> Exchange:
+    """Every variable by the scheme with its lowest price, all on the same ports."""
+    chosen: dict[str, list[Variable]] = {}
+    choices = []
+    for v in step.variables:
+        ranked = sorted(schemes, key=lambda s: prices[s.name][v.name])
+        chosen.setdefault(ranked[0].name, []).append(v)
+        cost, second = (prices[s.name][v.name] for s in ranked[:2])
+        reason = f"{format_seconds(cost)} by itself; next {ranked[1].name} with {format_seconds(second)}"
+        choices.append(Choice(v.name, ranked[0].name, cost, reason))
+    used = [s for s in schemes if s.name in chosen]
+    parts = [dataclasses.replace(step, variables=tuple(chosen[s.name])) for s in used]
+    draft = merge(fabric, [s.draft(fabric, part) for s, part in zip(used, parts, strict=True)])
+    found = settle(used[0], fabric, step, draft)
+    memories = [s.memory(fabric, part) for s, part in zip(used, parts, strict=True)]
+    return dataclasses.replace(
+        found,
+        scheme="+".join(s.name for s in used),
+        memory=_together(memories, parts, step),
+        choices=tuple(choices),
+    )
+
+
+def _together(memories: list[MemoryFactors], parts: list[Step], step: Step) -> MemoryFactors:
+    """Factors weighted by the bytes that each scheme has; the fullest servers are taken to be the same one."""
+    total = sum(v.pulled_bytes for v in step.variables)
+    if total == 0:
+        return MemoryFactors()
+    weights = [sum(v.pulled_bytes for v in part.variables) / total for part in parts]
+    names = ("weights", "gradients", "optimizer", "server_optimizer")
+    mean = {n: sum(w * getattr(m, n) for w, m in zip(weights, memories, strict=True)) for n in names}
+    return MemoryFactors(**mean, transient_bytes=max(m.transient_bytes for m in memories))
+
+
+def _alike(best: Exchange, why: str, step: Step, candidates: list[tuple[Exchange, str]]) -> tuple[Choice, ...]:
+    """One reason for all: what the whole step exposes, and what the next best would."""
+    others = sorted((c[0].exposed_s, c[0].seconds, c[1]) for c in candidates if c[0] is not best)
+    reason = f"{why}: {format_seconds(best.exposed_s)} exposed of {format_seconds(best.seconds)}"
+    if others:
+        exposed, seconds, name = others[0]
+        reason += f"; next {name} with {format_seconds(exposed)} of {format_seconds(seconds)}"
+    total = step.gradient_bytes or 1.0
+    return tuple(Choice(v.name, best.scheme, best.seconds * v.gradient_bytes / total, reason) for v in step.variables)

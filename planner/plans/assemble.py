@@ -1,0 +1,323 @@
+"""A decision's indices get their names back: graph, cluster and judged decision to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from planner.costs.precision import Precision
+from planner.errors import PlanError
+from planner.graph import Chain, Graph, NoteLevel
+from planner.hardware.types import Cluster
+from planner.operators.types import Origin
+from planner.plans.blocks import Block, BlockParameter, compress
+from planner.plans.cuts import Staging, parameter_indices
+from planner.plans.figures import gap_to
+from planner.plans.files import seal
+from planner.plans.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
+from planner.plans.requirements import requirements
+from planner.plans.schedule_section import StageCorrection
+from planner.plans.scheduled import Scheduled, lay_out
+from planner.plans.sections import (
+    alternative_section,
+    coverage_section,
+    hardware_section,
+    micro_batches_section,
+    model_section,
+    predictions_section,
+)
+from planner.plans.shard_sections import (
+    rank_parameters,
+    rank_share,
+    sharded_boundaries,
+    sharding_sections,
+    used_shardings,
+    with_inside,
+)
+from planner.plans.ties import met_in_order, tied_groups
+from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.plans.words import module_ranges, significant
+from planner.schedules.types import WeightPolicy
+from planner.sharding import StageSharding
+from planner.space.heads import head_block
+from planner.space.settled import precision_of, settled
+from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
+
+NOT_MODELLED = (
+    "data loading, checkpoint writing and host work other than kernel launches",
+    "contention between activation transfers and gradient synchronisation on the same links",
+    "fragmentation of device memory beyond the reserve",
+    "fusion of operators other than attention",
+    "stragglers, failures and clock throttling",
+)
+"""What predictions leave out, unless the caller knows better."""
+
+_NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
+_UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
+_AGAIN = "time of the duplicated operators in stages after the first that has them"
+
+_NONE: Mapping[int, StageSharding] = MappingProxyType({})
+
+
+def assemble(
+    graph: Graph,
+    chain: Chain,
+    cluster: Cluster,
+    job: Job,
+    decision: Configuration,
+    evaluation: Evaluation,
+    certificate: Certificate,
+    *,
+    origins: Sequence[Origin],
+    provenance: Provenance,
+    alternatives: Sequence[Candidate] = (),
+    not_modelled: Sequence[str] = NOT_MODELLED,
+    shardings: Mapping[int, StageSharding] = _NONE,
+    scheduled: Scheduled | None = None,
+) -> Plan:
+    """Write a judged decision out as a plan.
+
+    Args:
+        graph: the model at the decision's micro-batch size.
+        chain: its blocks (made from the graph at any micro-batch size: nodes are the same).
+        cluster: the hardware.
+        job: what was asked for.
+        decision: the answer.
+        evaluation: the judge's verdict on it.
+        certificate: what is proven about it.
+        origins: how each node of the graph was priced (`Profile.origin`).
+        provenance: how the plan came to be.
+        alternatives: other decisions worth showing, the answer left out.
+        not_modelled: what the predictions leave out.
+        shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
+        scheduled: the schedule laid on ranks, where it is not the decision's own by name in the usual order of ranks.
+
+    Raises:
+        PlanError: the decision does not fit the chain, the cluster or the shardings.
+        UsageError: unknown schedule or precision.
+
+    O(nodes + actions).
+    """
+    _check_stages(chain, decision)
+    job = settled(job, cluster)
+    chosen = precision_of(job, cluster)
+    laid = scheduled or lay_out(decision)
+    _check_devices(cluster, laid.world_size)
+    duplicated = _duplicated(chain, decision)
+    staging = _staging(graph, chain, decision, duplicated, chosen)
+    blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
+    used = used_shardings(decision, shardings)
+    stages = _named_stages(staging, chain, blocks, decision, laid, used)
+    shared = staging.shared_parameters(summed=laid.section.weight_policy == WeightPolicy.SYNC)
+    groups = tied_groups(range(len(decision.stages)), shared)
+    rank_shared = [rank_share(entry, used, chosen) for entry in shared]
+    judged = stages, decision, evaluation, certificate, chosen
+    predictions = predictions_section(*judged, rank_shared, cluster.node_size)
+    plan = Plan(
+        format=FORMAT,
+        version=SCHEMA_VERSION,
+        digest="",
+        provenance=provenance,
+        model=model_section(graph, chosen),
+        hardware=hardware_section(cluster),
+        options=job,
+        configuration=_said(decision, laid, used),
+        world_size=laid.world_size,
+        copies=decision.copies,
+        micro_batches=micro_batches_section(decision),
+        requires=(),
+        stages=stages,
+        routing=laid.routing,
+        boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
+        shared_parameters=shared,
+        duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
+        schedule=dataclasses.replace(laid.section, orders=met_in_order(laid.section.orders, groups)),
+        predictions=with_inside(predictions, decision, used),
+        alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
+        coverage=coverage_section(graph, origins),
+        notes=(
+            *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
+            *(_apart(entry) for entry in shared if entry.reduction == "none"),
+            *_raised(laid.section.corrections),
+        ),
+        not_modelled=(
+            *not_modelled,
+            *_left_out(cluster, sharded=bool(used), again=any(len(s) > 1 for _, s in duplicated)),
+        ),
+        blocks=compress(blocks),
+        shardings=sharding_sections(graph, decision, used, blocks),
+    )
+    divided = bool(staging.divided_modules())
+    return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def _said(decision: Configuration, laid: Scheduled, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
+    """The configuration as the file says it: its shardings numbered in the order of the file, the schedule in full."""
+    numbers = {number: place for place, number in enumerate(used, 1)}
+    stages = tuple(dataclasses.replace(stage, sharding=numbers.get(stage.sharding, 0)) for stage in decision.stages)
+    return dataclasses.replace(decision, stages=stages, schedule=laid.section.name)
+
+
+def _apart(shared: SharedParameter) -> PlanNote:
+    """A tie that the order of work gives up."""
+    message = (
+        f"stages {list(shared.stages)} each train a copy of these tied weights of their own: as the pipeline never "
+        "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
+    )
+    return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
+
+
+def _raised(corrections: Sequence[StageCorrection]) -> Iterator[PlanNote]:
+    """Learning rates that a published correction raises."""
+    raised = [at for at, correction in enumerate(corrections) if correction.learning_rate_factor > 1]
+    if raised:
+        most = max(correction.learning_rate_factor for correction in corrections)
+        message = (
+            f"the correction for delays, as published, multiplies the learning rate of stages {raised} by up to "
+            f"{most:.3g} at the first step, as their delay is below one mini-batch; limit it to 1 unless that is wanted"
+        )
+        yield PlanNote(str(NoteLevel.WARNING), "learning-rate-raised", message)
+
+
+def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...]:
+    """What the predictions of this answer leave out of sharing operators and of operators that several stages have."""
+    said = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_AGAIN, again))
+    return tuple(words for words, holds in said if holds)
+
+
+def with_simulation(plan: Plan, iteration_s: float) -> Plan:
+    """The plan with the iteration time that a simulation found, which its gap is measured at, sealed anew."""
+    simulated_s = significant(iteration_s)
+    bound_s = min(plan.predictions.bound_s, simulated_s)
+    gap = significant(gap_to(bound_s, simulated_s))
+    predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=simulated_s, bound_s=bound_s, gap=gap)
+    return seal(dataclasses.replace(plan, predictions=predictions))
+
+
+def _named_stages(
+    staging: Staging,
+    chain: Chain,
+    blocks: Sequence[Block],
+    decision: Configuration,
+    laid: Scheduled,
+    used: Mapping[int, tuple[StageSharding, str]],
+) -> tuple[Stage, ...]:
+    """All stages with their names."""
+    groups, head = laid.groups, -1 if decision.whole_stages else head_block(chain)
+    found = []
+    for at, choice in enumerate(decision.stages):
+        stage = _stage(staging, blocks, decision, groups[at], at, head)
+        if choice.ranks > 1:
+            entry, name = used[choice.sharding]
+            held = rank_parameters(entry, choice.start, choice.stop)
+            stage = dataclasses.replace(stage, sharding=name, rank_parameters=held)
+        found.append(stage)
+    return tuple(found)
+
+
+def _check_stages(chain: Chain, decision: Configuration) -> None:
+    """Stages must follow each other and cover the chain."""
+    edges = [0, *(stage.stop for stage in decision.stages)]
+    starts = [stage.start for stage in decision.stages]
+    empty = any(stage.stop <= stage.start for stage in decision.stages)
+    if starts != edges[:-1] or edges[-1] != len(chain.blocks) or empty:
+        raise PlanError(
+            f"stages {[(s.start, s.stop) for s in decision.stages]} do not cover {len(chain.blocks)} blocks in order",
+            hint="each stage starts at the block where the one before stops",
+        )
+
+
+def _check_devices(cluster: Cluster, needed: int) -> None:
+    if needed > cluster.device_count:
+        raise PlanError(
+            f"the decision takes {needed} devices of {cluster.device_count}",
+            where=cluster.name,
+            hint="use fewer copies, stages or replicas",
+        )
+
+
+def _duplicated(chain: Chain, decision: Configuration) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(operators, stages) of the parameter-free operators that stages compute for themselves.
+
+    Operators needed by the same stages stand together; larger sets of stages come first, so that an operator never
+    stands before one that it reads. Operators that no block reads (they only make outputs) go to the last stage.
+    """
+    stages: dict[int, set[int]] = {node: set() for node in _side_nodes(chain)}
+    for index, stage in enumerate(decision.stages):
+        for block in chain.blocks[stage.start : stage.stop]:
+            for node in block.side:
+                if node in stages:
+                    stages[node].add(index)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for node in sorted(stages):
+        groups.setdefault(tuple(sorted(stages[node])) or (len(decision.stages) - 1,), []).append(node)
+    ordered = sorted(groups.items(), key=lambda entry: (-len(entry[0]), entry[1][0]))
+    return [(tuple(nodes), found) for found, nodes in ordered]
+
+
+def _side_nodes(chain: Chain) -> list[int]:
+    """Operators that belong to no single block."""
+    owned = {node for at in range(len(chain.blocks)) for node in _block_nodes(chain, at)}
+    return [node for node in range(len(chain.graph.nodes)) if node not in owned]
+
+
+def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:
+    """A block's operators in an order that can be executed: parameter-free ones that only it reads come first."""
+    block, shared = chain.blocks[at], set(chain.duplicated)
+    return (*(node for node in block.side if node not in shared), *block.nodes)
+
+
+def _staging(
+    graph: Graph,
+    chain: Chain,
+    decision: Configuration,
+    duplicated: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    chosen: Precision,
+) -> Staging:
+    stage_of = {
+        node: index
+        for index, stage in enumerate(decision.stages)
+        for at in range(stage.start, stage.stop)
+        for node in _block_nodes(chain, at)
+    }
+    copies = {node: frozenset(stages) for nodes, stages in duplicated for node in nodes}
+    return Staging(graph, stage_of, copies, chosen)
+
+
+def _block(graph: Graph, chain: Chain, at: int) -> Block:
+    nodes = _block_nodes(chain, at)
+    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
+    parameters = []
+    for index in used:
+        p = graph.parameters[index]
+        label = "" if p.label == p.name else p.label
+        parameters.append(
+            BlockParameter(p.name, p.shape, str(p.dtype), label, p.module, p.trainable, p.transposed, p.tied_to)
+        )
+    return Block(chain.blocks[at].name, tuple(graph.nodes[node].key for node in nodes), tuple(parameters))
+
+
+def _stage(
+    staging: Staging,
+    blocks: Sequence[Block],
+    decision: Configuration,
+    replicas: tuple[tuple[int, ...], ...],
+    index: int,
+    head: int,
+) -> Stage:
+    choice = decision.stages[index]
+    own = blocks[choice.start : choice.stop]
+    owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
+    return Stage(
+        index=index,
+        blocks=(choice.start, choice.stop),
+        modules=module_ranges([block.name for block in own]),
+        inputs=staging.inputs(index),
+        outputs=staging.outputs(index),
+        replicas=replicas,
+        recompute=choice.recompute,
+        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+        zero=decision.zero,
+        parameters=sum(owners.values()),
+    )

@@ -1,0 +1,205 @@
+"""The model's blocks as a plan file lists them: repeated blocks written once, as a template that expands without
+loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlanError
+from planner.plans.templates import filled, fits_template, numbers, outline, template
+
+MAX_PERIOD = 16
+"""Longest sequence of blocks that is looked for as one repeated unit (a transformer layer contracts to 2 to 10
+blocks)."""
+
+MAX_BLOCKS = 1_000_000
+"""A file that lists more is taken for damaged."""
+
+MIN_REPEAT = 3
+"""Fewer copies are written out: any two alike blocks differ by constant steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParameter:
+    """A weight tensor that a block reads.
+
+    Attributes:
+        name: the initializer's name in the model file.
+        shape: as stored in the file.
+        dtype: as stored in the file.
+        label: what a person calls it, `model.layers.7.mlp.up_proj.weight`; left out when equal to `name`.
+        module: path of the module that owns it; left out when unknown.
+        trainable: false for buffers (running statistics, position ids).
+        transposed: the file stores the transpose of the module's weight.
+        tied_to: name of the parameter that this one is a copy of; left out when it stands for itself.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    label: str = ""
+    module: str = ""
+    trainable: bool = True
+    transposed: bool = False
+    tied_to: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Name of the parameter that holds the value: itself, or the one it is tied to."""
+        return self.tied_to or self.name
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return functools.reduce(lambda a, b: a * b, self.shape, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring operators that are never cut apart.
+
+    Attributes:
+        name: readable, mostly the path of the module.
+        nodes: operators by the name of their first output, in topological order.
+        parameters: weights that these operators read, in order of first use.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    parameters: tuple[BlockParameter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """A sequence of blocks, written out once and repeated.
+
+    With `repeat` 1 the blocks stand as they are. Otherwise they are a template: the run expands to `repeat` copies of
+    the sequence, and in copy i (0, 1, ...) every `{b+si}` inside a string stands for the number b + s * i.
+
+    Attributes:
+        repeat: how many copies.
+        blocks: the sequence.
+    """
+
+    repeat: int
+    blocks: tuple[Block, ...]
+
+
+def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
+    """All blocks of the model in order, templates written out.
+
+    Raises:
+        PlanError: they are more than any model has.
+    """
+    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
+    if total > MAX_BLOCKS:
+        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
+    result: list[Block] = []
+    for run in runs:
+        if run.repeat == 1:
+            result.extend(run.blocks)
+            continue
+        for i in range(run.repeat):
+            fill = functools.partial(filled, copy=i)
+            result.extend(_map_strings(block, fill) for block in run.blocks)
+    return tuple(result)
+
+
+def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
+    """The shortest list of runs that a greedy left-to-right search finds; `expand` gives the same blocks back.
+
+    Blocks form a run when they differ only in numbers inside their strings, each number growing by a constant step from
+    copy to copy. O(blocks * MAX_PERIOD) comparisons.
+    """
+    known: dict[Block, int] = {}
+    skeletons = [_skeleton(block, known) for block in blocks]
+    runs: list[BlockRun] = []
+    position = 0
+    while position < len(blocks):
+        period, repeat = _best_run(skeletons, position)
+        if repeat > 1:
+            template = tuple(_template(blocks[position + k], blocks[position + k + period]) for k in range(period))
+            runs.append(BlockRun(repeat, template))
+        elif runs and runs[-1].repeat == 1:
+            runs[-1] = BlockRun(1, (*runs[-1].blocks, blocks[position]))
+        else:
+            runs.append(BlockRun(1, (blocks[position],)))
+        position += period * repeat
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Skeleton:
+    """A block with the numbers taken out of its strings, by the number of what is left, and the numbers; -1 where a
+    brace forbids a template."""
+
+    shape: int
+    numbers: tuple[int, ...]
+
+
+def _skeleton(block: Block, known: dict[Block, int]) -> _Skeleton:
+    texts = _strings(block)
+    if not all(map(fits_template, texts)):
+        return _Skeleton(-1, ())
+    shape = known.setdefault(_map_strings(block, outline), len(known))
+    return _Skeleton(shape, tuple(n for text in texts for n in numbers(text)))
+
+
+def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
+    """(period, repeat) of the run from `start` that saves most blocks; (1, 1) when nothing repeats often enough."""
+    best = (1, 1)
+    for period in range(1, min(MAX_PERIOD, (len(skeletons) - start) // MIN_REPEAT) + 1):
+        repeat = _repeats(skeletons, start, period)
+        if repeat >= MIN_REPEAT and (repeat - 1) * period > (best[1] - 1) * best[0]:
+            best = (period, repeat)
+    return best
+
+
+def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
+    """How often the blocks from `start` repeat with that period, numbers growing by constant steps (at least 1)."""
+    count = 1
+    while start + (count + 1) * period <= len(skeletons):
+        for k in range(start, start + period):
+            first, second, this = skeletons[k], skeletons[k + period], skeletons[k + count * period]
+            if first.shape < 0 or first.shape != this.shape:
+                return count
+            pairs = zip(first.numbers, second.numbers, this.numbers, strict=True)
+            if any(b < a or c != a + (b - a) * count for a, b, c in pairs):
+                return count
+        count += 1
+    return count
+
+
+def _template(first: Block, second: Block) -> Block:
+    """The template of which the two blocks are copies 0 and 1."""
+    others = iter(_strings(second))
+    return _map_strings(first, lambda text: template(text, next(others)))
+
+
+def _strings(block: Block) -> list[str]:
+    """Every name in a block, in the order in which `_map_strings` meets them."""
+    texts: list[str] = []
+
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map_strings(block, note)
+    return texts
+
+
+def _map_strings(block: Block, change: Callable[[str], str]) -> Block:
+    """The block with every name in it changed, always in the same order."""
+    return Block(
+        change(block.name),
+        tuple(change(node) for node in block.nodes),
+        tuple(
+            dataclasses.replace(
+                p, name=change(p.name), label=change(p.label), module=change(p.module), tied_to=change(p.tied_to)
+            )
+            for p in block.parameters
+        ),
+    )

@@ -1,0 +1,230 @@
+"""Every action once on its routed rank, reading weights that are there, in an order that runs to the end and fits."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner.errors import PlanError
+from planner.plans.check_claims import check_claims
+from planner.plans.check_held import check_held
+from planner.plans.findings import Fault, Finding
+from planner.plans.play import play
+from planner.plans.types import Plan
+from planner.plans.works import leaders, malformed, one_copy, work_of
+from planner.schedules.compiling import compile_orders
+from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
+
+Lanes = Mapping[int, Sequence[Sequence[Action]]]
+Key = tuple[ActionKind, int, int, int]
+"""Kind, stage, micro-batch (number of an exchange or update) and part of an action."""
+
+_EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
+_COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
+_BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
+_ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
+_MARKED = re.compile("[@>RG]|SA")
+_REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
+
+
+def check_schedule(plan: Plan) -> list[Finding]:
+    """Findings about the explicit actions; O(actions)."""
+    found = [Finding(Fault.ACTIONS_UNREADABLE, message, "plan again") for message in malformed(plan)]
+    if found:
+        return found
+    orders, found = _read_orders(plan, one_copy(plan))
+    if found:
+        return found
+    everyone, orders = orders, _distinct(plan, orders)
+    for rank, lanes in orders.items():
+        found += _unknown(plan, rank, lanes)
+    if found:
+        return found
+    found += _replicas(plan, orders)
+    for rank, lanes in orders.items():
+        found += _counts(plan, rank, lanes)
+        for actions in lanes:
+            found += _order(plan, rank, actions)
+    ranks, copies = leaders(plan)
+    played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
+    found = found or play(plan, played) or _compiled(plan)
+    return found or [*check_claims(plan), *check_held(plan, orders, everyone)]
+
+
+def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:
+    """The orders of the ranks that are looked at."""
+    found: list[Finding] = []
+    orders: dict[int, dict[int, Sequence[Action]]] = {}
+    for line in plan.schedule.orders:
+        known: dict[tuple[int, int, int], Sequence[Action]] = {}
+        if len(line.first) != len(line.ranks) or line.step < 1 or min(line.first, default=0) < 0:
+            message = f"the actions of ranks {list(line.ranks)} do not say each rank's first micro-batch and step"
+            found.append(Finding(Fault.ACTIONS_UNREADABLE, message, rank=line.ranks[0] if line.ranks else -1))
+            continue
+        for rank, first in zip(line.ranks, line.first, strict=True):
+            if rank not in looked_at and len(looked_at) < plan.world_size:
+                continue
+            if line.lane in orders.get(rank, {}):
+                found.append(Finding(Fault.RANK_TWICE, f"rank {rank} has two lists of actions", rank=rank))
+            try:
+                key = (line.lane, first, rank if ">" in line.actions else -1)
+                known[key] = known.get(key) or line.expand(rank)
+                orders.setdefault(rank, {})[line.lane] = known[key]
+            except PlanError as error:
+                message = f"rank {rank}: {error.problem.message}"
+                found.append(Finding(Fault.ACTIONS_UNREADABLE, message, error.problem.hint, rank=rank))
+                break
+    whole = len(looked_at) == plan.world_size
+    needed = {rank for stage in plan.stages for rank in stage.ranks if whole or rank in looked_at}
+    for rank in sorted(needed - orders.keys()) if not found else ():
+        stage = plan.stage_of(rank)
+        found.append(Finding(Fault.ACTION_MISSING, f"rank {rank} of stage {stage} has no actions", "", stage, rank))
+    return {rank: [lanes[at] for at in sorted(lanes)] for rank, lanes in orders.items()}, found
+
+
+def _distinct(plan: Plan, orders: Lanes) -> Lanes:
+    """Without the ranks that do just what the first rank of their group does."""
+    groups = [group for s in plan.stages for group in s.replicas if len(group) > 1 and group[0] in orders]
+    same = {rank for group in groups for rank in group[1:] if orders[rank] == orders[group[0]]}
+    return {rank: lanes for rank, lanes in orders.items() if rank not in same}
+
+
+def _unknown(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterator[Finding]:
+    """Actions of stages or micro-batches that do not exist, or that belong on another rank."""
+    last, parts = plan.micro_batches.count * plan.schedule.iterations, plan.schedule.parts
+    for action in dict.fromkeys(action for actions in lanes for action in actions):
+        at, counted = action.stage, action.kind in _COUNTED
+        if at >= len(plan.stages) or (not counted and action.micro_batch >= last) or action.part >= parts:
+            message = f"rank {rank} runs {action}, which is no stage, micro-batch or part of the plan"
+            yield Finding(Fault.ACTION_UNKNOWN, message, "", at, rank)
+        elif action.peer >= plan.world_size:
+            message = f"rank {rank} runs {action}, but the world has {plan.world_size} ranks"
+            yield Finding(Fault.ACTION_UNKNOWN, message, "", at, rank)
+        elif action.kind is ActionKind.EVICT and action.peer == rank:
+            hint = "name another rank, or none for the host"
+            yield Finding(Fault.ACTION_UNKNOWN, f"rank {rank} runs {action}, which evicts to itself", hint, at, rank)
+        elif at not in plan.stages_of(rank):
+            right = f"routed to rank {_names(plan, action)}" if not counted else "not its own"
+            message = f"rank {rank} runs {action}, which is {right}: it is no replica of stage {at}"
+            yield Finding(Fault.ACTION_ROUTE, message, "micro-batch m runs on replica m % replicas", at, rank)
+        elif not counted and plan.routing == "round_robin" and rank not in plan.ranks_for(at, action.micro_batch):
+            message = f"rank {rank} runs {action}, which is routed to rank {_names(plan, action)}"
+            yield Finding(Fault.ACTION_ROUTE, message, "micro-batch m runs on replica m % replicas", at, rank)
+
+
+def _names(plan: Plan, action: Action) -> str:
+    try:
+        return ", ".join(map(str, plan.ranks_for(action.stage, action.micro_batch)))
+    except PlanError:
+        return "none"
+
+
+def _replicas(plan: Plan, orders: Lanes) -> Iterator[Finding]:
+    """Of a plan that is routed by its orders: each micro-batch on one replica of each stage."""
+    if plan.routing == "round_robin":
+        return
+    for stage in plan.stages:
+        ran: dict[int, set[int]] = {}
+        groups = [(replica, group[0]) for replica, group in enumerate(stage.replicas) if group[0] in orders]
+        for replica, rank in groups:
+            for action in (a for actions in orders[rank] for a in actions):
+                if action.kind is ActionKind.FORWARD and action.stage == stage.index:
+                    ran.setdefault(action.micro_batch, set()).add(replica)
+        step = plan.copies if len(groups) < len(stage.replicas) else 1
+        for m in range(0, plan.micro_batches.count * plan.schedule.iterations, step):
+            if len(ran.get(m, ())) != 1:
+                where = f"on replicas {sorted(ran[m])}" if m in ran else "nowhere"
+                fault = Fault.ACTION_TWICE if m in ran else Fault.ACTION_MISSING
+                yield Finding(fault, f"micro-batch {m} runs {where} at stage {stage.index}", "", stage.index)
+
+
+def _key(action: Action) -> Key:
+    return action.kind, action.stage, action.micro_batch, action.part
+
+
+def _text(key: Key) -> str:
+    return str(Action(*key))
+
+
+def _counts(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterator[Finding]:
+    """Each of the rank's actions exactly once."""
+    counts = Counter(_key(action) for actions in lanes for action in actions)
+    for key, count in counts.items():
+        if count > 1 and key[0] not in _REPEATED:
+            yield Finding(Fault.ACTION_TWICE, f"rank {rank} runs {_text(key)} {count} times", "", key[1], rank)
+    for stage in plan.stages_of(rank):
+        for key in _wanted(plan, rank, stage, counts):
+            if key not in counts:
+                yield Finding(Fault.ACTION_MISSING, f"rank {rank} never runs {_text(key)}", "", stage, rank)
+
+
+def _wanted(plan: Plan, rank: int, stage: int, counts: Mapping[Key, int]) -> Iterator[Key]:
+    """What a rank must run of a stage: forward and backward, whole or in halves, exchange and update."""
+    replicas = plan.stages[stage].replicas
+    own = next(index for index, group in enumerate(replicas) if rank in group)
+    parts = range(plan.schedule.parts) if plan.schedule.parts > 1 else (-1,)
+    if plan.routing == "round_robin":
+        mine: Sequence[int] = range(own, plan.micro_batches.count * plan.schedule.iterations, len(replicas))
+    else:
+        mine = sorted({m for kind, at, m, _ in counts if kind is ActionKind.FORWARD and at == stage})
+    for m in mine:
+        for part in parts:
+            yield ActionKind.FORWARD, stage, m, part
+            if (ActionKind.INPUT_GRAD, stage, m, part) in counts:
+                yield ActionKind.WEIGHT_GRAD, stage, m, part
+            else:
+                yield ActionKind.BACKWARD, stage, m, part
+    if plan.schedule.weight_policy == WeightPolicy.SYNC:
+        yield ActionKind.SYNC, stage, -1, -1
+        yield ActionKind.UPDATE, stage, -1, -1
+        return
+    kinds = {kind for kind, at, *_ in counts if at == stage}
+    if ActionKind.UPDATE not in kinds:
+        yield ActionKind.UPDATE, stage, 0, -1
+    if len(replicas) > 1 and not kinds & set(_EXCHANGES):
+        yield ActionKind.SYNC, stage, 0, -1
+
+
+def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding]:
+    """Backward after forward, weight gradients after input gradients, synchronisation after both, update last."""
+    place = {_key(action): index for index, action in enumerate(actions)}
+    ends = {a.stage: _key(a) for a in actions if a.kind in _ENDS}
+    drains = plan.schedule.weight_policy == WeightPolicy.SYNC
+    for key, index in place.items():
+        kind, stage, number, part = key
+        before: Key | None = None
+        if kind in _BACKWARD:
+            before = ActionKind.FORWARD, stage, number, part
+        elif kind is ActionKind.WEIGHT_GRAD:
+            before = ActionKind.INPUT_GRAD, stage, number, part
+        elif kind in _EXCHANGES and drains:
+            before = ends.get(stage)
+        elif kind is ActionKind.UPDATE and drains:
+            before = ActionKind.SYNC, stage, number, part
+        if before is not None and place.get(before, -1) > index:
+            message = f"rank {rank} runs {_text(key)} before {_text(before)}"
+            yield Finding(Fault.ACTION_ORDER, message, "put it after", stage, rank)
+
+
+def _compiled(plan: Plan) -> list[Finding]:
+    """What only the compiled orders show: weight versions, parts, sends, launches, evictions, room for forwards.
+
+    Orders with none of these are left to the other checks.
+    """
+    section = plan.schedule
+    marked = any(_MARKED.search(order.actions) for order in section.orders)
+    if not (section.versions or section.limits or section.parts > 1 or section.side_by_side or marked):
+        return []
+    ranks, _ = leaders(plan)
+    work = work_of(plan, ranks)
+    try:
+        compile_orders(work)
+    except OrderError as error:
+        rank = ranks[work.lane_workers[error.lane]]
+        stage = work.lanes[error.lane][error.index].stage
+        fault = Fault.WEIGHT_VERSION if "version" in error.problem.message else Fault.ACTION_ORDER
+        return [Finding(fault, f"rank {rank}: {error.problem.message}", error.problem.hint, stage, rank)]
+    except PlanError as error:
+        return [Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)]
+    return []

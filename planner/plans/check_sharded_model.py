@@ -1,0 +1,271 @@
+"""A plan's shardings against the model: splits and layouts legal, nothing left out, blocks alike, judged anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from planner.errors import UsageError
+from planner.graph import Graph, TensorKind
+from planner.hardware.types import Cluster
+from planner.plans.check_collectives import check_communication
+from planner.plans.check_shardings import FREE, MAKE_AGAIN, TOLERANCE
+from planner.plans.findings import Fault, Finding
+from planner.plans.holdings import holdings
+from planner.plans.rebuild import Rebuilt, rebuild
+from planner.plans.shard_text import weight_origin
+from planner.plans.shardings import ShardedBlock, correspondence
+from planner.plans.types import Plan
+from planner.sharding import canonical_layout, layout_text, refusal, shard_elements
+from planner.sharding.boundary import Boundary
+
+
+def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> list[Finding]:
+    """Findings about a plan's shardings and the model: legality, completeness and what a rank holds.
+
+    The cluster, where it is known, says which change of layout is the quickest of several, and what backward keeps.
+
+    O(operators of distinct blocks x their legal splits + names of all blocks).
+    """
+    found: list[Finding] = []
+    try:
+        for rebuilt in rebuild(plan, graph, cluster):
+            for entry in rebuilt.sharding.blocks:
+                own = [
+                    *_missing(plan, rebuilt, entry),
+                    *_splits(rebuilt, entry),
+                    *_places(rebuilt, entry),
+                    *_alike(plan, rebuilt, entry),
+                ]
+                found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_communication(rebuilt, entry)]
+            found += _agreed(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
+            found += [] if found else _stages(plan, rebuilt)
+    except UsageError as error:
+        found.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
+    return found
+
+
+def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every operator of the block, and every duplicated one that it reads, has a split; every tensor has a layout."""
+    graph = rebuilt.graph
+    split = {o.operator for o in entry.operators}
+    side = {key for group in plan.duplicated for key in group.nodes}
+    wanted = dict.fromkeys(plan.block_table[entry.first[0]].nodes)
+    for key in tuple(split | wanted.keys()):
+        for name in graph.nodes[graph.producer[key]].inputs if key in graph.producer else ():
+            source = graph.producer.get(name, -1)
+            if source >= 0 and graph.nodes[source].key in side:
+                wanted[graph.nodes[source].key] = None
+    for key in wanted:
+        if key not in split:
+            message = f"{rebuilt.sharding.name!r} does not say how operator {key!r} is split"
+            yield Finding(Fault.SPLIT_MISSING, message, MAKE_AGAIN, tensor=key)
+    for key in split:
+        if key not in wanted:
+            message = f"operator {key!r} is in an entry of {rebuilt.sharding.name!r} but not in its block"
+            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=key)
+    placed, used = {p.tensor for p in entry.tensors}, set(rebuilt.tensors(entry))
+    for name in sorted(used - placed):
+        message = f"{rebuilt.sharding.name!r} does not say how tensor {name!r} lies"
+        yield Finding(Fault.LAYOUT_MISSING, message, MAKE_AGAIN, tensor=name)
+    for name in sorted(placed - used):
+        message = f"tensor {name!r} is in an entry of {rebuilt.sharding.name!r} but none of its operators has it"
+        yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+
+
+def _splits(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every split is one that the operator's loop nests allow."""
+    for split in entry.operators:
+        if split.operator in rebuilt.graph.producer and rebuilt.strategy(split) is None:
+            cut = " ".join(each or "-" for each in split.splits)
+            message = (
+                f"operator {split.operator!r} cannot be split as [{cut}] {list(split.reads)} -> {list(split.writes)}"
+            )
+            hint = "see docs/plan.md: layouts and the share of work follow from the dimension that is cut"
+            yield Finding(Fault.SPLIT, message, hint, tensor=split.operator)
+
+
+def _places(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every tensor can lie as it is said to: dimensions exist and divide, weights say all three layouts."""
+    graph, sizes, padded = rebuilt.graph, rebuilt.mesh.sizes, rebuilt.sharding.padded
+    for place in entry.tensors:
+        if place.tensor not in graph.tensors:
+            continue
+        tensor = graph.tensors[place.tensor]
+        weight = tensor.kind is TensorKind.PARAMETER
+        carries = place.tensor in rebuilt.facts.carrying
+        if ((weight or carries) and not place.gradient) or bool(place.optimizer) is not weight:
+            message = f"{place.tensor!r} lacks the layout of its gradient or optimizer state, or has one too many"
+            yield Finding(Fault.LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
+            continue
+        if (place.parameters, place.dims) != weight_origin(graph, place.tensor):
+            message = f"{place.tensor!r} does not come from parameters {list(place.parameters)} in this way"
+            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=place.tensor)
+        for text in filter(None, (place.value, place.gradient, place.optimizer)):
+            why = refusal(tensor.shape, rebuilt.layout(text), sizes, padded=padded)
+            if why:
+                message = f"{place.tensor!r} of shape {list(tensor.shape)} cannot lie as {text}: {why}"
+                yield Finding(Fault.LAYOUT, message, "cut dimensions that the axis divides", tensor=place.tensor)
+                break
+
+
+def _alike(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """The other blocks of an entry are copies of its first one under their own names."""
+    graph = rebuilt.graph
+    for block, names in entry.members()[1:]:
+        known = correspondence(entry, plan.block_table, block, names)
+        wrong = next((o.operator for o in entry.operators if not _copied(graph, o.operator, known)), None)
+        for place in entry.tensors:
+            origin = tuple(known[p] for p in place.parameters), place.dims
+            if wrong is None and origin != weight_origin(graph, known[place.tensor]):
+                message = f"{known[place.tensor]!r} does not come from its parameters as {place.tensor!r} does"
+                yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=known[place.tensor])
+        if wrong is not None:
+            message = (
+                f"operator {known[wrong]!r} of block {block} is not like {wrong!r}, as which it is said to be split"
+            )
+            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=known[wrong])
+
+
+def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
+    """Whether the model has an operator of the same kind under the names of another block."""
+    if key not in graph.producer or known[key] not in graph.producer:
+        return False
+    one, other = graph.nodes[graph.producer[key]], graph.nodes[graph.producer[known[key]]]
+    same = (one.op, len(one.inputs), len(one.outputs), one.repeat) == (
+        other.op, len(other.inputs), len(other.outputs), other.repeat,
+    )  # fmt: skip
+    if not same or one.attributes != other.attributes:
+        return False
+    for a, b in zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True):
+        if a in known and known[a] != b:
+            return False
+        if a in graph.tensors and (b not in graph.tensors or graph.tensors[a].shape != graph.tensors[b].shape):
+            return False
+    return True
+
+
+def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Tensors between blocks lie as the sharding treats boundaries, so that neighbours fit together."""
+    graph, sharding = rebuilt.graph, rebuilt.sharding
+    if FREE in sharding.boundaries:
+        return
+    treatment = tuple(Boundary(each) for each in sharding.boundaries)
+    crossing = set(rebuilt.crossing(entry))
+    for place in entry.tensors:
+        if place.tensor not in crossing:
+            continue
+        right = layout_text(
+            canonical_layout(graph.tensors[place.tensor], treatment, rebuilt.mesh.sizes, padded=sharding.padded)
+        )
+        gradient = right if place.tensor in rebuilt.facts.carrying else ""
+        if (place.value, place.gradient) != (right, gradient):
+            message = (
+                f"{place.tensor!r} goes from block to block as {place.value}, its gradient as {place.gradient or '-'}; "
+                f"boundaries of {sharding.name!r} lie as {right}"
+            )
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
+
+
+def _agreed(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Where boundaries are free, blocks that make and read a tensor say alike where it and its gradient lie."""
+    lies: dict[str, tuple[int, str, str]] = {}
+    for stage in plan.stages:
+        for block in range(*stage.blocks) if stage.sharding == rebuilt.sharding.name else ():
+            entry, names = plan.sharded_block(stage.index, block) or (None, {})
+            for place in entry.tensors if entry else ():
+                name = names[place.tensor]
+                own = block, place.value, place.gradient
+                other = lies.setdefault(name, own)
+                if not place.optimizer and other[1:] != own[1:]:
+                    message = (
+                        f"{name!r} lies as {own[1]}, its gradient as {own[2] or '-'}, for block {block}; "
+                        f"for block {other[0]} as {other[1]} and {other[2] or '-'}"
+                    )
+                    hint = "a tensor lies in one place for all blocks"
+                    yield Finding(Fault.BOUNDARY_LAYOUT, message, hint, stage.index, tensor=name)
+
+
+def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Experts and table rows are dealt as the layouts of their weights say; parameters add up."""
+    graph, sizes = rebuilt.graph, rebuilt.mesh.sizes
+    right = holdings(graph, rebuilt.mesh, [o.operator for o in entry.operators], entry.tensors)
+    for holding in set(right) ^ set(entry.holdings):
+        said = "does not say" if holding in right else "is wrong about"
+        message = f"the plan {said} how {holding.what} of {holding.weight!r} are dealt to the ranks"
+        yield Finding(Fault.HOLDING, message, MAKE_AGAIN, tensor=holding.weight)
+    held = sum(
+        shard_elements(graph.tensors[p.tensor].shape, rebuilt.layout(p.value), sizes)
+        for p in entry.tensors
+        if p.optimizer and p.tensor in rebuilt.facts.carrying
+    )
+    if not math.isclose(held, entry.figures.parameters, rel_tol=TOLERANCE):
+        first = entry.first[0]
+        message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
+        yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN)
+
+
+def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Each stage's ranks hold what its layouts say: a parameter once, and as in the block where they hold most of it.
+
+    Where other stages are sharded otherwise, they may hold less of a parameter that they share.
+    """
+    own = [stage for stage in plan.stages if stage.sharding == rebuilt.sharding.name]
+    most: dict[str, int] = {}
+    held: dict[int, set[str]] = {}
+    for stage in own:
+        for block in range(*stage.blocks):
+            found = _parameters(plan, rebuilt, stage.index, block)
+            held.setdefault(stage.index, set()).update(found)
+            most.update({name: max(most.get(name, 0), elements) for name, elements in found.items()})
+    for stage in own:
+        total = sum(most[name] for name in held[stage.index])
+        if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
+            message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
+            yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN, stage.index)
+    for b in plan.boundaries:
+        place = plan.layout_of(b.tensor, b.from_stage)
+        if plan.stages[b.from_stage].sharding != rebuilt.sharding.name or place is None or b.layout != place.value:
+            continue
+        tensor = rebuilt.graph.tensors[b.tensor]
+        elements = shard_elements(tensor.shape, rebuilt.layout(b.layout), rebuilt.mesh.sizes)
+        if b.rank_bytes != b.bytes * elements // max(1, tensor.elements):
+            message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+
+
+def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:
+    """Elements that a rank holds of each trainable parameter of a block, ties resolved."""
+    graph, found = rebuilt.graph, dict[str, int]()
+    known = plan.sharded_block(stage, block)
+    for place in known[0].tensors if known else ():
+        name = known[1][place.tensor] if known else place.tensor
+        if not place.optimizer or name not in rebuilt.facts.carrying:
+            continue
+        tensor = graph.tensors[name]
+        part = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes) / max(1, tensor.elements)
+        for source in graph.sources.get(name, ()):
+            parameter = graph.parameters[graph.parameter_index[source]]
+            owner = graph.parameters[graph.parameter_index[parameter.tied_to]] if parameter.tied_to else parameter
+            if owner.trainable:
+                found[owner.name] = max(found.get(owner.name, 0), round(part * owner.elements))
+    return found
+
+
+def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """All groups of a sharded stage lie on the links as the first ranks of the cluster do, for which it is priced."""
+    sizes = cluster.group_sizes()
+    for stage in plan.stages:
+        if not stage.sharding:
+            continue
+        for group in stage.replicas:
+            first, count = group[0], len(group)
+            neighbours = group == tuple(range(first, first + count))
+            apart = any(
+                first // size != (first + count - 1) // size if count <= size else first % size for size in sizes
+            )
+            if not neighbours or apart:
+                message = f"group {first}-{group[-1]} of stage {stage.index} does not lie as the mesh is priced"
+                hint = "ranks of a group are neighbours and cross no more links than they must"
+                yield Finding(Fault.LINK_LEVEL, message, hint, stage.index, first)
+                break

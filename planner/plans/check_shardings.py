@@ -1,0 +1,212 @@
+"""What a plan's shardings must satisfy by themselves: meshes, groups, blocks, names, layouts that can be read, sums."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from planner.costs.precision import precision
+from planner.errors import PlanError, UsageError
+from planner.plans.findings import Fault, Finding
+from planner.plans.records import Stage
+from planner.plans.sections import stage_collectives
+from planner.plans.shardings import ShardedBlock, Sharding, correspondence
+from planner.plans.types import Plan
+from planner.sharding import parse_layout
+
+MAKE_AGAIN = "plan again instead of editing the file"
+TOLERANCE = 1e-6
+FREE = "free"
+"""Treatment of boundaries under which each tensor lies where its entries say."""
+
+
+def check_shardings(plan: Plan) -> list[Finding]:
+    """Findings that need nothing but the plan; O(names in the shardings + ranks)."""
+    found = check_meshes(plan)
+    for sharding in plan.shardings:
+        for entry in sharding.blocks:
+            found += _entry(plan, sharding, entry)
+    if not found:
+        found += _boundaries(plan)
+        for stage in plan.stages:
+            found += _stage(plan, stage) if stage.sharding else ()
+    return found
+
+
+def check_meshes(plan: Plan) -> list[Finding]:
+    """Findings about what stages, meshes and blocks a plan's shardings are about; O(blocks + ranks)."""
+    found = [*_named(plan), *_groups(plan)]
+    for sharding in plan.shardings:
+        found += [*_mesh(sharding), *_blocks(plan, sharding)]
+    return found
+
+
+def _named(plan: Plan) -> Iterator[Finding]:
+    """Stages name shardings that exist, and every sharding is used."""
+    counts = Counter(sharding.name for sharding in plan.shardings)
+    for name, count in counts.items():
+        if count > 1 or not name:
+            yield Finding(Fault.SHARDING, f"sharding {name!r} is listed {count} times", "give each a name", tensor=name)
+    used = {stage.sharding for stage in plan.stages}
+    for stage in plan.stages:
+        if stage.sharding and stage.sharding not in counts:
+            message = f"stage {stage.index} has sharding {stage.sharding!r}, which is not in the plan"
+            yield Finding(Fault.SHARDING, message, MAKE_AGAIN, stage.index)
+        if not stage.sharding and stage.rank_parameters:
+            message = f"stage {stage.index} says what a rank of a group holds but has no sharding"
+            yield Finding(Fault.SHARDING, message, MAKE_AGAIN, stage.index)
+    for name in counts.keys() - used:
+        yield Finding(Fault.SHARDING, f"no stage has sharding {name!r}", "leave it out", tensor=name)
+
+
+def _groups(plan: Plan) -> Iterator[Finding]:
+    """Groups of a stage are as large as its mesh."""
+    for stage in plan.stages:
+        sharding = plan.sharding_of(stage.index)
+        wanted = sharding.ranks if sharding else 1
+        for group in stage.replicas:
+            if len(group) != wanted:
+                mesh = f"the mesh of {stage.sharding!r} has {wanted}" if sharding else "it has no sharding"
+                message = f"a replica of stage {stage.index} is a group of {len(group)} ranks; {mesh}"
+                yield Finding(Fault.MESH, message, "one rank for each point of the mesh", stage.index, group[0])
+                break
+
+
+def _mesh(sharding: Sharding) -> Iterator[Finding]:
+    names = [axis.name for axis in sharding.axes]
+    if len(set(names)) < len(names) or any(axis.size < 1 for axis in sharding.axes) or sharding.ranks < 2:
+        sizes = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
+        message = f"{sharding.name!r} has the mesh {sizes or 'of no axes'}"
+        yield Finding(
+            Fault.MESH, message, "axes have names of their own, a mesh at least two ranks", tensor=sharding.name
+        )
+    if len(sharding.boundaries) != len(sharding.axes):
+        message = f"{sharding.name!r} treats boundaries on {len(sharding.boundaries)} axes of {len(sharding.axes)}"
+        yield Finding(Fault.MESH, message, MAKE_AGAIN, tensor=sharding.name)
+    elif 0 < sharding.boundaries.count(FREE) < len(sharding.boundaries):
+        message = f"{sharding.name!r} leaves boundaries free on some axes and treats them alike on others"
+        yield Finding(Fault.MESH, message, "free on all axes or on none", tensor=sharding.name)
+
+
+def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:
+    """Every block of the stages that have a sharding is in one entry of it, and no other block."""
+    wanted = {b: s.index for s in plan.stages if s.sharding == sharding.name for b in range(*s.blocks)}
+    counts: Counter[int] = Counter()
+    for entry in sharding.blocks:
+        if not entry.of:
+            yield Finding(Fault.SHARDING_BLOCKS, f"an entry of {sharding.name!r} is about no block", MAKE_AGAIN)
+        counts.update(block for block, _ in entry.members())
+        for series in entry.of:
+            if series.count < 1 or series.step < 1 or (series.count == 1 and series.step > 1):
+                message = f"a series of {series.count} blocks, {series.step} apart, from block {series.first} on"
+                yield Finding(Fault.SHARDING_BLOCKS, message, "a series of one has step 1")
+    for block, count in counts.items():
+        if block not in wanted or count > 1:
+            message = f"{sharding.name!r} says {count} times how block {block} is sharded"
+            hint = "each block of its stages stands in one entry"
+            yield Finding(Fault.SHARDING_BLOCKS, message, hint, wanted.get(block, -1))
+    for block in wanted.keys() - counts.keys():
+        message = f"{sharding.name!r} does not say how block {block} is sharded"
+        yield Finding(Fault.SHARDING_BLOCKS, message, MAKE_AGAIN, wanted[block])
+
+
+def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Names of all members follow, nothing is named twice, and every text is a layout or an axis of the mesh."""
+    table, axes = plan.block_table, {axis.name for axis in sharding.axes}
+    listed = (("operator", [o.operator for o in entry.operators]), ("tensor", [p.tensor for p in entry.tensors]))
+    for what, own in listed:
+        for name, count in Counter(own).items():
+            if count > 1:
+                message = f"{what} {name!r} is listed {count} times in an entry of {sharding.name!r}"
+                yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+    for name in set(entry.first[1]) - set(entry.said) if entry.members() else ():
+        message = f"{name!r} is among the names of an entry of {sharding.name!r}, which says nothing of it"
+        yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+    for block, names in entry.members():
+        if not 0 <= block < len(table):
+            continue
+        try:
+            correspondence(entry, table, block, names)
+        except PlanError as error:
+            yield Finding(Fault.SHARDING_NAMES, error.problem.message, error.problem.hint)
+            return
+    for tensor, text in _texts(entry):
+        try:
+            parse_layout(text, len(sharding.axes))
+        except UsageError as error:
+            yield Finding(Fault.LAYOUT, f"{tensor!r}: {error.problem.message}", error.problem.hint, tensor=tensor)
+    for o in entry.operators:
+        if len(o.splits) != len(sharding.axes):
+            message = f"operator {o.operator!r} is split on {len(o.splits)} axes of {len(sharding.axes)}"
+            yield Finding(Fault.SPLIT, message, MAKE_AGAIN, tensor=o.operator)
+    for name, used in [(c.of, c.axes) for c in entry.collectives] + [(h.weight, h.axes) for h in entry.holdings]:
+        strange = set(used) - axes
+        if strange or not used or name not in set(entry.names):
+            message = f"{name!r} is exchanged or dealt along {', '.join(used) or 'no axis'} of {sharding.name!r}"
+            yield Finding(
+                Fault.COLLECTIVE_UNKNOWN, message, "name axes of the mesh and tensors of the entry", tensor=name
+            )
+
+
+def _texts(entry: ShardedBlock) -> Iterator[tuple[str, str]]:
+    for o in entry.operators:
+        yield from ((o.operator, text) for text in (*o.reads, *o.writes) if text)
+    for p in entry.tensors:
+        yield p.tensor, p.value
+        yield from ((p.tensor, text) for text in (p.gradient, p.optimizer) if text)
+
+
+def _boundaries(plan: Plan) -> Iterator[Finding]:
+    """Tensors between stages lie where the entries of both sides say."""
+    for b in plan.boundaries:
+        made = plan.layout_of(b.tensor, b.from_stage)
+        if b.layout != (made.value if made else ""):
+            said = made.value if made else "on one rank"
+            message = f"{b.tensor!r} is sent as {b.layout or 'of one rank'}, but it lies {said} on stage {b.from_stage}"
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+        if b.received and len(b.received) != len(b.to_stages):
+            message = f"{b.tensor!r} goes to {len(b.to_stages)} stages and is received by {len(b.received)}"
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            continue
+        for to, text in zip(b.to_stages, b.received or ("",) * len(b.to_stages), strict=True):
+            read = plan.layout_of(b.tensor, to)
+            if (read is not None and text != read.value) or (text and not plan.stages[to].sharding):
+                said = read.value if read else "on one rank"
+                message = f"{b.tensor!r} is received as {text or 'of one rank'}, but it lies {said} on stage {to}"
+                yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, to, tensor=b.tensor)
+
+
+def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
+    """A stage's predictions are the sums of its blocks' figures; what ZeRO exchanges in a pass comes on top."""
+    terms = plan.predictions.stages[stage.index]
+    entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
+    figures = {b: found[0].figures for b, found in entries.items() if found}
+    kept = set(stage.kept_blocks)
+    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in kept)
+    chosen, replicas = precision(plan.options.precision), len(stage.replicas)
+    sums = {
+        "recompute_s": (terms.recompute_s, again),
+        "inside_s": (terms.inside_s, sum(f.communication_s for f in figures.values())),
+        "inside_bytes": (terms.inside_bytes, round(sum(f.sent_bytes for f in figures.values()))),
+        "memory.weights_bytes": (
+            terms.memory.weights_bytes,
+            math.ceil(stage.rank_parameters * chosen.weight_bytes / (replicas if stage.zero >= 3 else 1)),
+        ),
+        "memory.gradients_bytes": (
+            terms.memory.gradients_bytes,
+            math.ceil(stage.rank_parameters * chosen.gradient_bytes / (replicas if stage.zero >= 2 else 1)),
+        ),
+    }
+    listed = [c for c in terms.collectives if c.of != "tied gradients"]
+    if listed != list(stage_collectives(stage, chosen)):
+        message = f"stage {stage.index} does not sum the gradients of {stage.rank_parameters} parameters a rank"
+        yield Finding(Fault.SHARDED_STAGE, message, MAKE_AGAIN, stage.index)
+    forward_s = sum(f.forward_s for f in figures.values())
+    backward_s = sum(f.backward_s for f in figures.values()) + again
+    sums["forward_s"] = (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s), forward_s
+    sums["backward_s"] = (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s), backward_s
+    for what, (said, right) in sums.items():
+        if not math.isclose(said, right, rel_tol=TOLERANCE, abs_tol=1e-12):
+            message = f"stage {stage.index} says {what} {said:.9g}, its sharded blocks make {right:.9g}"
+            yield Finding(Fault.SHARDED_STAGE, message, MAKE_AGAIN, stage.index)

@@ -1,0 +1,218 @@
+"""What a plan must satisfy by itself: ranges, ranks, batches, ties, memory, flags, digest."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from planner.graph import DType
+from planner.memory import fits
+from planner.plans.files import digest_of
+from planner.plans.findings import Fault, Finding
+from planner.plans.flags import Requirement
+from planner.plans.requirements import requirements
+from planner.plans.types import Plan
+from planner.schedules.types import WeightPolicy
+
+_MAKE_AGAIN = "plan again instead of editing the file"
+_TOLERANCE = 1e-6
+
+
+def check_structure(plan: Plan) -> list[Finding]:
+    """Findings that need nothing but the plan; O(operators + ranks)."""
+    found = list(_stages(plan))
+    if found:
+        return found
+    checks = (_digest, _operators, _ranks, _batches, _boundaries, _ties, _parameters, _memory, _predictions)
+    return [*(finding for check in checks for finding in check(plan)), *_requires(plan)]
+
+
+def _stages(plan: Plan) -> Iterator[Finding]:
+    """Stages in order, each a non-empty range of blocks, together all of them; every other check relies on it."""
+    if not plan.stages:
+        yield Finding(Fault.STAGE_RANGE, "the plan has no stages", _MAKE_AGAIN)
+        return
+    expected = 0
+    for position, stage in enumerate(plan.stages):
+        start, stop = stage.blocks
+        if stage.index != position:
+            yield Finding(Fault.STAGE_RANGE, f"stage {stage.index} stands at place {position}", _MAKE_AGAIN, position)
+        if start != expected or stop <= start:
+            message = f"stage {position} is blocks [{start}, {stop}], expected to start at {expected}"
+            yield Finding(Fault.STAGE_RANGE, message, "stages follow each other without gap or overlap", position)
+        if not stage.replicas or not all(stage.replicas):
+            yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", _MAKE_AGAIN, position)
+        outside = [b for b in stage.kept_blocks if not start <= b < stop]
+        if outside or (stage.kept_blocks and not stage.recompute):
+            message = f"stage {position} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
+            hint = "a stage that recomputes keeps blocks of its own, others none"
+            yield Finding(Fault.STAGE_RANGE, message, hint, position)
+        expected = stop
+    if expected != len(plan.block_table):
+        message = f"stages end at block {expected}, the plan lists {len(plan.block_table)}"
+        yield Finding(Fault.STAGE_RANGE, message, "the last stage ends at the last block", len(plan.stages) - 1)
+    known = range(len(plan.stages))
+    mentioned = [
+        *((b.tensor, (b.from_stage, *b.to_stages)) for b in plan.boundaries),
+        *((s.parameter, s.stages) for s in plan.shared_parameters),
+        *(("duplicated operators", d.stages) for d in plan.duplicated),
+    ]
+    for what, stages in mentioned:
+        if any(stage not in known for stage in stages):
+            yield Finding(Fault.STAGE_RANGE, f"{what} names stages {stages}, there are {len(known)}", tensor=what)
+
+
+def _digest(plan: Plan) -> Iterator[Finding]:
+    if plan.digest != digest_of(plan):
+        yield Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match", _MAKE_AGAIN)
+
+
+def _operators(plan: Plan) -> Iterator[Finding]:
+    homes: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        for block in plan.stage_blocks(stage.index):
+            for key in block.nodes:
+                homes.setdefault(key, []).append(stage.index)
+    for key, stages in homes.items():
+        if len(stages) > 1:
+            message = f"operator {key!r} is in {len(stages)} places: stages {sorted(set(stages))}"
+            yield Finding(Fault.OPERATOR_TWICE, message, "declare it as duplicated or keep one", stages[1], tensor=key)
+    side = Counter(key for entry in plan.duplicated for key in entry.nodes)
+    for key, count in side.items():
+        if count > 1 or key in homes:
+            message = f"duplicated operator {key!r} is listed again elsewhere"
+            yield Finding(Fault.OPERATOR_TWICE, message, "list it once", tensor=key)
+    listed = len(homes.keys() | side.keys())
+    if listed != plan.model.operators:
+        message = f"the plan lists {listed} operators, the model has {plan.model.operators}"
+        yield Finding(Fault.OPERATOR_COUNT, message, _MAKE_AGAIN)
+
+
+def _ranks(plan: Plan) -> Iterator[Finding]:
+    several = Requirement.MULTI_STAGE_RANK in plan.requires
+    homes: dict[int, int] = {}
+    for stage in plan.stages:
+        for rank in stage.ranks:
+            if not 0 <= rank < plan.world_size:
+                message = f"stage {stage.index} runs on rank {rank}, the world has {plan.world_size}"
+                yield Finding(Fault.RANK_RANGE, message, "ranks count from 0", stage.index, rank)
+            if rank in homes and (homes[rank] == stage.index or not several):
+                message = f"rank {rank} runs stage {homes[rank]} and stage {stage.index}"
+                yield Finding(Fault.RANK_TWICE, message, "give each replica ranks of its own", stage.index, rank)
+            homes.setdefault(rank, stage.index)
+        if len(stage.replicas) % max(1, plan.copies):
+            message = f"stage {stage.index} has {len(stage.replicas)} replicas for {plan.copies} copies of the pipeline"
+            yield Finding(Fault.REPLICAS, message, "every copy has as many replicas of a stage", stage.index)
+
+
+def _batches(plan: Plan) -> Iterator[Finding]:
+    batches = plan.micro_batches
+    if plan.copies < 1:
+        yield Finding(Fault.DIVISIBILITY, f"{plan.copies} copies of the pipeline", "there is at least one")
+    if min(batches.size, batches.count) < 1 or batches.size * batches.count != batches.global_batch:
+        message = f"{batches.count} micro-batches of {batches.size} are not a global batch of {batches.global_batch}"
+        yield Finding(Fault.DIVISIBILITY, message, "size * count is the global batch")
+        return
+    if batches.global_batch != plan.options.global_batch:
+        message = f"the global batch is {batches.global_batch}, asked for was {plan.options.global_batch}"
+        yield Finding(Fault.DIVISIBILITY, message, _MAKE_AGAIN)
+    if not math.isclose(batches.gradient_scale, 1.0 / batches.count, rel_tol=_TOLERANCE):
+        message = f"gradient scale {batches.gradient_scale} is not 1 / {batches.count}"
+        yield Finding(Fault.DIVISIBILITY, message, "the sum of scaled gradients is that of the mean loss")
+    for stage in plan.stages:
+        if plan.routing == "round_robin" and batches.count % len(stage.replicas):
+            message = f"{len(stage.replicas)} replicas do not divide {batches.count} micro-batches"
+            hint = "every replica takes the same number"
+            yield Finding(Fault.DIVISIBILITY, f"stage {stage.index}: {message}", hint, stage.index)
+
+
+def _boundaries(plan: Plan) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for b in plan.boundaries:
+        if b.tensor in seen:
+            yield Finding(Fault.BOUNDARY_UNKNOWN, f"boundary {b.tensor!r} is listed twice", tensor=b.tensor)
+        seen.add(b.tensor)
+        back = [to for to in b.to_stages if to <= b.from_stage]
+        if back:
+            message = f"{b.tensor!r} goes from stage {b.from_stage} back to stage {back[0]}"
+            yield Finding(Fault.BACKWARD_EDGE, message, "tensors go to later stages only", back[0], tensor=b.tensor)
+        if b.dtype not in set(DType):
+            yield Finding(Fault.BOUNDARY_SHAPE, f"{b.tensor!r} has unknown type {b.dtype!r}", tensor=b.tensor)
+        elif b.bytes != (math.prod(b.shape) * DType(b.dtype).bits + 7) // 8:
+            message = f"{b.tensor!r}: {b.bytes} bytes are not those of {b.dtype} {list(b.shape)}"
+            yield Finding(Fault.BOUNDARY_SHAPE, message, _MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+        if b.gradient and b.dtype in set(DType) and not DType(b.dtype).is_float:
+            message = f"{b.tensor!r} of type {b.dtype} cannot carry a gradient"
+            yield Finding(Fault.BOUNDARY_GRADIENT, message, _MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+
+
+def _ties(plan: Plan) -> Iterator[Finding]:
+    """A trained parameter in several stages must be declared as shared by just these."""
+    holders: dict[str, set[int]] = {}
+    for stage in plan.stages:
+        for parameter in plan.stage_parameters(stage.index):
+            if parameter.trainable:
+                holders.setdefault(parameter.owner, set()).add(stage.index)
+    declared = {shared.parameter: shared for shared in plan.shared_parameters}
+    for owner, stages in holders.items():
+        if len(stages) > 1 and (owner not in declared or set(declared[owner].stages) != stages):
+            message = f"parameter {owner!r} is held by stages {sorted(stages)} but not declared as shared by them"
+            hint = "its gradients must be summed over these stages"
+            yield Finding(Fault.UNDECLARED_TIE, message, hint, min(stages), tensor=owner)
+    reduction = "sum" if plan.schedule.weight_policy == WeightPolicy.SYNC else "none"
+    for owner, shared in declared.items():
+        if shared.reduction != reduction:
+            message = f"gradients of {owner!r} have reduction {shared.reduction!r}, the orders allow {reduction!r}"
+            hint = "copies in several stages can be summed only where the pipeline drains before an update"
+            yield Finding(Fault.WRONG_TIE, message, hint, min(shared.stages, default=-1), tensor=owner)
+        if len(holders.get(owner, ())) < 2:
+            message = f"parameter {owner!r} is declared as shared, but no two stages hold it"
+            yield Finding(Fault.WRONG_TIE, message, _MAKE_AGAIN, tensor=owner)
+
+
+def _parameters(plan: Plan) -> Iterator[Finding]:
+    for stage in plan.stages:
+        held = {p.owner: p.elements for p in plan.stage_parameters(stage.index) if p.trainable}
+        if sum(held.values()) != stage.parameters:
+            message = f"stage {stage.index} says {stage.parameters} parameters, its blocks hold {sum(held.values())}"
+            yield Finding(Fault.PARAMETERS, message, _MAKE_AGAIN, stage.index)
+
+
+def _memory(plan: Plan) -> Iterator[Finding]:
+    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
+        needed, available = prediction.memory.total_bytes, prediction.capacity_bytes
+        if not fits(needed, available):
+            message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
+            hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
+            yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
+        if prediction.in_flight * prediction.unit_bytes > prediction.memory.activations_bytes:
+            kept = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {kept}, but says {prediction.memory.activations_bytes} in all"
+            yield Finding(Fault.MEMORY, message, _MAKE_AGAIN, stage.index)
+
+
+def _predictions(plan: Plan) -> Iterator[Finding]:
+    predictions = plan.predictions
+    if len(predictions.stages) != len(plan.stages) or not 0 <= predictions.bottleneck < len(plan.stages):
+        message = f"predictions are for {len(predictions.stages)} stages, the plan has {len(plan.stages)}"
+        yield Finding(Fault.PREDICTION_STAGES, message, _MAKE_AGAIN)
+    if predictions.iteration_s <= 0:
+        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", _MAKE_AGAIN)
+        return
+    expected = plan.micro_batches.global_batch / predictions.iteration_s
+    if not math.isclose(predictions.samples_per_s, expected, rel_tol=_TOLERANCE):
+        message = f"{predictions.samples_per_s} samples/s are not global batch / iteration time = {expected:.6g}"
+        yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
+    reached_s = predictions.reached_s
+    if predictions.bound_s > reached_s * (1 + _TOLERANCE):
+        message = f"the bound {predictions.bound_s} s is above the iteration time {reached_s} s"
+        yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
+
+
+def _requires(plan: Plan) -> Iterator[Finding]:
+    derived = set(requirements(plan, divided=Requirement.MID_MODULE_CUT in plan.requires))
+    for name in sorted(derived - set(plan.requires)):
+        yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", _MAKE_AGAIN)
+    for name in sorted(set(plan.requires) - derived):
+        yield Finding(Fault.REQUIRES, f"the plan requires {name} but does not need it", _MAKE_AGAIN)

@@ -1,0 +1,273 @@
+"""What differs between two plans, told by stage, block, tensor or option, never by position in a list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from planner.plans.diff_shardings import mesh_facts, sharding_facts
+from planner.plans.files import left_out
+from planner.plans.types import Plan
+from planner.plans.validate import require_sound
+
+Value = str | int | float | bool | None | tuple[str | int, ...]
+Key = tuple[str, ...]
+
+_NUMBERS_OF_STAGES = ("stage", "from_stage", "bottleneck")
+"""Values that are names, though they are numbers."""
+
+
+class Area(StrEnum):
+    """Parts of a plan that can be compared or left out of a comparison."""
+
+    MODEL = "model"
+    HARDWARE = "hardware"
+    OPTIONS = "options"
+    BATCHES = "batches"
+    STAGES = "stages"
+    BLOCKS = "blocks"
+    SHARDINGS = "shardings"
+    BOUNDARIES = "boundaries"
+    PARAMETERS = "parameters"
+    SCHEDULE = "schedule"
+    REQUIRES = "requires"
+    PREDICTIONS = "predictions"
+    ALTERNATIVES = "alternatives"
+    COVERAGE = "coverage"
+    NOTES = "notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference.
+
+    Attributes:
+        area: the part of the plan.
+        path: what it is about, from general to particular: ("stage 2", "replicas"), ("layers.7", "stage"); a name alone
+            for a thing that only one plan has.
+        old: value in the old plan; None when it is new.
+        new: value in the new plan; None when it is gone.
+        relative: (new - old) / |old| for numbers, else None.
+    """
+
+    area: Area
+    path: Key
+    old: Value
+    new: Value
+    relative: float | None = None
+
+
+def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area] = ()) -> list[Change]:
+    """Changes from one plan to another, in the order of `Area`.
+
+    Digest, provenance and the way in which the file writes blocks and actions down do not count.
+
+    Args:
+        old: the plan before.
+        new: the plan after.
+        tolerance: numbers in predictions, alternatives and coverage that differ by at most this fraction are equal.
+        ignore: parts to leave out.
+
+    Raises:
+        PlanError: the parts of one of the plans contradict each other.
+
+    O(operators + parameters + ranks).
+    """
+    require_sound(old)
+    require_sound(new)
+    skipped = set(ignore)
+    changes: list[Change] = []
+    for area in Area:
+        if area not in skipped:
+            close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
+            before, after = dict(_facts(old, area)), dict(_facts(new, area))
+            if area is Area.SHARDINGS:
+                before, after = sharding_facts(old, new)
+            changes += _compare(area, before, after, close)
+    return changes
+
+
+def _compare(area: Area, old: Mapping[Key, Value], new: Mapping[Key, Value], tolerance: float) -> Iterator[Change]:
+    heads_old, heads_new = {key[0] for key in old}, {key[0] for key in new}
+    told: set[str] = set()
+    for key in dict.fromkeys((*old, *new)):
+        head = key[0]
+        if len(key) > 1 and (head not in heads_old or head not in heads_new):
+            if head not in told:
+                told.add(head)
+                yield Change(area, (head,), _whole(old, head), _whole(new, head))
+            continue
+        a, b = old.get(key), new.get(key)
+        if a == b and type(a) is type(b):
+            continue
+        relative = None if key[-1] in _NUMBERS_OF_STAGES else _relative(a, b)
+        if relative is None or abs(relative) > tolerance:
+            yield Change(area, key, a, b, relative)
+
+
+def _whole(facts: Mapping[Key, Value], head: str) -> Value:
+    """All that is said of a thing that only one plan has; None in the other one."""
+    said = [(" ".join(key[1:]), value) for key, value in facts.items() if key[0] == head]
+    return tuple(f"{name}: {_text(value)}" for name, value in said) or None
+
+
+def _text(value: Value) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _relative(old: Value, new: Value) -> float | None:
+    """(new - old) / |old| of two numbers; None for anything else and from zero."""
+    if isinstance(old, bool) or isinstance(new, bool):
+        return None
+    if not isinstance(old, (int, float)) or not isinstance(new, (int, float)):
+        return None
+    if old == new:
+        return 0.0
+    return (new - old) / abs(old) if old and math.isfinite(old) else None
+
+
+def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
+    """What a part of the plan says, as values by key; of shardings nothing, which are compared kind by kind."""
+    match area:
+        case Area.MODEL:
+            yield from _model(plan)
+        case Area.HARDWARE:
+            yield from _hardware(plan)
+        case Area.OPTIONS:
+            yield from _fields(plan.options)
+        case Area.BATCHES:
+            yield from _fields(plan.micro_batches)
+            yield ("copies",), plan.copies
+            yield ("world_size",), plan.world_size
+        case Area.STAGES:
+            yield from _stages(plan)
+        case Area.BLOCKS:
+            yield from _blocks(plan)
+        case Area.SHARDINGS:
+            return
+        case Area.BOUNDARIES:
+            yield from _boundaries(plan)
+        case Area.PARAMETERS:
+            yield from _parameters(plan)
+        case Area.SCHEDULE:
+            yield from _schedule(plan)
+        case Area.REQUIRES:
+            yield from (((str(flag),), True) for flag in plan.requires)
+        case Area.PREDICTIONS:
+            yield from _predictions(plan)
+        case Area.ALTERNATIVES:
+            yield from _alternatives(plan)
+        case Area.COVERAGE:
+            yield from _fields(plan.coverage, leave=("fallback_ops",))
+            yield from ((("fallback", op), count) for op, count in plan.coverage.fallback_ops.items())
+        case Area.NOTES:
+            yield from (((n.code, n.where or n.message), n.message) for n in plan.notes)
+            yield from ((("not modelled", text), True) for text in plan.not_modelled)
+
+
+def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[tuple[Key, Value]]:
+    """The plain fields of a dataclass, as far as its file has them."""
+    for field in fields(value):  # type: ignore[arg-type]
+        if field.name not in leave and not left_out(value, field):
+            yield (*head, field.name), getattr(value, field.name)
+
+
+def _model(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.model, leave=("inputs", "outputs"))
+    for what, tensors in (("input", plan.model.inputs), ("output", plan.model.outputs)):
+        for tensor in tensors:
+            yield (f"{what} {tensor.name}", "shape"), tensor.shape
+            yield (f"{what} {tensor.name}", "dtype"), tensor.dtype
+
+
+def _hardware(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.hardware, leave=("devices", "levels"))
+    for run in plan.hardware.devices:
+        yield from _fields(run, f"devices from rank {run.first_rank}", leave=("first_rank",))
+    for level in plan.hardware.levels:
+        yield from _fields(level, f"level {level.name}", leave=("name",))
+
+
+def _stages(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    for stage in plan.stages:
+        head = f"stage {stage.index}"
+        yield (head, "modules"), stage.modules
+        yield from _fields(stage, head, leave=("index", "blocks", "modules", "replicas", "sharding"))
+        yield (head, "replicas"), len(stage.replicas)
+        yield from (((head, what), value) for what, value in mesh_facts(plan, stage.index))
+        yield (head, "ranks"), stage.ranks
+
+
+def _blocks(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    """Which stage holds each block, which operators a block has, and which stages compute duplicated operators."""
+    for stage in plan.stages:
+        for block in plan.stage_blocks(stage.index):
+            yield (block.name, "stage"), stage.index
+            yield (block.name, "operators"), block.nodes
+    for entry in plan.duplicated:
+        for node in entry.nodes:
+            yield (f"duplicated {node}", "stages"), entry.stages
+
+
+def _boundaries(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    for boundary in plan.boundaries:
+        yield from _fields(boundary, boundary.tensor, leave=("tensor",))
+
+
+def _parameters(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    for stage in plan.stages:
+        for parameter in plan.stage_parameters(stage.index):
+            yield from _fields(parameter, parameter.label or parameter.name, leave=("name", "label"))
+    for shared in plan.shared_parameters:
+        yield from _fields(shared, f"shared {shared.parameter}", leave=("parameter",))
+
+
+def _schedule(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield ("name",), plan.schedule.name
+    yield ("weight_policy",), plan.schedule.weight_policy
+    for name in ("iterations", "parts", "versions", "limits", "staleness", "averaged", "clock_distance", "transfers"):
+        yield (name,), getattr(plan.schedule, name)
+    for stage, correction in enumerate(plan.schedule.corrections):
+        yield from _fields(correction, f"stage {stage}", "correction")
+    if plan.schedule.optimizer is not None:
+        yield from _fields(plan.schedule.optimizer, "optimizer")
+    if plan.system is not None:
+        yield ("system", "name"), plan.system.name
+        for topic, told in sorted(plan.system.tells.items()):
+            yield ("system", topic), told
+    if plan.exchange is not None:
+        yield ("exchange", "scheme"), plan.exchange.scheme
+        for alike in plan.exchange.tensors:
+            for tensor in alike.tensors:
+                yield (f"exchange of {tensor}", "method"), alike.method
+                yield (f"exchange of {tensor}", "shares"), tuple(f"{share:g}" for share in alike.shares)
+    for order in plan.schedule.orders:
+        for rank, first in zip(order.ranks, order.first, strict=False):
+            yield (f"rank {rank}", "actions"), f"{order.actions} (micro-batch {first} + {order.step} k)"
+
+
+def _predictions(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.predictions, leave=("stages", "bubble_convention"))
+    for index, terms in enumerate(plan.predictions.stages):
+        head = f"stage {index}"
+        yield from _fields(terms, head, leave=("memory", "collectives"))
+        yield from (((head, f"{kind}_bytes"), size) for kind, size in terms.memory.by_kind().items())
+        seen: dict[str, int] = {}
+        for collective in terms.collectives:
+            name = f"{collective.kind} of {collective.of}"
+            seen[name] = seen.get(name, 0) + 1
+            name += f" ({seen[name]})" if seen[name] > 1 else ""
+            yield from _fields(collective, head, name, leave=("kind", "of"))
+
+
+def _alternatives(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    seen: dict[str, int] = {}
+    for other in plan.alternatives:
+        seen[other.label] = seen.get(other.label, 0) + 1
+        head = other.label if seen[other.label] == 1 else f"{other.label} ({seen[other.label]})"
+        yield (head, "summary"), other.summary
+        yield (head, "iteration_s"), other.iteration_s
+        yield (head, "memory_bytes"), other.memory_bytes
+        yield (head, "infeasible"), other.infeasible

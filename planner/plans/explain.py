@@ -1,0 +1,351 @@
+"""Why a plan is as it is, as data: where the time goes, what fills memory, what else was priced and what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plans.explain_shardings import GroupView, group_views
+from planner.plans.figures import Alternative, gap_to
+from planner.plans.records import Loss, Stage
+from planner.plans.split_reasons import SplitReason, split_reasons
+from planner.plans.types import Plan
+from planner.plans.validate import require_sound
+from planner.plans.words import plural, short_list
+from planner.schedules.types import WeightPolicy
+from planner.units import format_seconds
+
+ROUNDING = 1e-7
+"""Share of an iteration that the rounding of a plan's figures explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the iteration as a device of the bottleneck stage spends it: name, seconds, fraction of the whole."""
+
+    name: str
+    seconds: float
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One stage in figures.
+
+    Attributes:
+        index: its number.
+        modules: what it holds, for people.
+        replicas: how many run it.
+        micro_batches: micro-batches of one replica in an iteration.
+        compute_s: forward plus backward of one micro-batch.
+        transfer_s: inputs in and their gradients back, for one micro-batch.
+        busy_fraction: share of the iteration that a replica computes.
+        memory: (kind, bytes) of one device.
+        memory_bytes: their sum.
+        capacity_bytes: what the device has.
+    """
+
+    index: int
+    modules: tuple[str, ...]
+    replicas: int
+    micro_batches: int
+    compute_s: float
+    transfer_s: float
+    busy_fraction: float
+    memory: tuple[tuple[str, int], ...]
+    memory_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A plan that was not chosen.
+
+    Attributes:
+        label: what it is.
+        summary: its shape in a line.
+        iteration_s: its time, simulated where both were, else by closed form; None when it has none.
+        ratio: that over this plan's; None when it has none.
+        differs: in what it differs from this plan.
+        infeasible: why it cannot run; empty when it can.
+    """
+
+    label: str
+    summary: str
+    iteration_s: float | None
+    ratio: float | None
+    differs: tuple[str, ...]
+    infeasible: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything there is to say about a plan.
+
+    Attributes:
+        model: name of the model.
+        hardware: name of the cluster.
+        devices: devices that work.
+        shape: the plan in a line.
+        iteration_s: predicted time of an iteration.
+        simulated_iteration_s: the same simulated; None when it was not.
+        samples_per_s: throughput.
+        bubble_fraction: idle share of device time.
+        bubble_convention: how that is defined.
+        bottleneck: index of the stage that sets the pace.
+        shares: the iteration of a device of that stage, in parts.
+        stages: each stage in figures.
+        rivals: what else was priced.
+        bound_s: no plan of `space` is faster when it is played out.
+        gap: how far the bound lies below the simulated time, as a part of that.
+        proven_optimal: the gap is zero.
+        tried_gap: how far the plan may be from the best that shares operators in one of the ways that were tried, as a
+            part of its time; None where that is not known.
+        space: what the bound speaks of.
+        assumptions: what the figures rest on.
+        not_modelled: what they leave out.
+        priced_by_rule: share of the model's priced operators with a rule of their own.
+        fallback_ops: (type, count) of those priced by a generic estimate.
+        notes: what was assumed while reading the model.
+        groups: how groups of several ranks share the work.
+        reasons: why operators are split as they are; only where model and hardware were given.
+    """
+
+    model: str
+    hardware: str
+    devices: int
+    shape: str
+    iteration_s: float
+    simulated_iteration_s: float | None
+    samples_per_s: float
+    bubble_fraction: float
+    bubble_convention: str
+    bottleneck: int
+    shares: tuple[Share, ...]
+    stages: tuple[StageView, ...]
+    rivals: tuple[Rival, ...]
+    bound_s: float
+    gap: float
+    proven_optimal: bool
+    tried_gap: float | None
+    space: str
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    priced_by_rule: float
+    fallback_ops: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+    groups: tuple[GroupView, ...] = ()
+    reasons: tuple[SplitReason, ...] = ()
+
+
+def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
+    """Read the reasons off a plan.
+
+    Args:
+        plan: the plan.
+        graph: the model at the plan's micro-batch size; with the cluster it says what other splits of operators cost.
+        cluster: the hardware.
+
+    Raises:
+        PlanError: its parts contradict each other so far that there is nothing to explain.
+        UsageError: the plan is for another model or cluster.
+    """
+    require_sound(plan)
+    predictions, coverage = plan.predictions, plan.coverage
+    priced = coverage.by_rule + coverage.by_fallback
+    tried_s = predictions.tried_bound_s
+    return Explanation(
+        model=plan.model.name,
+        hardware=plan.hardware.name,
+        devices=plan.world_size - len(plan.idle_ranks),
+        shape=plan_shape(plan),
+        iteration_s=predictions.iteration_s,
+        simulated_iteration_s=predictions.simulated_iteration_s,
+        samples_per_s=predictions.samples_per_s,
+        bubble_fraction=predictions.bubble_fraction,
+        bubble_convention=predictions.bubble_convention,
+        bottleneck=predictions.bottleneck,
+        shares=_shares(plan),
+        stages=tuple(_stage_view(plan, stage) for stage in plan.stages),
+        rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
+        bound_s=predictions.bound_s,
+        gap=predictions.gap,
+        proven_optimal=predictions.proven_optimal,
+        tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
+        space=predictions.space,
+        assumptions=_assumptions(plan),
+        not_modelled=plan.not_modelled,
+        priced_by_rule=coverage.by_rule / priced if priced else 1.0,
+        fallback_ops=tuple(sorted(coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))),
+        notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
+        groups=group_views(plan),
+        reasons=() if graph is None or cluster is None else split_reasons(plan, graph, cluster),
+    )
+
+
+def plan_shape(plan: Plan) -> str:
+    """`4 stages x 2 replicas, 2 copies, 1f1b, micro-batch 4 x 64`: replicas in one copy, micro-batches in all."""
+    replicas = [len(stage.replicas) // plan.copies for stage in plan.stages]
+    equal = len(set(replicas)) == 1
+    text = plural(len(replicas), "stage")
+    if not equal or replicas[0] > 1:
+        text += f" x {replicas[0] if equal else short_list(replicas)} replicas"
+    ranks = [stage.group_ranks for stage in plan.stages]
+    if max(ranks) > 1:
+        text += f" x {ranks[0] if len(set(ranks)) == 1 else short_list(ranks)} ranks"
+    if plan.copies > 1:
+        text += f", {plural(plan.copies, 'copy')}"
+    text += f", {plan.schedule.name}, micro-batch {plan.micro_batches.size} x {plan.micro_batches.count}"
+    recomputed = [stage.index for stage in plan.stages if stage.recompute]
+    if recomputed:
+        everywhere = len(recomputed) == len(plan.stages)
+        text += ", recompute" if everywhere else f", recompute in {plural(len(recomputed), 'stage')}"
+    if any(stage.zero for stage in plan.stages):
+        text += f", ZeRO-{max(stage.zero for stage in plan.stages)}"
+    return text
+
+
+def _shares(plan: Plan) -> tuple[Share, ...]:
+    """The iteration of one device of the bottleneck stage, in parts that add up to it."""
+    predictions = plan.predictions
+    stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
+    count = plan.micro_batches.count // len(stage.replicas)
+    inside_s, again_s = plan.inside_s(stage.index)
+    parts = [
+        ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
+        ("recomputation", count * (terms.recompute_s - again_s)),
+        ("communication inside a group", count * (inside_s + again_s)),
+        ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
+        ("gradient synchronisation not hidden", terms.exposed_sync_s - terms.tied_sync_s),
+        ("summing gradients of tied weights", terms.tied_sync_s),
+        ("optimizer step", terms.update_s),
+    ]
+    rest = predictions.iteration_s - sum(seconds for _, seconds in parts)
+    rest = rest if rest > ROUNDING * predictions.iteration_s else 0.0
+    parts.append(("waiting for other stages (fill, drain, their tails)", rest))
+    return tuple(Share(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
+
+
+def _stage_view(plan: Plan, stage: Stage) -> StageView:
+    terms = plan.predictions.stages[stage.index]
+    count = plan.micro_batches.count // len(stage.replicas)
+    compute_s = terms.forward_s + terms.backward_s
+    return StageView(
+        index=stage.index,
+        modules=stage.modules,
+        replicas=len(stage.replicas),
+        micro_batches=count,
+        compute_s=compute_s,
+        transfer_s=terms.receive_s + terms.return_s,
+        busy_fraction=(count * compute_s + terms.update_s) / plan.predictions.iteration_s,
+        memory=tuple(terms.memory.by_kind().items()),
+        memory_bytes=terms.memory.total_bytes,
+        capacity_bytes=terms.capacity_bytes,
+    )
+
+
+def _rival(plan: Plan, other: Alternative) -> Rival:
+    own_s, other_s = plan.compared_s(other)
+    ratio = None if other_s is None else other_s / own_s
+    return Rival(other.label, other.summary, other_s, ratio, _differences(plan, other), other.infeasible)
+
+
+def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
+    """What an alternative does otherwise, each in a few words."""
+    replicas = tuple(len(stage.replicas) // plan.copies for stage in plan.stages)
+    starts = tuple(stage.blocks[0] for stage in plan.stages)
+    recomputed = tuple(stage.index for stage in plan.stages if stage.recompute)
+    zero = max((stage.zero for stage in plan.stages), default=0)
+    found = []
+    if len(other.starts) != len(starts):
+        found.append(f"{plural(len(other.starts), 'stage')} instead of {len(starts)}")
+    elif other.starts != starts:
+        moved = sum(a != b for a, b in zip(starts, other.starts, strict=True))
+        found.append(f"{plural(moved, 'cut')} elsewhere")
+    if len(starts) == len(other.starts) == 1:
+        ours, theirs = replicas[0] * plan.copies, other.replicas[0] * other.copies
+        if ours != theirs:
+            found.append(f"{plural(theirs, 'replica')} instead of {ours}")
+    else:
+        if other.copies != plan.copies:
+            found.append(f"{plural(other.copies, 'copy')} instead of {plan.copies}")
+        if other.replicas != replicas and len(other.starts) == len(starts):
+            found.append(f"replicas {short_list(other.replicas)} instead of {short_list(replicas)}")
+    if other.micro_batch != plan.micro_batches.size:
+        found.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
+    if other.schedule != plan.schedule.name:
+        found.append(f"{other.schedule} instead of {plan.schedule.name}")
+    if len(other.recompute) != len(recomputed):
+        found.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
+    elif other.recompute != recomputed and len(other.starts) == len(starts):
+        found.append("recompute in other stages")
+    widths = {stage.group_ranks for stage in plan.stages}
+    others = set(other.ranks) or {1}
+    if widths != others:
+        found.append(f"groups of {short_list(sorted(others))} ranks instead of {short_list(sorted(widths))}")
+    if other.zero != zero:
+        found.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
+    return tuple(found)
+
+
+def _assumptions(plan: Plan) -> tuple[str, ...]:
+    options = plan.options
+    loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
+    return (
+        f"{options.precision} training with {options.optimizer}; {loss}",
+        "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
+        _dropout(plan),
+        _exchange(plan),
+        *_recomputation(plan),
+        *_semantics(plan),
+        f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
+    )
+
+
+def _exchange(plan: Plan) -> str:
+    """How far gradients travel beside work."""
+    if plan.exchange is not None:
+        seconds, exposed = (format_seconds(s) for s in (plan.exchange.seconds, plan.exchange.exposed_s))
+        return f"gradients travel by {plan.exchange.scheme} for {seconds}, of which {exposed} are not hidden"
+    if plan.schedule.continuous and len(plan.stages) > 1:
+        return "gradients travel beside later work: the slower of the two counts"
+    if plan.options.overlap:
+        return f"gradient synchronisation hides behind {plan.options.overlap:.0%} of the backward pass"
+    return "gradient synchronisation does not overlap with the backward pass"
+
+
+def _semantics(plan: Plan) -> Iterator[str]:
+    """Whose rules the plan follows, and in what training differs from that on one device."""
+    if plan.schedule.transfers == "overlapped":
+        yield "transfers between stages occupy their link alone, not the ranks at its ends"
+    if plan.schedule.weight_policy != WeightPolicy.SYNC:
+        old, kept = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
+        yield (
+            f"asynchronous: gradients are up to {plural(old, 'update')} old, up to {plural(kept, 'version')} of the "
+            "weights are kept; how many more samples that takes is not known"
+        )
+    if plan.system is not None:
+        yield f"chosen by the rules of {plan.system.title} ({plan.system.source})"
+        yield from (f"{topic.replace('_', ' ')}: {told}" for topic, told in sorted(plan.system.tells.items()))
+        yield from plan.system.notes
+
+
+def _recomputation(plan: Plan) -> tuple[str, ...]:
+    """What a recomputed stage does not compute again."""
+    kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
+    if not any(stage.recompute for stage in plan.stages):
+        return ()
+    less = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
+    return (f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}",)
+
+
+def _dropout(plan: Plan) -> str:
+    options = plan.options
+    if not options.dropout:
+        return "no dropout"
+    where = (
+        ", as transformers do, also where the graph has none" if options.assume_dropout else " where the graph has them"
+    )
+    return f"dropout masks are drawn and kept{where}"

@@ -1,0 +1,144 @@
+"""An explanation in words and tables."""
+
+from __future__ import annotations
+
+from planner.plans.explain import Explanation, Rival, StageView
+from planner.plans.explain_shardings_report import group_sections
+from planner.plans.report import Report, Section, Table, bar
+from planner.plans.words import plural
+from planner.units import format_bytes, format_seconds
+
+_KEPT_MODULES = 3
+_MANY_TIMES = 3.0
+_SAME = 1e-9
+_SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
+
+
+def explanation_report(e: Explanation) -> Report:
+    """The explanation, most important things first."""
+    sections = [_verdict(e), _time(e), _stages(e), _memory(e), *group_sections(e.groups, e.reasons), _why(e), _proof(e)]
+    sections.append(Section("Assumptions", items=e.assumptions))
+    sections.append(Section("Not modelled", items=e.not_modelled))
+    sections.append(_coverage(e))
+    if e.notes:
+        sections.append(Section("Notes on the model", items=e.notes))
+    return Report(f"{e.model} on {e.hardware}: {e.shape}", tuple(sections))
+
+
+def percent(fraction: float) -> str:
+    """`12.3%`."""
+    return f"{fraction:.1%}"
+
+
+def _verdict(e: Explanation) -> Section:
+    first = f"{format_seconds(e.iteration_s)} an iteration on {plural(e.devices, 'device')}"
+    first += f", {e.samples_per_s:,.4g} samples/s"
+    if e.simulated_iteration_s is not None:
+        apart = e.simulated_iteration_s / e.iteration_s - 1
+        first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({apart:+.1%})"
+    proven = (
+        "no plan of the searched space is faster"
+        if e.proven_optimal
+        else f"the best that was found, at most {percent(e.gap)} above the bound"
+    )
+    return Section(lines=(f"{first}; {proven}.",))
+
+
+def _time(e: Explanation) -> Section:
+    stage = e.stages[e.bottleneck]
+    subject = f"Stage {stage.index} ({_modules(stage)}) sets the pace" if len(e.stages) > 1 else "There is one stage"
+    lines = (
+        f"Idle over all devices: {percent(e.bubble_fraction)}, as {e.bubble_convention}.",
+        f"{subject}; a device of it spends the iteration on:",
+    )
+    rows = tuple((s.name, format_seconds(s.seconds), percent(s.fraction), bar(s.fraction)) for s in e.shares)
+    return Section("Where the time goes", lines, table=Table(("part", "time", "share", ""), rows, frozenset({1, 2})))
+
+
+def _modules(stage: StageView) -> str:
+    names = stage.modules
+    return ", ".join(names if len(names) <= _KEPT_MODULES + 1 else (names[0], names[1], "...", names[-1]))
+
+
+def _stages(e: Explanation) -> Section:
+    rows = tuple(
+        (
+            f"{s.index}{' *' if s.index == e.bottleneck else ''}",
+            _modules(s),
+            str(s.replicas),
+            str(s.micro_batches),
+            format_seconds(s.compute_s),
+            format_seconds(s.transfer_s),
+            percent(s.busy_fraction),
+        )
+        for s in e.stages
+    )
+    headers = ("stage", "modules", "replicas", "micro-batches each", "compute", "transfer", "busy")
+    return Section(
+        "Stages (times of one micro-batch; * sets the pace)", table=Table(headers, rows, frozenset(range(2, 7)))
+    )
+
+
+def _memory(e: Explanation) -> Section:
+    rows = tuple(
+        (
+            str(s.index),
+            *(format_bytes(size) for _, size in s.memory),
+            format_bytes(s.memory_bytes),
+            percent(s.memory_bytes / s.capacity_bytes) if s.capacity_bytes else "-",
+            bar(s.memory_bytes / s.capacity_bytes) if s.capacity_bytes else "",
+        )
+        for s in e.stages
+    )
+    headers = ("stage", *_SHORT_KINDS, "total", "used", "")
+    capacity = {s.capacity_bytes for s in e.stages}
+    kinds = ", ".join(kind for kind, _ in e.stages[0].memory)
+    line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}. Kinds: {kinds}."
+    return Section("Memory of a device", (line,), table=Table(headers, rows, frozenset(range(1, len(headers) - 1))))
+
+
+def _why(e: Explanation) -> Section:
+    if not e.rivals:
+        return Section("What else was priced", ("Nothing: the plan names no alternatives.",))
+    rows = tuple((r.label, r.summary, _price(r), _against(r), _differs(r)) for r in e.rivals)
+    headers = ("plan", "shape", "iteration", "against this", "what differs, or why not")
+    return Section("What else was priced", table=Table(headers, rows, frozenset({2, 3})))
+
+
+def _price(rival: Rival) -> str:
+    return "-" if rival.iteration_s is None else format_seconds(rival.iteration_s)
+
+
+def _against(rival: Rival) -> str:
+    if rival.infeasible:
+        return "cannot run"
+    if rival.ratio is None:
+        return "-"
+    return f"{rival.ratio - 1:+.1%}" if rival.ratio < _MANY_TIMES else f"{rival.ratio:.1f} times"
+
+
+def _differs(rival: Rival) -> str:
+    return "; ".join(rival.infeasible or rival.differs) or "same shape, numbered otherwise"
+
+
+def _proof(e: Explanation) -> Section:
+    reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
+    if e.proven_optimal:
+        line = f"No plan of the searched space is faster than {format_seconds(e.bound_s)}, which this one reaches."
+    else:
+        line = (
+            f"No plan of the searched space takes less than {format_seconds(e.bound_s)}; this one, the best that was "
+            f"found, takes {format_seconds(reached_s)}, so at most {percent(e.gap)} could be gained."
+        )
+    meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
+    lines = [line, meaning]
+    if e.tried_gap is not None:
+        best = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
+        lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {best}.")
+    return Section("What is proven", (*lines, f"Searched: {e.space}."))
+
+
+def _coverage(e: Explanation) -> Section:
+    line = f"{percent(e.priced_by_rule)} of the priced operators have a pricing rule of their own."
+    items = tuple(f"{op}: {plural(count, 'operator')} priced by a generic estimate" for op, count in e.fallback_ops)
+    return Section("Operators", (line,), items)

@@ -1,0 +1,142 @@
+"""Groups of ranks in words and tables: what they share, what they exchange, why operators are split as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView
+from planner.plans.report import Section, Table
+from planner.plans.split_reasons import SplitReason, SplitRival
+from planner.plans.words import plural
+from planner.units import format_bytes, format_seconds
+
+_KEPT_MODULES = 3
+_SHOWN_RIVALS = 3
+_MANY_TIMES = 10.0
+
+
+def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) -> Iterator[Section]:
+    """Sections of a plan's groups; none where every replica is one rank."""
+    for group in groups:
+        yield Section(f"Inside a group: {group.name}", _words(group), table=_blocks(group))
+        yield _exchanges(group)
+    if reasons:
+        yield _reasons(reasons)
+    elif groups:
+        yield Section(lines=("Name the model and the hardware to see what other splits of the operators cost.",))
+
+
+def _words(group: GroupView) -> tuple[str, ...]:
+    mesh = " x ".join(f"{name} {size}" for name, size in group.axes)
+    stages = plural(len(group.stages), "stage")
+    lies = ", ".join(
+        f"{how} along {name}" for how, (name, _) in zip(map(_boundary, group.boundaries), group.axes, strict=True)
+    )
+    if "free" in group.boundaries:
+        lies = "each in a layout of its own"
+    shared = f"{group.ranks} ranks share every operator of a replica ({stages}): mesh {mesh}"
+    lines = [f"{shared}; tensors between blocks are {lies}."]
+    lines += [_dealt(dealt) for dealt in group.dealt]
+    lines.append("Times and bytes are of one block, one rank and micro-batch; nothing is assumed to overlap.")
+    return tuple(lines)
+
+
+def _boundary(how: str) -> str:
+    return {"sequence": "cut by the sequence", "batch": "cut by the batch"}.get(how, "whole on every rank")
+
+
+def _dealt(dealt: DealtView) -> str:
+    where = dealt.weight + (f" and {plural(dealt.weights - 1, 'weight')} like it" if dealt.weights > 1 else "")
+    return (
+        f"Of {dealt.count:,} {dealt.what} of {where} a rank holds {dealt.each:,}, dealt along {', '.join(dealt.axes)}."
+    )
+
+
+def _blocks(group: GroupView) -> Table:
+    headers = ("blocks", "number", "work", "communication", "share", "sent", "parameters", "kept")
+    rows = []
+    for b in group.blocks:
+        total = b.compute_s + b.communication_s
+        rows.append(
+            (
+                _modules(b.modules),
+                str(b.blocks),
+                format_seconds(b.compute_s),
+                format_seconds(b.communication_s),
+                f"{b.communication_s / total:.1%}" if total else "-",
+                format_bytes(b.sent_bytes),
+                f"{b.parameters:,.0f}",
+                format_bytes(b.kept_bytes),
+            )
+        )
+    return Table(headers, tuple(rows), frozenset(range(1, 8)))
+
+
+def _modules(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= _KEPT_MODULES + 1 else (names[0], names[1], "...", names[-1]))
+
+
+def _exchanges(group: GroupView) -> Section:
+    heading = f"Costliest collectives of {group.name}"
+    if not group.exchanges:
+        return Section(heading, ("None: every rank does the same work, or none of it depends on another's.",))
+    rows = tuple(_exchange(e) for e in group.exchanges)
+    headers = ("of", "blocks", "phase", "collective", "along", "links", "payload", "takes")
+    more = (f"{group.more_exchanges} more are in the plan.",) if group.more_exchanges else ()
+    return Section(heading, more, table=Table(headers, rows, frozenset({1, 6, 7})))
+
+
+def _exchange(e: ExchangeView) -> tuple[str, ...]:
+    kind = e.kind.replace("_", "-")
+    times = f" x {e.times:g}" if e.times != 1 else ""
+    why = "" if e.reason == "layout" else f" ({e.reason})"
+    along, payload = ", ".join(e.axes), format_bytes(e.payload_bytes)
+    return e.of, str(e.blocks), e.phase, f"{kind}{why}", along, e.level, payload + times, format_seconds(e.seconds)
+
+
+def _reasons(reasons: Sequence[SplitReason]) -> Section:
+    lines = (
+        "For each kind of block the operators with most work: how they are split, and what the best answer of the "
+        "block costs in which that operator is split otherwise (a micro-batch and its part of an update). Splits name "
+        "the dimension of the operator's loop nest that each mesh axis cuts, - for none; layouts are those of its "
+        "operands and results: R whole on every rank, S1 cut along dimension 1, P partial sums.",
+    )
+    rows = []
+    for reason in reasons:
+        first = (
+            f"{reason.operator} ({reason.op})" + (f" x {reason.blocks}" if reason.blocks > 1 else ""),
+            _splits(reason.splits),
+            f"{' '.join(reason.reads)} -> {' '.join(reason.writes)}",
+        )
+        if not reason.rivals:
+            rows.append((*first, "", "", "no other split is legal"))
+        for number, rival in enumerate(reason.rivals[:_SHOWN_RIVALS]):
+            own = first if not number else ("", "", "")
+            rows.append((*own, _splits(rival.splits), *_costs(reason, rival)))
+    headers = ("operator", "split", "layouts", "instead", "costs", "because")
+    return Section("Why operators are split as they are", lines, table=Table(headers, tuple(rows), frozenset({4})))
+
+
+def _splits(splits: Sequence[str]) -> str:
+    return " ".join(each or "-" for each in splits)
+
+
+def _costs(reason: SplitReason, rival: SplitRival) -> tuple[str, str]:
+    """What a rival costs more, and where that comes from."""
+    fraction = rival.more_s / reason.block_s if reason.block_s else 0.0
+    parts = [
+        f"{_signed(format_seconds, amount)} {what}"
+        for amount, what in ((rival.more_work_s, "work"), (rival.more_communication_s, "communication"))
+        if abs(amount) >= 1e-3 * abs(rival.more_s) and amount
+    ]
+    parts += [
+        f"{_signed(format_bytes, amount)} {what}"
+        for amount, what in ((rival.more_weight_bytes, "of weights"), (rival.more_kept_bytes, "kept"))
+        if abs(amount) >= 1e6
+    ]
+    relative = f"{fraction:+.1%}" if fraction < _MANY_TIMES else f"x {1 + fraction:,.0f}"
+    return f"{_signed(format_seconds, rival.more_s)} ({relative})", ", ".join(parts) or "the same"
+
+
+def _signed(text: Callable[[float], str], amount: float) -> str:
+    return f"{'-' if amount < 0 else '+'}{text(abs(amount))}"

@@ -1,0 +1,219 @@
+"""From the text of a plan's shardings back to what the judge of shardings evaluates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.costs import Profile, profile
+from planner.costs.precision import optimizer_state_bytes, precision
+from planner.errors import UsageError
+from planner.graph import Graph, TensorKind, build_chain
+from planner.hardware.types import Cluster
+from planner.operators import OpCall
+from planner.plans.shard_text import by_position
+from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace
+from planner.plans.types import Plan
+from planner.plans.words import significant
+from planner.sharding import (
+    InnerOptions,
+    Mesh,
+    Options,
+    Setting,
+    StateBytes,
+    Strategy,
+    TensorChoice,
+    TensorLayout,
+    WeightChoice,
+    ideal_mesh,
+    inner_setting,
+    layout_text,
+    mesh_on,
+    parse_layout,
+    priced_once,
+    strategies,
+)
+from planner.sharding.problem import Choice, Facts
+
+
+def priced(plan: Plan, graph: Graph, cluster: Cluster) -> Profile:
+    """What the model's operators cost on the cluster's first device type, under the plan's options."""
+    job = plan.options
+    return profile(
+        graph,
+        cluster.devices[0],
+        precision=job.precision,
+        fused_attention=job.fused_attention,
+        dropout=job.dropout,
+        assume_dropout=job.assume_dropout,
+    )
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A sharding of a plan as a problem's setting.
+
+    Attributes:
+        sharding: as the plan has it.
+        setting: the whole graph on the mesh; without a cluster on an ideal mesh, and without seconds.
+        facts: of the graph.
+        prices: of its operators; None without a cluster.
+        repeats: by block, duplicated operators that an earlier block has worked out (`Chain.repeats`).
+    """
+
+    sharding: Sharding
+    setting: Setting
+    facts: Facts
+    prices: Profile | None
+    repeats: tuple[frozenset[int], ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The model."""
+        return self.setting.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of a group."""
+        return self.setting.mesh
+
+    def nodes(self, entry: ShardedBlock) -> tuple[int, ...]:
+        """Indices of the operators in an entry that the model knows, in the order of the entry."""
+        places = (self.graph.producer.get(o.operator, -1) for o in entry.operators)
+        return tuple(i for i in places if i >= 0)
+
+    def part(self, entry: ShardedBlock) -> Setting:
+        """The setting of one entry's operators."""
+        block = entry.first[0]
+        again = self.repeats[block] if 0 <= block < len(self.repeats) else frozenset()
+        return dataclasses.replace(priced_once(self.setting, again), nodes=self.nodes(entry))
+
+    def tensors(self, entry: ShardedBlock) -> tuple[str, ...]:
+        """Tensors of an entry's operators that rest somewhere, in order of first use."""
+        nodes = (self.graph.nodes[i] for i in self.nodes(entry))
+        used = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
+        kinds = {name: self.graph.tensors[name].kind for name in used if name in self.graph.tensors}
+        return tuple(name for name, kind in kinds.items() if kind not in (TensorKind.INPUT, TensorKind.CONSTANT))
+
+    def crossing(self, entry: ShardedBlock) -> tuple[str, ...]:
+        """Tensors of an entry, no weights, that operators outside its block make or read."""
+        members, graph = set(self.nodes(entry)), self.graph
+
+        def crosses(name: str) -> bool:
+            inside = graph.producer.get(name, -1) in members
+            return not inside or any(i not in members for i in graph.consumers.get(name, ()))
+
+        weights = {name for name in self.tensors(entry) if graph.tensors[name].kind is TensorKind.PARAMETER}
+        return tuple(name for name in self.tensors(entry) if name not in weights and crosses(name))
+
+    def layout(self, text: str) -> TensorLayout:
+        """A layout on the mesh.
+
+        Raises:
+            UsageError: not a layout of as many axes as the mesh has.
+        """
+        return parse_layout(text, len(self.mesh.axes))
+
+    def place(self, place: TensorPlace) -> TensorChoice | WeightChoice:
+        """Where a tensor rests.
+
+        Raises:
+            UsageError: a layout cannot be read, or one that a weight needs is missing.
+        """
+        value = self.layout(place.value)
+        if self.graph.tensors[place.tensor].kind is TensorKind.PARAMETER:
+            return WeightChoice(value, self.layout(place.gradient), self.layout(place.optimizer))
+        return TensorChoice(value, self.layout(place.gradient) if place.gradient else None)
+
+    def strategy(self, split: OperatorSplit) -> Strategy | None:
+        """The legal way to run an operator that a split describes; None where there is none.
+
+        Raises:
+            UsageError: a layout cannot be read.
+        """
+        i = self.graph.producer[split.operator]
+        node, spec, options = self.graph.nodes[i], self.facts.specs[i], self.setting.options
+        texts = [text for text in (*split.reads, *split.writes) if text]
+        blocks = {part.blocks for text in texts for part in self.layout(text)} - {1}
+        options = dataclasses.replace(options, blocks=tuple(sorted(blocks)))
+        call = OpCall.of(self.graph, node)
+        return next(
+            (
+                s
+                for s in strategies(call, spec, self.mesh, self.setting.item_bytes, options)
+                if s.splits == split.splits
+                and _texts(s.reads) == split.reads
+                and _texts(s.writes) == split.writes
+                and significant(s.share) == split.share
+            ),
+            None,
+        )
+
+    def decision(self, entry: ShardedBlock) -> dict[str, Choice]:
+        """Every choice that an entry says, as far as it is legal and can be read."""
+        found: dict[str, Choice] = {}
+        for split in entry.operators:
+            try:
+                chosen = self.strategy(split) if split.operator in self.graph.producer else None
+            except UsageError:
+                chosen = None
+            if chosen is not None:
+                found[f"op:{split.operator}"] = chosen
+        for place in entry.tensors:
+            if place.tensor in self.graph.tensors:
+                try:
+                    found[place.tensor] = self.place(place)
+                except UsageError:
+                    continue
+        return found
+
+
+def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
+    return by_position([(p, layout_text(layout)) for p, layout in layouts])
+
+
+def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebuilt]:
+    """The plan's shardings in order, on the cluster where there is one.
+
+    Raises:
+        UsageError: the plan's precision or optimizer is unknown, or a mesh is larger than the cluster.
+    """
+    chosen = precision(plan.options.precision)
+    state = StateBytes(
+        chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
+    )
+
+    @functools.cache
+    def prices() -> Profile | None:
+        return None if cluster is None else priced(plan, graph, cluster)
+
+    chain = build_chain(graph) if plan.shardings else None
+    facts: Facts | None = None
+    for sharding in plan.shardings:
+        axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
+        mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes)
+        options = InnerOptions(
+            item_bytes=chosen.compute.bits / 8,
+            state=state,
+            micro_batches=plan.micro_batches.count,
+            options=Options(padded=sharding.padded),
+            forbidden=plan.options.forbid,
+        )
+        found = prices()
+        if found is None or chain is None:
+            setting = Setting(
+                graph,
+                mesh,
+                item_bytes=options.item_bytes,
+                state=state,
+                micro_batches=options.micro_batches,
+                options=options.options,
+                sharded_states=False,
+                forbidden=options.forbidden,
+            )
+        else:
+            setting = inner_setting(chain, graph, found, mesh, options)
+        facts = facts or Facts.of(setting)
+        yield Rebuilt(sharding, setting, facts, found, chain.repeats if chain else ())

@@ -1,0 +1,269 @@
+"""Shardings that a decision's stages have, written out with their names for the plan file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.costs.precision import Precision
+from planner.errors import PlanError
+from planner.graph import Graph
+from planner.plans.blocks import Block
+from planner.plans.figures import Predictions
+from planner.plans.holdings import holdings
+from planner.plans.records import Boundary, SharedParameter
+from planner.plans.shard_text import by_position, group_collective, weight_origin
+from planner.plans.shardings import (
+    BlockFigures,
+    BlockSeries,
+    MeshAxis,
+    OperatorSplit,
+    ShardedBlock,
+    Sharding,
+    TensorPlace,
+)
+from planner.plans.templates import longest_run, template
+from planner.plans.words import significant
+from planner.sharding import (
+    InnerPoint,
+    RestingLayout,
+    Setting,
+    StageSharding,
+    Strategy,
+    TensorLayout,
+    describe,
+    layout_text,
+    shard_elements,
+)
+from planner.sharding.problem import Facts
+from planner.space.types import Configuration
+
+
+def used_shardings(
+    decision: Configuration, catalogue: Mapping[int, StageSharding]
+) -> dict[int, tuple[StageSharding, str]]:
+    """The entries that a decision's stages use and their names, by index.
+
+    Raises:
+        PlanError: a stage's entry is missing, or its mesh has not as many ranks as the stage's groups.
+    """
+    found: dict[int, tuple[StageSharding, str]] = {}
+    for number, stage in enumerate(decision.stages):
+        if stage.ranks == 1:
+            continue
+        entry = catalogue.get(stage.sharding)
+        ranks = entry.inner.mesh.device_count if entry else 0
+        if entry is None or ranks != stage.ranks:
+            raise PlanError(
+                f"stage {number} has groups of {stage.ranks} ranks; sharding {stage.sharding} is for {ranks or 'none'}",
+                hint="hand over the shardings of the decision's micro-batch size",
+            )
+        if stage.sharding not in found:
+            alike = sum(other.label == entry.label for other, _ in found.values())
+            found[stage.sharding] = entry, f"{entry.label} ({alike + 1})" if alike else entry.label
+    return found
+
+
+def sharding_sections(
+    graph: Graph, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]], table: Sequence[Block]
+) -> tuple[Sharding, ...]:
+    """Every sharding that stages use, for the blocks of those stages; O(operators of distinct blocks + all names).
+
+    Args:
+        graph: the model at the decision's micro-batch size.
+        decision: the answer.
+        used: as `used_shardings` gives them.
+        table: all blocks as the plan names them.
+    """
+    writers: dict[int, _Writer] = {}
+    found = []
+    for index, (entry, name) in used.items():
+        own = [b for s in decision.stages if s.sharding == index and s.ranks > 1 for b in range(s.start, s.stop)]
+        writer = writers.setdefault(id(entry.inner), _Writer(graph, entry))
+        costs, inner = entry.costs, entry.inner
+        alike: dict[int, list[int]] = {}
+        for b in own:
+            alike.setdefault(id(costs.points[b]), []).append(b)
+        axes = tuple(MeshAxis(axis.name, axis.size) for axis in inner.mesh.axes)
+        blocks = tuple(writer.block(entry, members, table) for members in alike.values())
+        boundaries: Any = tuple(each.value for each in costs.boundaries)
+        found.append(Sharding(name, axes, boundaries, blocks, inner.options.options.padded))
+    return tuple(found)
+
+
+class _Writer:
+    """Describes blocks of one set of inner costs."""
+
+    def __init__(self, graph: Graph, entry: StageSharding) -> None:
+        inner, options = entry.inner, entry.inner.options
+        self._graph = graph
+        self._setting = Setting(
+            graph,
+            inner.mesh,
+            item_bytes=options.item_bytes,
+            micro_batches=options.micro_batches,
+            options=options.options,
+        )
+        self._facts = Facts.of(self._setting)
+
+    def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
+        """What is said of blocks that are sharded alike, in the names of the first."""
+        first, mesh = members[0], self._setting.mesh
+        point = entry.inner.blocks[first].named(entry.costs.points[first])
+        text = describe(self._setting, point.decision, point.communication, self._facts.carrying)
+        splits = (choice for choice in point.decision.values() if isinstance(choice, Strategy))
+        places = tuple(tensor_place(self._graph, t) for t in text.tensors)
+        made = ShardedBlock(
+            of=(),
+            figures=_figures(point),
+            operators=tuple(
+                OperatorSplit(o.operator, o.splits, by_position(o.reads), by_position(o.writes), significant(s.share))
+                for o, s in zip(text.operators, splits, strict=True)
+            ),
+            tensors=places,
+            collectives=tuple(group_collective(use, mesh, self._setting.micro_batches) for use in text.collectives),
+            holdings=holdings(self._graph, mesh, [o.operator for o in text.operators], places),
+        )
+        return dataclasses.replace(made, of=_series(entry, members, table, made.names))
+
+
+def tensor_place(graph: Graph, rest: RestingLayout) -> TensorPlace:
+    """Where a tensor rests, with the parameters behind it where it is not one itself."""
+    return TensorPlace(rest.tensor, rest.value, rest.gradient, rest.optimizer, *weight_origin(graph, rest.tensor))
+
+
+def _figures(point: InnerPoint) -> BlockFigures:
+    return BlockFigures(
+        forward_s=significant(point.forward_s),
+        backward_s=significant(point.backward_s),
+        step_s=significant(point.step_s),
+        communication_s=significant(point.communication_s),
+        sent_bytes=significant(point.sent_bytes),
+        parameters=significant(point.parameter_elements, 15),
+        saved_bytes=significant(point.saved_bytes, 15),
+        checkpoint_bytes=significant(point.checkpoint_bytes, 15),
+        workspace_bytes=significant(point.workspace_bytes, 15),
+    )
+
+
+def _series(
+    entry: StageSharding, members: Sequence[int], table: Sequence[Block], names: Sequence[str]
+) -> tuple[BlockSeries, ...]:
+    """The members with the names that do not follow from places in the plan's blocks."""
+    first = members[0]
+    home = {entry.inner.blocks[first].names.get(s, s): s for s in _solved_names(entry, first, names)}
+    rows: list[dict[str, str]] = []
+    for b in members:
+        own = entry.inner.blocks[b].names
+        rows.append({name: own.get(home[name], home[name]) for name in names})
+    placed = [_placed(table[first], table[b]) for b in members]
+    further = [n for n in names if any(at.get(n) != row[n] for at, row in zip(placed, rows, strict=True))]
+    return _runs(members, [tuple(row[n] for n in further) for row in rows])
+
+
+def _solved_names(entry: StageSharding, block: int, names: Sequence[str]) -> Sequence[str]:
+    """Names of the block that was solved, of which the given ones are the block's own."""
+    own = entry.inner.blocks[block].names
+    back = {new: old for old, new in own.items()}
+    return [back.get(name, name) for name in names]
+
+
+def _placed(before: Block, after: Block) -> dict[str, str]:
+    """Names that correspond by their place in two blocks."""
+    found = dict(zip(before.nodes, after.nodes, strict=False))
+    found.update(zip((p.name for p in before.parameters), (p.name for p in after.parameters), strict=False))
+    return found
+
+
+def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[BlockSeries, ...]:
+    """Members at equal distances whose names follow one template, together."""
+    found, at = [], 0
+    while at < len(members):
+        count = 1
+        if at + 1 < len(members):
+            step = members[at + 1] - members[at]
+            while at + count < len(members) and members[at + count] == members[at] + step * count:
+                count += 1
+            count = longest_run(rows[at : at + count])
+        if count > 1:
+            names = tuple(template(a, b) for a, b in zip(rows[at], rows[at + 1], strict=True))
+            found.append(BlockSeries(members[at], step, count, names))
+        else:
+            found.append(BlockSeries(members[at], 1, 1, rows[at]))
+        at += count
+    return tuple(found)
+
+
+def sharded_boundaries(
+    graph: Graph,
+    boundaries: Sequence[Boundary],
+    decision: Configuration,
+    used: Mapping[int, tuple[StageSharding, str]],
+) -> tuple[Boundary, ...]:
+    """Boundaries with how they lie on the groups that make and read them."""
+
+    def lies(stage: int, tensor: str) -> TensorLayout | None:
+        choice = decision.stages[stage]
+        if choice.ranks == 1:
+            return None
+        return used[choice.sharding][0].costs.layouts[tensor]
+
+    found = []
+    for b in boundaries:
+        made = lies(b.from_stage, b.tensor)
+        received = tuple(layout_text(lies(to, b.tensor) or ()) for to in b.to_stages)
+        rank_bytes = 0
+        if made is not None:
+            sizes = used[decision.stages[b.from_stage].sharding][0].inner.mesh.sizes
+            rank_bytes = b.bytes * shard_elements(b.shape, made, sizes) // max(1, graph.tensors[b.tensor].elements)
+        found.append(
+            dataclasses.replace(
+                b,
+                layout=layout_text(made or ()),
+                rank_bytes=rank_bytes,
+                received=received if any(received) else (),
+            )
+        )
+    return tuple(found)
+
+
+def with_inside(
+    predictions: Predictions, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]]
+) -> Predictions:
+    """The predictions with what each stage's groups exchange inside, a micro-batch."""
+    stages = []
+    for terms, choice in zip(predictions.stages, decision.stages, strict=True):
+        if choice.ranks > 1:
+            costs, own = used[choice.sharding][0].costs, slice(choice.start, choice.stop)
+            seconds, sent = float(costs.communication_s[own].sum()), float(costs.sent_bytes[own].sum())
+            terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent))
+        stages.append(terms)
+    return dataclasses.replace(predictions, stages=tuple(stages))
+
+
+def rank_share(
+    shared: SharedParameter, used: Mapping[int, tuple[StageSharding, str]], chosen: Precision
+) -> SharedParameter:
+    """A shared parameter with the bytes of what one rank holds of its gradient, as where ranks hold most of it."""
+    held = [
+        elements
+        for entry, _ in used.values()
+        for each in entry.costs.parameters
+        for name, elements in each
+        if name == shared.parameter
+    ]
+    return dataclasses.replace(shared, bytes=round(max(held) * chosen.gradient_bytes)) if held else shared
+
+
+def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
+    """Trained weight elements that a rank holds of some blocks, a shared parameter once.
+
+    A parameter that several blocks of the chain read counts as where a rank holds most of it.
+    """
+    most: dict[str, float] = {}
+    for each in entry.costs.parameters:
+        for name, elements in each:
+            most[name] = max(most.get(name, 0.0), elements)
+    own = {name for each in entry.costs.parameters[start:stop] for name, _ in each}
+    return round(sum(most[name] for name in own))

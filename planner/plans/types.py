@@ -1,0 +1,282 @@
+"""The answer with its names: everything that a backend, a person or a later comparison needs to know about a plan.
+
+`Plan` and the records that it is made of are the file's schema: field names are the keys of the JSON. Optional fields
+of parameters, notes and provenance are left out of the file when empty. Indices count from 0; a range `[a, b]` stands
+for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from planner.errors import PlanError
+from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
+from planner.plans.figures import Alternative, Coverage, Predictions
+from planner.plans.flags import Requirement
+from planner.plans.orders import RankOrder
+from planner.plans.places import Places
+from planner.plans.records import (
+    Boundary,
+    Duplicated,
+    HardwareSection,
+    MicroBatches,
+    ModelSection,
+    PlanNote,
+    Provenance,
+    SharedParameter,
+    Stage,
+)
+from planner.plans.schedule_section import ScheduleSection
+from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace, dealt
+from planner.plans.system_sections import ExchangeSection, SystemSection
+from planner.schedules.types import Action, ActionKind
+from planner.space.configuration import Configuration
+from planner.space.types import Job
+
+SCHEMA_VERSION: Literal[2] = 2
+FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete plan.
+
+    Attributes:
+        format: always "shardplan-plan".
+        version: of this schema.
+        digest: sha256 (hex) over the plan without `digest` and `provenance`, as JSON with sorted keys, no spaces,
+            UTF-8.
+        provenance: how it came to be.
+        model: the model.
+        hardware: the cluster.
+        options: what was asked for.
+        configuration: what was decided; what the other parts say of it follows from this. `sharding` of a stage counts
+            the plan's `shardings` from 1.
+        world_size: ranks, numbered 0 to world_size - 1 along the cluster's devices; some may be idle.
+        copies: copies of the whole pipeline, laid on equal slices of neighbouring ranks.
+        micro_batches: how the global batch is divided.
+        requires: what a backend must be able to do.
+        stages: in order.
+        routing: "round_robin": micro-batch m runs on replica `m % len(replicas)` of every stage; "by_order": on the one
+            whose orders have it.
+        boundaries: tensors that go between stages, by stage and in order of production.
+        shared_parameters: parameters that several stages hold.
+        duplicated: operators that several stages compute for themselves.
+        schedule: who does what in which order.
+        predictions: what it is expected to do.
+        alternatives: what else was priced.
+        coverage: how the operators of the model file were treated.
+        notes: what was assumed while reading the model.
+        not_modelled: what the predictions leave out.
+        blocks: the model's operators and parameters, cut into blocks; stages refer to them by number.
+        shardings: how groups of several ranks share the work; stages refer to them by name; left out where there are
+            none.
+        system: the published system whose rules chose the plan; left out where it was the own search.
+        exchange: how gradients travel, tensor by tensor; left out where a stage's replicas reduce them all alike.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
+
+    format: Literal["shardplan-plan"]
+    version: Literal[2]
+    digest: str
+    provenance: Provenance
+    model: ModelSection
+    hardware: HardwareSection
+    options: Job
+    configuration: Configuration
+    world_size: int
+    copies: int
+    micro_batches: MicroBatches
+    requires: tuple[Requirement, ...]
+    stages: tuple[Stage, ...]
+    routing: Literal["round_robin", "by_order"]
+    boundaries: tuple[Boundary, ...]
+    shared_parameters: tuple[SharedParameter, ...]
+    duplicated: tuple[Duplicated, ...]
+    schedule: ScheduleSection
+    predictions: Predictions
+    alternatives: tuple[Alternative, ...]
+    coverage: Coverage
+    notes: tuple[PlanNote, ...]
+    not_modelled: tuple[str, ...]
+    blocks: tuple[BlockRun, ...]
+    shardings: tuple[Sharding, ...] = ()
+    system: SystemSection | None = None
+    exchange: ExchangeSection | None = None
+
+    def compared_s(self, other: Alternative) -> tuple[float, float | None]:
+        """Iteration times of this plan and of an alternative: simulated where both were, else by closed form."""
+        own_s = self.predictions.simulated_iteration_s
+        if own_s is None or other.simulated_iteration_s is None:
+            return self.predictions.iteration_s, other.iteration_s
+        return own_s, other.simulated_iteration_s
+
+    @functools.cached_property
+    def block_table(self) -> tuple[Block, ...]:
+        """All blocks, repeated ones written out."""
+        return expand(self.blocks)
+
+    @functools.cached_property
+    def _orders_of(self) -> Mapping[int, tuple[RankOrder, ...]]:
+        found: dict[int, list[RankOrder]] = {}
+        for order in sorted(self.schedule.orders, key=lambda order: order.lane):
+            for rank in order.ranks:
+                found.setdefault(rank, []).append(order)
+        return {rank: tuple(orders) for rank, orders in found.items()}
+
+    @functools.cached_property
+    def _routes(self) -> Mapping[tuple[int, int], int]:
+        """Replica by stage and micro-batch, as the orders have it."""
+        replicas = {(s.index, rank): j for s in self.stages for j, group in enumerate(s.replicas) for rank in group}
+        return {
+            (action.stage, action.micro_batch): replicas[action.stage, rank]
+            for rank in self._stages_of
+            for action in self.actions(rank)
+            if action.kind is ActionKind.FORWARD and (action.stage, rank) in replicas
+        }
+
+    @functools.cached_property
+    def _stages_of(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for stage in self.stages:
+            for rank in stage.ranks:
+                found.setdefault(rank, []).append(stage.index)
+        return {rank: tuple(stages) for rank, stages in found.items()}
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """What a rank does in one iteration, in order; () for a rank without an order.
+
+        Of a schedule that never drains, as many iterations as `schedule.iterations` says; of a rank that does two
+        things side by side, one lane after the other.
+
+        Raises:
+            PlanError: the line of actions cannot be read.
+        """
+        return tuple(action for lane in self.lanes(rank) for action in lane)
+
+    def lanes(self, rank: int, times: int = 1) -> tuple[tuple[Action, ...], ...]:
+        """The lists of actions that a rank runs side by side, mostly one.
+
+        Args:
+            rank: the rank.
+            times: how often what goes on for ever is repeated.
+
+        Raises:
+            PlanError: a line of actions cannot be read.
+        """
+        return tuple(order.expand(rank, times) for order in self.orders(rank))
+
+    def orders(self, rank: int) -> tuple[RankOrder, ...]:
+        """The lines of actions of a rank, lane by lane; () for a rank without."""
+        return self._orders_of.get(rank, ())
+
+    @property
+    def idle_ranks(self) -> tuple[int, ...]:
+        """Ranks that no stage runs on."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self._stages_of)
+
+    def stage_of(self, rank: int) -> int:
+        """The (first) stage that a rank runs; -1 for an idle rank."""
+        return self.stages_of(rank)[0] if self.stages_of(rank) else -1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """All stages that a rank runs."""
+        return self._stages_of.get(rank, ())
+
+    def route(self, stage: int, micro_batch: int) -> int:
+        """The replica of a stage that runs a micro-batch.
+
+        Raises:
+            PlanError: the plan is routed by its orders, and none runs the micro-batch there.
+        """
+        if self.routing == "round_robin":
+            return micro_batch % len(self.stages[stage].replicas)
+        if (stage, micro_batch) not in self._routes:
+            raise PlanError(f"no rank runs micro-batch {micro_batch} at stage {stage}", hint="plan again")
+        return self._routes[stage, micro_batch]
+
+    def ranks_for(self, stage: int, micro_batch: int) -> tuple[int, ...]:
+        """The ranks that run a micro-batch at a stage: one replica's group."""
+        return self.stages[stage].replicas[self.route(stage, micro_batch)]
+
+    def stage_blocks(self, stage: int) -> tuple[Block, ...]:
+        """The blocks of a stage."""
+        start, stop = self.stages[stage].blocks
+        return self.block_table[start:stop]
+
+    def stage_nodes(self, stage: int) -> tuple[str, ...]:
+        """Operators of a stage by first output name: its duplicated ones first, in an order that can be executed."""
+        side = [node for entry in self.duplicated if stage in entry.stages for node in entry.nodes]
+        return (*side, *(node for block in self.stage_blocks(stage) for node in block.nodes))
+
+    def stage_parameters(self, stage: int) -> tuple[BlockParameter, ...]:
+        """Weights that a stage reads, each once, in order of first use."""
+        found = {p.name: p for block in self.stage_blocks(stage) for p in block.parameters}
+        return tuple(found.values())
+
+    def sharding_of(self, stage: int) -> Sharding | None:
+        """How the ranks of a stage's groups share its work; None for groups of one rank."""
+        name = self.stages[stage].sharding
+        return next((s for s in self.shardings if s.name == name), None) if name else None
+
+    @functools.cached_property
+    def _places(self) -> Places:
+        stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
+        return Places(stages, self.shardings, self.block_table)
+
+    def sharded_block(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
+        """What holds for a block of a stage: its entry, and from the names in there to its own; None without groups.
+
+        Raises:
+            PlanError: the block has not the form of the entry's first one.
+        """
+        return self._places.entry(stage, block)
+
+    def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
+        """Where a tensor, weight or parameter of the model lies on the ranks of a group.
+
+        Layouts of a parameter that the model reads transposed are those of the parameter as it is stored. One that the
+        model reads in another form (joined with others, reshaped) is answered by the place of that weight.
+
+        Args:
+            tensor: its name in the model.
+            stage: the stage that makes or reads it; the first that does where absent.
+
+        Returns:
+            None where it is whole on every rank that has it: in groups of one rank, and a model input or constant.
+        """
+        return self._places.tensor(tensor, stage)
+
+    def operator_split(self, operator: str, stage: int | None = None) -> OperatorSplit | None:
+        """How an operator is split, its names those of the model; None where one rank runs all of it.
+
+        Args:
+            operator: name of its first output.
+            stage: one of the stages that run it; the first where absent.
+        """
+        return self._places.operator(operator, stage)
+
+    def inside_s(self, stage: int) -> tuple[float, float]:
+        """Seconds that the ranks of a stage's group exchange data for a micro-batch.
+
+        Returns: in forward and backward, and in the forward that a recomputed stage repeats.
+        """
+        own, again_s = self.stages[stage], 0.0
+        for block in range(*own.blocks) if own.recompute else ():
+            found = self.sharded_block(stage, block)
+            if found and block not in own.kept_blocks:
+                again_s += sum(c.seconds for c in found[0].collectives if c.phase == "forward")
+        return self.predictions.stages[stage].inside_s, again_s
+
+    def held(self, weight: str, rank: int) -> range | None:
+        """The experts, or rows of a table, that a rank holds of a weight; None where it has neither or holds all."""
+        for stage in self.stages_of(rank):
+            found = self._places.holding(weight, stage)
+            if found is not None:
+                group = next(group for group in self.stages[stage].replicas if rank in group)
+                return dealt(found[0], found[1].axes, group.index(rank))
+        return None

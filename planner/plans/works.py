@@ -1,0 +1,162 @@
+"""The orders of a plan's ranks as a schedule's workers have them, ready to be compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from planner.plans.types import Plan
+from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+
+
+def malformed(plan: Plan) -> list[str]:
+    """What in a plan's schedule makes no sense before its actions are looked at."""
+    section, stages = plan.schedule, len(plan.stages)
+    found = []
+    if section.weight_policy not in set(WeightPolicy):
+        found.append(f"{section.weight_policy!r} is no weight policy; use {', '.join(WeightPolicy)}")
+    if section.iterations < 1 or section.parts < 1:
+        found.append(f"orders of {section.iterations} iterations and {section.parts} parts of a micro-batch")
+    for name in ("versions", "limits", "staleness", "averaged", "corrections"):
+        given = getattr(section, name)
+        if given and len(given) != stages:
+            found.append(f"{name} are given for {len(given)} stages, the plan has {stages}")
+        if name in ("versions", "limits", "averaged") and any(value < 1 for value in given):
+            found.append(f"{name} are below 1: {list(given)}")
+    lanes: dict[int, set[int]] = {}
+    for order in section.orders:
+        for rank in order.ranks:
+            lanes.setdefault(rank, set()).add(order.lane)
+    if section.streaming and not section.side_by_side:
+        found.append("streaming is said of ranks that do not run their lanes side by side")
+    if section.causal and section.parts == 1:
+        found.append("parts of a micro-batch are said to be causal, but it has one")
+    if section.side_by_side and any(len(own) < 2 for own in lanes.values()):
+        found.append("lanes are said to run side by side, but some rank has one")
+    wrong = [rank for rank, own in lanes.items() if own != set(range(len(own)))]
+    if wrong:
+        found.append(f"the lanes of rank {wrong[0]} are numbered {sorted(lanes[wrong[0]])}, not from 0 on")
+    return found
+
+
+def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -> Work:
+    """The orders of some ranks, each of which becomes a worker; O(actions).
+
+    Args:
+        plan: the plan.
+        ranks: one of each replica of the stages that are looked at.
+        times: how often what goes on for ever is repeated.
+        copies: the ranks are those of one of so many copies; its micro-batches are numbered from 0 without gaps.
+
+    Raises:
+        PlanError: a line of actions cannot be read.
+    """
+    section = plan.schedule
+    group_of = {rank: group[0] for stage in plan.stages for group in stage.replicas for rank in group}
+    number = {group_of[rank]: worker for worker, rank in enumerate(ranks)}
+    lanes, workers = [], []
+    for worker, rank in enumerate(ranks):
+        for lane in plan.lanes(rank, times):
+            lanes.append(
+                tuple(
+                    a if copies == 1 and a.peer < 0 else _of_worker(a, copies, number.get(group_of.get(a.peer, -1), -1))
+                    for a in lane
+                )
+            )
+            workers.append(worker)
+    return Work(
+        tuple(lanes),
+        workers=tuple(workers),
+        parts=section.parts,
+        causal=section.causal,
+        shared=section.side_by_side,
+        streaming=section.streaming,
+        versions=section.versions,
+        limits=section.limits,
+    )
+
+
+def _of_worker(action: Action, copies: int, peer: int) -> Action:
+    counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
+    number = action.micro_batch if counted else action.micro_batch // copies
+    return dataclasses.replace(action, micro_batch=number, peer=peer)
+
+
+def leaders(plan: Plan) -> tuple[list[int], int]:
+    """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
+    found = sorted({group[0] for stage in plan.stages for group in stage.replicas})
+    copies = plan.copies
+    if copies > 1 and plan.world_size % copies == 0:
+        width = plan.world_size // copies
+        line = [rank for rank in found if rank < width]
+        if _alike(plan, found, line, width):
+            return line, copies
+        single = all(len(group) == 1 for stage in plan.stages for group in stage.replicas)
+        dealt = [rank for rank in found if rank % copies == 0]
+        if single and _alike(plan, found, dealt, 1):
+            return dealt, copies
+    return found, 1
+
+
+def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
+    """The ranks that do in each copy what each leader does in the first (see `leaders`).
+
+    Copies lie one after the other, or the copies of each worker are neighbours; then some leader lies beyond the first
+    slice.
+    """
+    width = plan.world_size // copies
+    step = 1 if any(rank >= width for rank in leading) else width
+    return [range(rank, rank + step * copies, step) for rank in leading]
+
+
+def one_copy(plan: Plan) -> range:
+    """The ranks of the first copy where all other copies surely do the same on their own micro-batches, else all.
+
+    Copy c must have the ranks of copy 0 moved on by c slices, the same lines of actions, and the micro-batches that lie
+    c further on, in steps of as many as there are copies. O(ranks).
+    """
+    copies, everyone = plan.copies, range(plan.world_size)
+    if copies < 2 or plan.world_size % copies:
+        return everyone
+    width = plan.world_size // copies
+    for stage in plan.stages:
+        for j, group in enumerate(stage.replicas):
+            base = stage.replicas[j - j % copies]
+            if group != tuple(rank + j % copies * width for rank in base) or base[0] >= width:
+                return everyone
+    lines: dict[tuple[int, int], tuple[str, int, int]] = {}
+    for order in plan.schedule.orders:
+        if len(order.first) != len(order.ranks) or order.step % copies:
+            return everyone
+        for rank, first in zip(order.ranks, order.first, strict=True):
+            if (rank, order.lane) in lines:
+                return everyone
+            lines[rank, order.lane] = order.actions, order.step, first
+    for (rank, lane), (actions, step, first) in lines.items():
+        copy = rank // width
+        if lines.get((rank % width, lane)) != (actions, step, first - copy):
+            return everyone
+    complete = len(lines) == copies * sum(rank < width for rank, _ in lines)
+    return range(width) if complete else everyone
+
+
+def _alike(plan: Plan, found: Sequence[int], first_copy: Sequence[int], step: int) -> bool:
+    """Whether each copy, so many ranks further on, does what copy 0 does, on micro-batches a constant further on."""
+    lines: dict[int, dict[int, tuple[str, int, int]]] = {}
+    for order in plan.schedule.orders:
+        for rank, first in zip(order.ranks, order.first, strict=True):
+            lines.setdefault(rank, {})[order.lane] = order.actions, order.step, first
+    if len(found) != len(first_copy) * plan.copies or any(rank not in lines for rank in found):
+        return False
+    for copy in range(1, plan.copies):
+        shifts = set()
+        for rank in first_copy:
+            mine, other = lines[rank], lines.get(rank + copy * step, {})
+            if mine.keys() != other.keys() or plan.stages_of(rank) != plan.stages_of(rank + copy * step):
+                return False
+            if any(mine[lane][:2] != other[lane][:2] for lane in mine):
+                return False
+            shifts |= {other[lane][2] - mine[lane][2] for lane in mine}
+        if len(shifts) > 1:
+            return False
+    return True

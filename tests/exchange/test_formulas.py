@@ -1,0 +1,65 @@
+"""Closed forms beside those of the reference (tests/formulas): other bandwidths, searches, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.errors import UsageError
+from planner.exchange import formulas as f
+from planner.exchange.partitions import best_partitions, fit_partitions, search_partitions
+
+
+def test_byteps_shares_follow_the_bandwidth_of_the_cpu_machines() -> None:
+    """4 GPU machines, 2 CPU machines of twice the bandwidth: x = 2*3*2/(16+2*2*2) = 1/2, so they sum everything."""
+    assert f.byteps_shares(4, 2, 2.0) == f.BytePSShares(0.5, 0.0)
+    assert f.byteps_shares(4, 2, 0.5).cpu == pytest.approx(2 * 3 * 0.5 / (16 + 2 * 2 * 0.5))
+    assert f.byteps_shares(4, 9) == f.BytePSShares(1 / 9, 0.0)
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_byteps_lies_between_a_ring_and_one_copy(k: int) -> None:
+    assert 1.0 <= f.byteps_s(1, 8, k, 1) <= 1.75
+
+
+def test_partition_search_stops_when_the_time_rises() -> None:
+    asked: list[int] = []
+
+    def measure(count: int) -> float:
+        asked.append(count)
+        return 2 + 30 / count + 0.3 * (count - 1)  # least at sqrt(30/0.3) = 10
+
+    fit = search_partitions(measure, 4)
+    assert asked == [4, 8, 16, 2]
+    assert fit.best == 10
+    assert fit.fixed_s == pytest.approx(2)
+    assert fit.seconds(10) == pytest.approx(2 + 3 + 2.7)
+
+
+def test_two_samples_give_the_better_one() -> None:
+    assert fit_partitions({4: 1.5, 8: 1.25}).best == 8
+
+
+def test_partitions_outside_the_samples_are_not_taken() -> None:
+    assert fit_partitions({1: 101.0, 2: 51.0, 4: 26.0}).best == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: f.zero_parts(8, 4),
+        lambda: f.byteps_shares(0, 0),
+        lambda: f.byteps_shares(4, -1),
+        lambda: f.byteps_shares(4, 1, 0),
+        lambda: f.wsp_staleness(0, 0),
+        lambda: f.separate_server_s(1, 4, 0, 1),
+        lambda: fit_partitions({}),
+        lambda: fit_partitions({0: 1.0}),
+        lambda: search_partitions(float, 0),
+        lambda: best_partitions(-1, 1),
+    ],
+)
+def test_refuses(wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        wrong()

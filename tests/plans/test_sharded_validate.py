@@ -1,0 +1,286 @@
+"""A sharded plan passes; each kind of damage to its shardings is found by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.check import check_plan
+from planner.hardware import load_cluster
+from planner.plans.check_sharded_model import check_sharded_cluster
+from planner.plans.figures import StageCollective
+from planner.plans.files import seal
+from planner.plans.findings import Fault
+from planner.plans.shardings import BlockSeries, Holding, ShardedBlock
+from planner.plans.types import Plan
+from planner.plans.validate import validate
+from tests.plans.sharded_sample import Sample, language, mixture
+
+Change = Callable[[Plan], Plan]
+GELU = "transformer.h.0.mlp.gelu"
+UP, DOWN = "transformer.h.0.mlp.c_fc.matmul", "transformer.h.0.mlp.c_proj.matmul"
+UP_WEIGHT = "transformer.h.0.mlp.c_fc.weight"
+ROWS = Holding("rows", UP_WEIGHT, 0, ("tensor",), 768, 96)
+
+
+def entry_with(plan: Plan, operator: str) -> int:
+    """Number of the entry that splits an operator."""
+    (sharding,) = plan.shardings
+    return next(i for i, e in enumerate(sharding.blocks) if any(o.operator == operator for o in e.operators))
+
+
+def sharding(plan: Plan, **fields: Any) -> Plan:
+    return dataclasses.replace(plan, shardings=(dataclasses.replace(plan.shardings[0], **fields),))
+
+
+def entry(plan: Plan, change: Callable[[ShardedBlock], ShardedBlock], operator: str = GELU) -> Plan:
+    at, blocks = entry_with(plan, operator), list(plan.shardings[0].blocks)
+    blocks[at] = change(blocks[at])
+    return sharding(plan, blocks=tuple(blocks))
+
+
+def items(name: str, key: str, of: str, /, **fields: Any) -> Change:
+    """Changes those of an entry's operators, tensors or collectives that have a name."""
+
+    def change(block: ShardedBlock) -> ShardedBlock:
+        own = getattr(block, name)
+        assert any(getattr(item, key) == of for item in own)
+        changed = tuple(dataclasses.replace(i, **fields) if getattr(i, key) == of else i for i in own)
+        return dataclasses.replace(block, **{name: changed})
+
+    return lambda plan: entry(plan, change)
+
+
+def without(name: str, key: str, value: str) -> Change:
+    def change(block: ShardedBlock) -> ShardedBlock:
+        return dataclasses.replace(
+            block, **{name: tuple(item for item in getattr(block, name) if getattr(item, key) != value)}
+        )
+
+    return lambda plan: entry(plan, change)
+
+
+def more(name: str, pick: Callable[[Any], Any]) -> Change:
+    """Adds a changed copy of the first of an entry's items."""
+
+    def change(block: ShardedBlock) -> ShardedBlock:
+        own = getattr(block, name)
+        return dataclasses.replace(block, **{name: (*own, pick(own[0]))})
+
+    return lambda plan: entry(plan, change)
+
+
+def first_collective(**fields: Any) -> Change:
+    """Changes the first collective of the forward pass."""
+
+    def change(block: ShardedBlock) -> ShardedBlock:
+        own = list(block.collectives)
+        at = next(i for i, c in enumerate(own) if c.phase == "forward")
+        new = {k: f(getattr(own[at], k)) if callable(f) else f for k, f in fields.items()}
+        own[at] = dataclasses.replace(own[at], **new)
+        return dataclasses.replace(block, collectives=tuple(own))
+
+    return lambda plan: entry(plan, change)
+
+
+def no_forward_collective(plan: Plan) -> Plan:
+    def change(block: ShardedBlock) -> ShardedBlock:
+        gone = next(c for c in block.collectives if c.phase == "forward")
+        return dataclasses.replace(block, collectives=tuple(c for c in block.collectives if c is not gone))
+
+    return entry(plan, change)
+
+
+def figures(**factors: float) -> Change:
+    def change(block: ShardedBlock) -> ShardedBlock:
+        new = {name: getattr(block.figures, name) * factor for name, factor in factors.items()}
+        return dataclasses.replace(block, figures=dataclasses.replace(block.figures, **new))
+
+    return lambda plan: entry(plan, change)
+
+
+def series(change: Callable[[tuple[BlockSeries, ...]], tuple[BlockSeries, ...]]) -> Change:
+    return lambda plan: entry(plan, lambda block: dataclasses.replace(block, of=change(block.of)))
+
+
+def stage(at: int, **fields: Any) -> Change:
+    def change(plan: Plan) -> Plan:
+        stages = list(plan.stages)
+        stages[at] = dataclasses.replace(stages[at], **fields)
+        return dataclasses.replace(plan, stages=tuple(stages))
+
+    return change
+
+
+def boundary(**fields: Any) -> Change:
+    return lambda plan: dataclasses.replace(plan, boundaries=(dataclasses.replace(plan.boundaries[0], **fields),))
+
+
+def inside(plan: Plan) -> Plan:
+    terms = plan.predictions.stages
+    first = dataclasses.replace(terms[0], inside_s=terms[0].inside_s * 2)
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
+
+
+def next_layer(name: str) -> str:
+    return name.replace("{0+1i}", "{1+1i}")
+
+
+def room(plan: Plan) -> Plan:
+    terms = plan.predictions.stages
+    first = dataclasses.replace(terms[0], unit_bytes=terms[0].unit_bytes // 2)
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
+
+
+def gradients(plan: Plan) -> Plan:
+    terms = plan.predictions.stages
+    more = (*terms[0].collectives, StageCollective("all_reduce", "gradients", 1, 2, 8))
+    first = dataclasses.replace(terms[0], collectives=more)
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=(first, *terms[1:])))
+
+
+def longer(of: tuple[BlockSeries, ...]) -> tuple[BlockSeries, ...]:
+    return (*of[:-1], dataclasses.replace(of[-1], count=of[-1].count + 1))
+
+
+MUTATIONS: dict[str, tuple[Change, Fault, str]] = {
+    "stage names no sharding": (stage(0, sharding="gone"), Fault.SHARDING, ""),
+    "sharding that nobody uses": (
+        lambda p: dataclasses.replace(p, shardings=(*p.shardings, dataclasses.replace(p.shardings[0], name="more"))),
+        Fault.SHARDING,
+        "more",
+    ),
+    "sharding twice": (lambda p: dataclasses.replace(p, shardings=p.shardings * 2), Fault.SHARDING, ""),
+    "group without a sharding": (stage(0, sharding="", rank_parameters=0), Fault.MESH, ""),
+    "group of seven": (stage(0, replicas=(tuple(range(7)),)), Fault.MESH, ""),
+    "mesh of four": (
+        lambda p: sharding(p, axes=(dataclasses.replace(p.shardings[0].axes[0], size=4),)), Fault.MESH, "",
+    ),
+    "mesh without axes": (lambda p: sharding(p, axes=()), Fault.MESH, ""),
+    "block left out": (series(lambda of: of[1:]), Fault.SHARDING_BLOCKS, ""),
+    "block of another model": (series(longer), Fault.SHARDING_BLOCKS, ""),
+    "block in two entries": (
+        lambda p: sharding(p, blocks=(*p.shardings[0].blocks, p.shardings[0].blocks[0])), Fault.SHARDING_BLOCKS, "",
+    ),
+    "names missing": (
+        series(lambda of: (dataclasses.replace(of[0], names=()), *of[1:])), Fault.SHARDING_NAMES, "",
+    ),
+    "names of another layer": (
+        series(lambda of: tuple(dataclasses.replace(s, names=tuple(map(next_layer, s.names))) for s in of)),
+        Fault.SHARDING_NAMES,
+        "",
+    ),
+    "operator twice": (more("operators", lambda o: o), Fault.SHARDING_NAMES, ""),
+    "tensor of another block": (
+        more("tensors", lambda t: dataclasses.replace(t, tensor="transformer.h.0.attn.split")),
+        Fault.SHARDING_NAMES,
+        "",
+    ),
+    "layout that is none": (items("tensors", "tensor", GELU, value="Q"), Fault.LAYOUT, GELU),
+    "layout of two axes": (items("tensors", "tensor", GELU, value="S2R"), Fault.LAYOUT, GELU),
+    "no such dimension": (items("tensors", "tensor", GELU, value="S3"), Fault.LAYOUT, GELU),
+    "cut that does not divide": (items("tensors", "tensor", GELU, value="S0"), Fault.LAYOUT, GELU),
+    "weight without its optimizer": (items("tensors", "tensor", UP_WEIGHT, optimizer=""), Fault.LAYOUT, UP_WEIGHT),
+    "activation with an optimizer": (items("tensors", "tensor", GELU, optimizer="R"), Fault.LAYOUT, GELU),
+    "weight from another parameter": (
+        items("tensors", "tensor", UP_WEIGHT, parameters=("transformer.h.0.mlp.c_fc.bias",)),
+        Fault.SHARDING_NAMES,
+        UP_WEIGHT,
+    ),
+    "operator without a split": (without("operators", "operator", UP), Fault.SPLIT_MISSING, UP),
+    "split of another dimension": (items("operators", "operator", UP, splits=("k",)), Fault.SPLIT, UP),
+    "split on two axes": (items("operators", "operator", UP, splits=("n", "")), Fault.SPLIT, UP),
+    "result not summed": (items("operators", "operator", DOWN, writes=("R",)), Fault.SPLIT, DOWN),
+    "less work than a share": (items("operators", "operator", UP, share=0.1), Fault.SPLIT, UP),
+    "tensor without a layout": (without("tensors", "tensor", GELU), Fault.LAYOUT_MISSING, GELU),
+    "collective left out": (no_forward_collective, Fault.COLLECTIVE_MISSING, ""),
+    "collective of another kind": (first_collective(kind="send"), Fault.DIFFERS, ""),
+    "collective along no axis": (first_collective(axes=("data",)), Fault.COLLECTIVE_UNKNOWN, ""),
+    "collective twice": (more("collectives", lambda c: c), Fault.DIFFERS, ""),
+    "smaller payload": (first_collective(payload_bytes=lambda x: x / 2), Fault.DIFFERS, ""),
+    "more times": (first_collective(times=lambda x: x + 1), Fault.DIFFERS, ""),
+    "fewer bytes sent": (first_collective(sent_bytes=lambda x: x / 2), Fault.DIFFERS, ""),
+    "faster collective": (first_collective(seconds=lambda x: x / 2), Fault.DIFFERS, ""),
+    "other links": (first_collective(level="elsewhere"), Fault.DIFFERS, ""),
+    "group across nodes": (stage(1, replicas=(tuple(range(4, 12)),)), Fault.LINK_LEVEL, ""),
+    "group of scattered ranks": (stage(1, replicas=((8, 10, 9, 11, 12, 13, 14, 15),)), Fault.LINK_LEVEL, ""),
+    "faster forward": (figures(forward_s=0.5), Fault.DIFFERS, ""),
+    "faster backward": (figures(backward_s=0.5), Fault.DIFFERS, ""),
+    "slower update": (
+        lambda p: entry(p, lambda b: dataclasses.replace(b, figures=dataclasses.replace(b.figures, step_s=1.0))),
+        Fault.DIFFERS,
+        "",
+    ),
+    "less communication": (figures(communication_s=0.5), Fault.DIFFERS, ""),
+    "fewer bytes": (figures(sent_bytes=0.5), Fault.DIFFERS, ""),
+    "fewer parameters": (figures(parameters=0.5), Fault.SHARDING_MEMORY, ""),
+    "less kept": (figures(saved_bytes=0.5), Fault.DIFFERS, ""),
+    "smaller inputs": (figures(checkpoint_bytes=0.5), Fault.DIFFERS, ""),
+    "less workspace": (figures(workspace_bytes=0.5), Fault.DIFFERS, ""),
+    "less room for what is kept": (room, Fault.DIFFERS, ""),
+    "stage that holds less": (stage(0, rank_parameters=7), Fault.SHARDING_MEMORY, ""),
+    "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.SHARDED_STAGE, ""),
+    "stage's communication": (inside, Fault.SHARDED_STAGE, ""),
+    "stage's gradients": (gradients, Fault.SHARDED_STAGE, ""),
+    "stage's sums": (figures(forward_s=2.0), Fault.SHARDED_STAGE, ""),
+    "other treatment of boundaries": (lambda p: sharding(p, boundaries=("replicated",)), Fault.BOUNDARY_LAYOUT, ""),
+    "treatment missing": (lambda p: sharding(p, boundaries=()), Fault.MESH, ""),
+    "input of a block elsewhere": (
+        items("tensors", "tensor", "transformer.h.0.add", value="R"), Fault.BOUNDARY_LAYOUT, "transformer.h.0.add",
+    ),
+    "boundary sent otherwise": (boundary(layout="R"), Fault.BOUNDARY_LAYOUT, ""),
+    "boundary received otherwise": (boundary(received=("S2",)), Fault.BOUNDARY_LAYOUT, ""),
+    "boundary received by too many": (boundary(received=("S1", "S1")), Fault.BOUNDARY_LAYOUT, ""),
+    "boundary of fewer bytes": (boundary(rank_bytes=1), Fault.BOUNDARY_LAYOUT, ""),
+    "rows that are not dealt": (
+        lambda p: entry(p, lambda b: dataclasses.replace(b, holdings=(ROWS,))), Fault.HOLDING, UP_WEIGHT,
+    ),
+    "flag missing": (lambda p: dataclasses.replace(p, requires=p.requires[:-2]), Fault.REQUIRES, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", [language, mixture])
+def test_a_sharded_plan_as_assembled_has_no_finding(sample: Callable[[], Sample]) -> None:
+    found = sample()
+    assert check_plan(found.plan, found.graph, found.cluster).findings == ()
+    assert validate(found.plan, found.graph) == []
+    assert validate(found.plan) == []
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_damage_to_a_sharding_is_found_by_name(name: str) -> None:
+    change, fault, about = MUTATIONS[name]
+    sample = language()
+    changed = change(sample.plan)
+    assert changed != sample.plan
+    found = check_plan(seal(changed), sample.graph, sample.cluster).findings
+    assert any(f.fault is fault and (not about or f.tensor == about) for f in found), found
+
+
+def test_experts_dealt_otherwise_are_found() -> None:
+    sample = mixture()
+
+    def without_holdings(block: ShardedBlock) -> ShardedBlock:
+        return dataclasses.replace(block, holdings=block.holdings[:1])
+
+    plan = sharding(sample.plan, blocks=tuple(map(without_holdings, sample.plan.shardings[0].blocks)))
+    assert {f.fault for f in validate(seal(plan), sample.graph, sample.cluster)} == {Fault.HOLDING}
+
+
+def test_a_group_over_more_nodes_than_it_needs_is_found() -> None:
+    """Sixteen ranks from rank 4 on lie on three nodes of eight instead of two."""
+    sample = mixture()
+    cluster = load_cluster("dgx-h100", nodes=4)
+    moved = stage(0, replicas=(tuple(range(4, 20)),))(sample.plan)
+    assert [f.fault for f in check_sharded_cluster(moved, cluster)] == [Fault.LINK_LEVEL]
+    assert list(check_sharded_cluster(stage(0, replicas=(tuple(range(8, 24)),))(sample.plan), cluster)) == []
+
+
+def test_without_the_cluster_missing_communication_is_found_all_the_same() -> None:
+    sample = language()
+    found = validate(seal(no_forward_collective(sample.plan)), sample.graph)
+    assert [f.fault for f in found] == [Fault.COLLECTIVE_MISSING]
+    assert validate(seal(first_collective(kind="send")(sample.plan)), sample.graph) == []
