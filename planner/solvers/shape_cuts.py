@@ -189,12 +189,15 @@ class Cutter:
 
     @property
     def few(self) -> bool:
-        """Whether all cuts and choices can be looked at, and what they keep is known exactly: not where weights or
-        gradients are sharded, and gathered again."""
+        """Whether all cuts and choices can be looked at."""
         stages, options = self._shape.stages, len(self._options.ways)
-        return self._shape.zero < 2 and bool(
-            math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED
-        )
+        return bool(math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED)
+
+    @property
+    def settles(self) -> bool:
+        """Whether no configuration of the shape is left out: all are looked at, and what they keep is known exactly,
+        as it is not where weights or gradients are sharded, and gathered again."""
+        return self.few and self._shape.zero < 2
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.

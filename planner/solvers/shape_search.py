@@ -259,7 +259,7 @@ class ShapeSearch:
             if not far or cutter.few:
                 cut += not cutter.few
                 self._try(shape, options, cutter)
-            if not cutter.few:
+            if not cutter.settles:
                 left = min(left, shape.bound_s)
         self._lower(left, only_bounds=False)
         if ways.floor is not None:
