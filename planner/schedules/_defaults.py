@@ -96,6 +96,11 @@ class Defaults(Protocol):
         return self.weight_policy.synchronous
 
     @property
+    def launches(self) -> bool:
+        """Exchanges follow the work."""
+        return False
+
+    @property
     def fixed(self) -> Pipeline | None:
         """It serves many pipelines."""
         return None
@@ -267,7 +272,7 @@ class Defaults(Protocol):
         """How its micro-batches go through the workers, for `critical_s`."""
         placement = self.placement(pipeline)
         deferred = (self.deferred(single(pipeline)),) * len(placement) if self.split_backward else ()
-        return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans)
+        return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans, launches=self.launches)
 
     def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
         """The steps of its flow; no drain where weight gradients or repeated forwards may fill it."""

@@ -76,6 +76,11 @@ class Chimera(BothWays):
         return ""
 
     @property
+    def launches(self) -> bool:
+        """Where it is eager."""
+        return self.eager
+
+    @property
     def parts(self) -> int:
         """Two where backwards are halved."""
         return 2 if self.over is Over.HALVE else 1
@@ -125,7 +130,7 @@ class Chimera(BothWays):
     def flow(self, pipeline: Pipeline) -> Flow:
         """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""
         double, flow = 1 + (self.over is Over.DOUBLE), BothWays.flow(self, pipeline)
-        return replace(flow, forward_step=double, backward_step=1 / self.parts, launches=self.eager)
+        return replace(flow, forward_step=double, backward_step=1 / self.parts)
 
     def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The orders of all workers; stage s runs on each worker that has it, for different micro-batches."""

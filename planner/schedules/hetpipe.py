@@ -42,6 +42,11 @@ class HetPipe(Flowing):
         source="Park et al., ATC 2020",
     )
 
+    @property
+    def launches(self) -> bool:
+        """After each wave."""
+        return True
+
     def refuses(self, pipeline: Pipeline) -> str:
         """A count or distance below 0; micro-batches that do not make waves."""
         if self.concurrent < 0 or self.distance < 0:

@@ -63,6 +63,11 @@ class OwnOrders(Defaults):
         return True
 
     @property
+    def launches(self) -> bool:
+        """As the orders do."""
+        return bool(self.program.of(LAUNCH_SYNC).any())
+
+    @property
     def fixed(self) -> Pipeline | None:
         """That of the orders."""
         numbered = ~self.program.of(SYNC, LAUNCH_SYNC, UPDATE)

@@ -241,6 +241,11 @@ class Schedule(Protocol):
         ...
 
     @property
+    def launches(self) -> bool:
+        """Whether exchanges of gradients are begun without waiting for them, so that work may hide them."""
+        ...
+
+    @property
     def fixed(self) -> Pipeline | None:
         """The only pipeline that it serves (orders written for one), None when it serves many."""
         ...

@@ -280,7 +280,7 @@ class Figures:
         ramp_s = forwards * self._filled_s[first] + backwards * self._drained_s[first]
         sending_s = self._crossings(schedule, pipeline) * count * self._sending_s(1)[0]
         mean_s = (count * self.work_s + float(ramp_s.sum()) + sending_s) / len(placement)
-        if schedule.drains and not schedule.spans and not schedule.flow(pipeline).launches:
+        if schedule.drains and not schedule.spans and not schedule.launches:
             mean_s += self._tail_s(len(placement), len(schedule.holders(pipeline)[0]), copies)
         return max(mean_s, count * self._largest_s / len(schedule.holders(pipeline)[0]))
 

@@ -103,6 +103,14 @@ def in_order(trace: Trace, streaming: bool) -> None:
         assert (trace.start_s[low + 1 : high][alone] >= trace.end_s[low : high - 1][alone] - slack).all()
 
 
+@settings(deadline=None, max_examples=120)
+@given(served())
+def test_exchanges_are_launched_only_where_it_is_said(case: tuple[str, Pipeline]) -> None:
+    name, pipeline = case
+    kinds = {action.kind for lane in get(name).work(pipeline).lanes for action in lane}
+    assert ActionKind.LAUNCH_SYNC not in kinds or get(name).launches
+
+
 @pytest.mark.parametrize("name", [n for n in sorted(SHAPES) if n.startswith(SHARED)])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 9), (3, 9), (4, 16), (5, 13), (7, 30)])
 def test_shared_memory_is_reached_when_stages_are_equal(name: str, stages: int, micro_batches: int) -> None:
