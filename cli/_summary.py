@@ -73,6 +73,11 @@ def _headline(console: Console, plan: Any, batch_given: bool, remark: str) -> No
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
         tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
         console.print(f"of the ways to share operators that were tried: {tried}")
+    if predictions.line_bound_s is not None:
+        gap = 1 - predictions.line_bound_s / predictions.reached_s
+        line = format_seconds(predictions.line_bound_s)
+        known = "this is the best" if abs(gap) <= OPTIMAL else f"none is faster than {line}"
+        console.print(f"of pipelines with one stage a worker: {known}")
     console.print()
 
 

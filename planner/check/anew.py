@@ -59,7 +59,8 @@ def _said(plan: Plan, played_s: float) -> Certificate:
     """What a plan of the own search says about all others, its gap measured at the time worked out anew."""
     said = plan.predictions
     gap = gap_to(said.bound_s, significant(played_s))
-    return Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s)
+    proven = said.proven_optimal and gap <= ROUNDED
+    return Certificate(said.bound_s, gap, said.space, proven, said.tried_bound_s, said.line_bound_s)
 
 
 def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:

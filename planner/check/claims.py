@@ -33,7 +33,7 @@ class Claims:
     otherwise: str = ""
 
 
-_BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s")
+_BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s", "line_bound_s")
 
 
 def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> Claims:

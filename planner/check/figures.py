@@ -139,6 +139,9 @@ def _whole(plan: Plan) -> Iterator[Finding]:
     if said.tried_bound_s is not None and not said.bound_s <= said.tried_bound_s <= said.reached_s * (1 + TOLERANCE):
         message = f"the bound of what was tried, {said.tried_bound_s} s, does not lie between bound and iteration time"
         yield Finding(Fault.BOUND, message, _AGAIN)
+    if said.line_bound_s is not None and said.line_bound_s < said.bound_s:
+        message = f"the bound of one stage a worker, {said.line_bound_s} s, is below that of all, {said.bound_s} s"
+        yield Finding(Fault.BOUND, message, _AGAIN)
     if said.proven_optimal and gap > ROUNDED:
         message = f"the plan is called proven optimal at {format_seconds(gap * said.reached_s)} above its bound"
         yield Finding(Fault.BOUND, message, _AGAIN)

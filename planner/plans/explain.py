@@ -103,6 +103,8 @@ class Explanation:
         proven_optimal: the gap is zero.
         tried_gap: how far the plan may be from the best that shares operators in one of the ways that were tried, as a
             part of its time; None where that is not known.
+        line_bound_s: no pipeline with one stage on each worker is faster; None where that is the same, or there were no
+            others.
         space: what the bound speaks of.
         assumptions: what the figures rest on.
         not_modelled: what they leave out.
@@ -130,6 +132,7 @@ class Explanation:
     gap: float
     proven_optimal: bool
     tried_gap: float | None
+    line_bound_s: float | None
     space: str
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
@@ -174,6 +177,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         gap=predictions.gap,
         proven_optimal=predictions.proven_optimal,
         tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
+        line_bound_s=predictions.line_bound_s,
         space=predictions.space,
         assumptions=_assumptions(plan),
         not_modelled=plan.not_modelled,

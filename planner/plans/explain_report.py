@@ -135,6 +135,9 @@ def _proof(e: Explanation) -> Section:
     if e.tried_gap is not None:
         best = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
         lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {best}.")
+    if e.line_bound_s is not None:
+        least = format_seconds(e.line_bound_s)
+        lines.append(f"Of the pipelines with one stage on each worker (1F1B, GPipe) none takes less than {least}.")
     return Section("What is proven", (*lines, f"Searched: {e.space}."))
 
 

@@ -120,6 +120,8 @@ class Predictions:
         stages: by stage.
         tried_bound_s: no plan is faster that shares operators in one of the ways that were worked out; left out where
             that is not known, or the same.
+        line_bound_s: no pipeline with one stage on each worker, 1F1B or GPipe, is faster; left out where the search
+            looked at no others, or that is the same.
     """
 
     iteration_s: float
@@ -134,6 +136,7 @@ class Predictions:
     proven_optimal: bool
     stages: tuple[StagePrediction, ...]
     tried_bound_s: float | None = None
+    line_bound_s: float | None = None
 
     @property
     def reached_s(self) -> float:

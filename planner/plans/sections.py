@@ -117,6 +117,7 @@ def predictions_section(
             for stage, terms in zip(stages, evaluation.stages, strict=True)
         ),
         tried_bound_s=None if certificate.tried_bound_s is None else significant(certificate.tried_bound_s),
+        line_bound_s=None if certificate.line_bound_s is None else significant(certificate.line_bound_s),
     )
 
 

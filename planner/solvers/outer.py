@@ -19,6 +19,7 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
+from planner.solvers._account import Account
 from planner.solvers._candidates import SAME, Candidates
 from planner.solvers._closed_form import ClosedForm
 from planner.solvers._diagnosis import infeasible, may_fit
@@ -32,14 +33,14 @@ from planner.solvers.critical_path import bounded, critical_s, settle
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import Answer, Explored, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
+from planner.solvers.types import Answer, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.formulate import Formulator
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
 from planner.space.settled import settled
-from planner.space.types import BlockCosts, Candidate, Certificate, Job
+from planner.space.types import BlockCosts, Candidate, Job
 
 CostsFor = Callable[[int], BlockCosts]
 """Block costs by micro-batch size; the caller remembers what it has priced."""
@@ -124,15 +125,13 @@ class _Search:
         self._shardings = shardings
         self._shelves: dict[int, dict[int, BlockCosts]] = {}
         self._formulator = Formulator(cluster, job)
-        self._explored: list[Explored] = []
+        self._account = Account()
         self._found = Candidates(simulated_s)
-        self._bound_s = self._tried_s = math.inf
         self._settled = 0
         self._refined: dict[tuple[int, Key], Refined] = {}
-        self._open: list[Looked] = []
         self._effort = math.inf if self._thorough else MOST_BOUNDED
         self._shapes = ShapeSearch(
-            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._lower
+            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._account.lower
         )
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
@@ -147,6 +146,8 @@ class _Search:
         self._search_lines(alone, floors, first, any_plan=any_plan)
         if self._others_may_pay(any_plan=any_plan):
             self._looked_at = self._job
+            if self._lines.schedules:
+                self._account.close_lines(self._found.best_s)
             thorough = self._thorough and bool(self._lines.schedules)
             self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._report)
         if not self._found:
@@ -209,7 +210,7 @@ class _Search:
         for size in self._sizes:
             costs = self._costs_for(size)
             if priced and compute_s(costs) >= trivial.best_s():
-                self._lower(trivial.best_s())
+                self._account.lower(trivial.best_s())
                 break
             if priced and not self._any_block_fits(costs):
                 break
@@ -243,7 +244,7 @@ class _Search:
         for size in self._sizes:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
             slow = {key for f, key in floors if compute_s(f) >= limit_s}
-            self._lower(limit_s if slow else math.inf)
+            self._account.lower(limit_s if slow else math.inf)
             ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
             found += [(f, key) for f, key in floors if key not in ended]
             if len(ended) >= len(floors) and all(key in ended for _, key in floors):
@@ -295,10 +296,9 @@ class _Search:
         """Tell how far the search is."""
         self._settled += settled
         if self._progress is not None:
-            best_s, done = self._found.best_s, self._settled + len(self._explored) + self._shapes.looked
-            bound_s = min([best_s, self._bound_s, *(entry.bound_s for entry in self._open)])
-            total, ahead_s = (done, bound_s) if frontier is None else (frontier.count, frontier.bound_s)
-            self._progress(done, total, best_s, min(bound_s, ahead_s))
+            best_s, done = self._found.best_s, self._settled + len(self._account.explored) + self._shapes.looked
+            total, ahead_s = (done, best_s) if frontier is None else (frontier.count, frontier.bound_s)
+            self._progress(done, total, best_s, min(best_s, self._account.lowest_s, ahead_s))
 
     @property
     def _thorough(self) -> bool:
@@ -308,7 +308,7 @@ class _Search:
     @property
     def _cutoff_s(self) -> float:
         """Problems none of whose decisions is faster are not solved for their critical paths."""
-        return self._found.best_s if self._thorough else min(self._found.best_s, self._bound_s)
+        return self._found.best_s if self._thorough else min(self._found.best_s, self._account.bound_s)
 
     def _prefer(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Find the decisions that the closed form prefers."""
@@ -340,7 +340,7 @@ class _Search:
         """Bound the simulated time of all decisions, and find those that come closest."""
         while not (any_plan and self._found):
             entry = frontier.pop(self._cutoff_s)
-            self._lower(frontier.left_out_s)
+            self._account.lower(frontier.left_out_s)
             if entry is None:
                 break
             if isinstance(entry, Looked):
@@ -367,17 +367,17 @@ class _Search:
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
             if problem is None:
-                self._note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s), only_bounds=only)
+                self._account.note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
-                self._note(tasks, Outcome.BOUNDED, tasks[0].bound_s, only_bounds=only)
+                self._account.note(tasks, Outcome.BOUNDED, tasks[0].bound_s, only_bounds=only)
             elif any(covers(other, problem) for other in looked):
-                self._note(tasks, Outcome.DOMINATED, math.inf)
+                self._account.note(tasks, Outcome.DOMINATED, math.inf)
             else:
                 looked.append(problem)
                 self._effort -= 1
                 known = bounded(problem, cutoff_s)
                 if known.bound_s >= cutoff_s:
-                    self._note(tasks, Outcome.BOUNDED, known.bound_s, only_bounds=only)
+                    self._account.note(tasks, Outcome.BOUNDED, known.bound_s, only_bounds=only)
                     continue
                 for task in tasks:
                     frontier.put_back(Looked(task, alike.shelf, known, alike.only_bounds))
@@ -394,31 +394,31 @@ class _Search:
         """Solve a problem that may hold the fastest decision; one that only bounds others may be lifted later."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
-            self._note([task], Outcome.BOUNDED, entry.bound_s, only_bounds=entry.only_bounds)
+            self._account.note([task], Outcome.BOUNDED, entry.bound_s, only_bounds=entry.only_bounds)
             return
         if entry.only_bounds:
-            self._explore([task], Outcome.BOUNDED, entry.bound_s)
-            self._open.append(entry)
+            self._account.explore([task], Outcome.BOUNDED, entry.bound_s)
+            self._account.open.append(entry)
             return
         if task.schedule != known.problem.schedule:
             known = known.ordered(self._formulated(task, entry.shelf))
         shortest = settle(known, self._judge(task.micro_batch), keep=KEEP, cutoff_s=cutoff_s)
-        self._note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
+        self._account.note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
         self._add(shortest)
         self._solve_beside(known.problem, shortest.bound_s)
 
     def _lift(self) -> None:
         """Bound more closely what bounds others, as long as the bound of all depends on it."""
-        left = sorted(self._open, key=lambda entry: (entry.bound_s, entry.task.sharding))
+        left = sorted(self._account.open, key=lambda entry: (entry.bound_s, entry.task.sharding))
         for entry in left[:MOST_LIFTED]:
-            if entry.bound_s >= self._bound_s:
+            if entry.bound_s >= self._account.bound_s:
                 break
             task, known = entry.task, entry.known
             if task.schedule != known.problem.schedule:
                 known = known.ordered(self._formulated(task, entry.shelf))
             solved = settle(known, self._judge(task.micro_batch), keep=1, cutoff_s=self._found.best_s)
-            self._bound_s = min(self._bound_s, max(entry.bound_s, solved.bound_s))
-        self._bound_s = min([self._bound_s, *(entry.bound_s for entry in left[MOST_LIFTED:])])
+            self._account.bound_s = min(self._account.bound_s, max(entry.bound_s, solved.bound_s))
+        self._account.bound_s = min([self._account.bound_s, *(entry.bound_s for entry in left[MOST_LIFTED:])])
 
     def _solve_beside(self, problem: StageProblem, shortest_s: float) -> None:
         """Look for decisions that may be faster than the one with the shortest critical path, which says little of
@@ -439,46 +439,6 @@ class _Search:
         shelf = self._shelves[micro_batch]
         return lambda decision: evaluate(shelf, self._cluster, self._job, decision)
 
-    def _lower(self, bound_s: float, *, only_bounds: bool = False) -> None:
-        """Some decisions may be as fast as this; `only_bounds`: some that are never made."""
-        self._bound_s = min(self._bound_s, bound_s)
-        self._tried_s = self._tried_s if only_bounds else min(self._tried_s, bound_s)
-
-    def _note(
-        self,
-        tasks: Sequence[Task],
-        outcome: Outcome,
-        bound_s: float,
-        solution: Solution | None = None,
-        *,
-        only_bounds: bool = False,
-    ) -> None:
-        """Keep account of problems; those of which not even an infinite time can be reached are infeasible."""
-        if outcome is not Outcome.DOMINATED:
-            outcome = Outcome.INFEASIBLE if math.isinf(bound_s) else outcome
-            self._lower(bound_s, only_bounds=only_bounds)
-        self._explore(tasks, outcome, bound_s, solution)
-
-    def _explore(
-        self, tasks: Sequence[Task], outcome: Outcome, bound_s: float, solution: Solution | None = None
-    ) -> None:
-        best_s = solution.found[0][1].iteration_s if solution and solution.found else math.inf
-        self._explored += [
-            Explored(
-                task.micro_batch,
-                task.copies,
-                task.schedule,
-                task.zero,
-                outcome,
-                bound_s,
-                best_s,
-                solution.states if solution else 0,
-                task.ranks,
-                task.sharding,
-            )
-            for task in tasks
-        ]
-
     def _space(self, priced: list[BlockCosts]) -> str:
         sizes = [costs.micro_batch for costs in priced]
         placed, skipped = () if self._looked_at is self._lines else self._placed.schedules, self._sizes[len(sizes) :]
@@ -488,11 +448,6 @@ class _Search:
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
         candidates = self._found.fastest(KEEP + 1, self._judge)
         best_s = self._found.best_s
-        bound_s = min(best_s, self._bound_s)
-        gap = (best_s - bound_s) / best_s if best_s else 0.0
-        # Closer prices of memory, which are tried for the best alone, may go below what the others are bounded by.
-        tried_s = min(self._tried_s, best_s) if self._tried_s <= best_s * (1 + SAME) else None
-        known_s = tried_s if tried_s is not None and tried_s > bound_s * (1 + SAME) else None
-        certificate = Certificate(bound_s, gap, self._space(priced), gap <= SAME, known_s)
+        certificate = self._account.certificate(best_s, self._space(priced))
         played = tuple(self._found.timed(candidate) for candidate in trivial)
-        return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._explored))
+        return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._account.explored))

@@ -212,6 +212,8 @@ class Certificate:
         proven_optimal: the gap is zero up to rounding.
         tried_bound_s: no decision made of the ways to share operators that were worked out is faster; None where that
             is not known, or the same.
+        line_bound_s: no pipeline with one stage on each worker, 1F1B or GPipe, is faster; None where there were no
+            others, or that is the same.
     """
 
     bound_s: float
@@ -219,6 +221,7 @@ class Certificate:
     space: str
     proven_optimal: bool
     tried_bound_s: float | None = None
+    line_bound_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

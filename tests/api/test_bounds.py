@@ -86,4 +86,7 @@ def test_no_restriction_wins(name: str, restriction: str) -> None:
     restricted = planned(name, restriction)
     assert min(times_s(planned(name))) <= min(times_s(restricted)) * (1 + 1e-9)
     assert planned(name).predictions.bound_s <= min(times_s(restricted)) * (1 + 1e-9)
+    line_s = planned(name).predictions.line_bound_s
+    if line_s is not None and restricted.schedule.name in ("1f1b", "gpipe"):
+        assert planned(name).predictions.bound_s < line_s <= restricted.predictions.reached_s * (1 + 1e-9)
     assert restricted.predictions.bound_s <= min(times_s(restricted))
