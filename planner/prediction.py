@@ -116,7 +116,7 @@ def predict(
         UsageError: no schedule has the name.
         ModelError: the model's batch cannot be set to the micro-batch.
     """
-    job = without_limits(job, cluster)
+    job = _assumed(without_limits(job, cluster), configuration, cluster)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     ways = list(ways_to_share(pricer, job, configuration))
     if fewest_weights:
@@ -193,6 +193,19 @@ def without_limits(job: Job, cluster: Cluster) -> Job:
     return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
 
 
+def _assumed(job: Job, asked: Asked, cluster: Cluster) -> Job:
+    """The job with the number formats and the overlap that a configuration in full decides.
+
+    Raises:
+        JobError, UsageError: there is no such precision or overlap, or a device does not compute in it.
+    """
+    chosen = asked.configuration if isinstance(asked, Plan) else asked
+    if isinstance(chosen, Degrees) or (not chosen.precision and chosen.overlap is None):
+        return job
+    found = allowing(job, chosen)
+    return settled(dataclasses.replace(job, precision=found.precision, overlap=found.overlap), cluster)
+
+
 def predict_many(
     graph: Graph, cluster: Cluster, job: Job, configurations: Sequence[Degrees | Configuration]
 ) -> Evaluations:
@@ -213,21 +226,28 @@ def predict_many(
         JobError: a field of the job makes no sense.
     """
     job = without_limits(job, cluster)
-    pricer = Pricer(graph, cluster, job)
-    shelves: dict[tuple[int, int], list[tuple[int, Configuration]]] = {}
-    costs: dict[tuple[int, int], BlockCosts] = {}
+    shelves: dict[tuple[Job, int, int], list[tuple[int, Configuration]]] = {}
+    costs: dict[tuple[Job, int, int], BlockCosts] = {}
+    pricers: dict[Job, Pricer] = {}
     reasons = [""] * len(configurations)
     for at, asked in enumerate(configurations):
         try:
-            for own, shelf in ways_to_share(pricer, job, asked):
-                for key in ((own.micro_batch, number) for number in shelf):
-                    costs[key] = shelf[key[1]]
+            own_job = _assumed(job, asked, cluster)
+            if own_job not in pricers:
+                pricers[own_job] = Pricer(graph, cluster, own_job)
+            for own, shelf in ways_to_share(pricers[own_job], own_job, asked):
+                for number in shelf:
+                    key = own_job, own.micro_batch, number
+                    costs[key] = shelf[number]
                     shelves.setdefault(key, []).append((at, own))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    known: dict[tuple[int, int], Layouts] = {}
+    known: dict[Job, dict[tuple[int, int], Layouts]] = {own: {} for own in pricers}
     judged = [
-        (np.array([at for at, _ in own]), evaluate_many(costs[key], cluster, job, [c for _, c in own], known=known))
+        (
+            np.array([at for at, _ in own]),
+            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], known=known[key[0]]),
+        )
         for key, own in shelves.items()
     ]
     return _fastest(len(configurations), judged, reasons)

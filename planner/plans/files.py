@@ -39,6 +39,9 @@ _JOB_WRITTEN = frozenset(
 )  # fmt: skip
 """Options that are written at their default, too; others are left out then. Of other types all fields are written."""
 
+_LATER = ("line_bound_s",)
+"""Fields that files written before do not have: left out at their default, so that the digests of those files hold."""
+
 _UNHASHED = ("digest", "provenance")
 
 
@@ -65,7 +68,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 def left_out(value: object, field: dataclasses.Field[Any]) -> bool:
     """Whether a field of a dataclass is not written, because it has its default."""
-    optional = isinstance(value, _SPARSE) or (isinstance(value, Job) and field.name not in _JOB_WRITTEN)
+    optional = (
+        isinstance(value, _SPARSE)
+        or field.name in _LATER
+        or (isinstance(value, Job) and field.name not in _JOB_WRITTEN)
+    )
     return optional and getattr(value, field.name) == field.default
 
 

@@ -60,9 +60,11 @@ def without(job: Job, names: Collection[str]) -> Job:
 
 def allowing(job: Job, configuration: Configuration) -> Job:
     """The job, allowing what a configuration decides."""
+    overlap = job.overlap if configuration.overlap is None else configuration.overlap
     return dataclasses.replace(
         job, schedules=(configuration.schedule,), zero=(configuration.zero,),
         whole_stages=configuration.whole_stages, transfers=configuration.transfers,
+        precision=configuration.precision or job.precision, overlap=overlap,
     )  # fmt: skip
 
 

@@ -13,6 +13,10 @@ class StageChoice:
 
     It runs on `replicas` groups of `ranks` devices. The ranks of a group share every operator, in the way that
     `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
+
+    Of the ranks, `context` share the sequence and `expert` the experts; `repeats` names modules whose forward is run
+    again in the backward pass where the stage is not recomputed as a whole. The judge prices one value of these so far,
+    the default, and names any other.
     """
 
     start: int
@@ -21,6 +25,9 @@ class StageChoice:
     recompute: bool = False
     ranks: int = 1
     sharding: int = 0
+    context: int = 1
+    expert: int = 1
+    repeats: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -50,6 +57,10 @@ class Configuration:
         whole_stages: recomputation repeats a stage from what enters it, instead of block by block.
         transfers: what a transfer between stages occupies.
         exchange: scheme by which gradients travel, with its options; empty for the recipe of the ZeRO stage.
+        precision: number formats of weights, activations, gradients and their sums, by name (`Job.precision`); empty
+            for the job's.
+        overlap: the part of a pass behind which exchanges hide, from 0 to 1; None for the job's.
+        offload: kinds of state that are kept in the host's memory; none can be priced so far.
     """
 
     stages: tuple[StageChoice, ...]
@@ -64,3 +75,6 @@ class Configuration:
     whole_stages: bool = False
     transfers: Transfers = Transfers.BLOCKING
     exchange: str = ""
+    precision: str = ""
+    overlap: float | None = None
+    offload: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.schedules import get
 from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration
-from planner.space.limits import missing_devices
+from planner.space.limits import missing_devices, unpriced
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import lay_workers, pipeline_of
 
@@ -133,6 +133,8 @@ class Layouts:
         """Whether blocks and samples come out, and nothing is decided that is not worked out here."""
         stop = 0
         if configuration.exchange or configuration.devices or configuration.zero not in self._zero:
+            return False
+        if any(unpriced(self.job, configuration)):
             return False
         for stage in configuration.stages:
             if (

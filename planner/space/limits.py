@@ -37,6 +37,7 @@ def malformations(
         *_coverage(costs, configuration),
         *_divisibility(costs, job, configuration, named),
         *_shardings(shelf, configuration),
+        *unpriced(job, configuration),
     )
 
 
@@ -69,6 +70,26 @@ def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list
     if len(labels) > 1:
         found.append(Violation("sharding", 0, f"stages are sharded over different meshes: {', '.join(labels)}"))
     return found
+
+
+def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
+    """Choices other than those that the blocks are priced for, and those that have a name and no price so far."""
+    for name, value, priced in (
+        ("precision", configuration.precision or job.precision, job.precision),
+        ("overlap", job.overlap if configuration.overlap is None else configuration.overlap, job.overlap),
+    ):
+        if value != priced:
+            yield Violation("option", 0, f"{name} {value}, but the blocks are priced for {priced}")
+    for index, stage in enumerate(configuration.stages):
+        for name, value in (("context", stage.context), ("expert", stage.expert)):
+            if value != 1:
+                message = f"stage {index}: {name} {value} has no price yet, only {name} 1 has"
+                yield Violation("option", index, message)
+        if stage.repeats:
+            message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
+            yield Violation("option", index, message)
+    if configuration.offload:
+        yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
 
 
 def _coverage(costs: BlockCosts, decision: Configuration) -> list[Violation]:

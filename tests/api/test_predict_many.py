@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 import planner
-from planner import Configuration, Degrees, Job, StageChoice
+from planner import Configuration, Degrees, Job, JobError, StageChoice
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +56,36 @@ def test_what_does_not_fit_is_priced() -> None:
 
 def test_nothing_asked_is_nothing_answered(small: tuple[planner.Graph, planner.Cluster]) -> None:
     assert planner.predict_many(*small, Job(64), []).iteration_s.shape == (0,)
+
+
+def test_formats_and_overlap_of_a_configuration_are_priced(small: tuple[planner.Graph, planner.Cluster]) -> None:
+    graph, cluster = small
+    plain = planner.predict(graph, cluster, Job(64, precision="fp16"), Degrees(data=4)).configuration
+    bare = dataclasses.replace(plain, stages=tuple(dataclasses.replace(s, sharding=0) for s in plain.stages))
+    asked = [bare, dataclasses.replace(bare, precision="fp32"), dataclasses.replace(bare, overlap=0.5)]
+    jobs = [Job(64, precision="fp16"), Job(64, precision="fp32"), Job(64, precision="fp16", overlap=0.5)]
+    expected = [planner.predict(graph, cluster, job, bare).iteration_s for job in jobs]
+    assert len(set(expected)) == 3
+    found = [planner.predict(graph, cluster, jobs[0], configuration).iteration_s for configuration in asked]
+    assert found == expected
+    assert planner.predict_many(graph, cluster, jobs[0], asked).iteration_s == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"offload": ("optimizer",)}, "optimizer in the host's memory has no price yet"),
+        ({"context": 2}, "stage 0: context 2 has no price yet"),
+        ({"expert": 4}, "stage 0: expert 4 has no price yet"),
+        ({"repeats": ("layernorm",)}, "stage 0: repeating layernorm alone has no price yet"),
+    ],
+)
+def test_choices_without_a_price_are_named(
+    small: tuple[planner.Graph, planner.Cluster], change: dict[str, Any], said: str
+) -> None:
+    plain = planner.predict(*small, Job(64), Degrees(data=4)).configuration
+    own = change if "offload" in change else {"stages": (dataclasses.replace(plain.stages[0], sharding=0, **change),)}
+    configuration = dataclasses.replace(plain, **own)
+    with pytest.raises(JobError, match=said):
+        planner.predict(*small, Job(64), configuration)
+    assert said in planner.predict_many(*small, Job(64), [configuration]).reasons[0]
