@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.schedules import get, names
 from planner.space import evaluate
+from planner.space.evaluate_many import evaluate_many
+from planner.space.limits import forbidden_choices
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT = "one device", "data parallel", "data parallel, ZeRO-1", "even split"
@@ -39,23 +41,19 @@ class TrivialPlans:
             if label not in self._best or key < self._best[label][0]:
                 self._best[label] = (key, Candidate(label, decision, evaluation))
 
-    def add_sharded(self, costs: BlockCosts, judge: Callable[[Configuration], Evaluation]) -> None:
-        """Price even splits of a model whose operators are shared by several ranks, with more and more stages.
-
-        It ends where one more step makes a plan that fits slower.
-        """
-        before: dict[tuple[int, bool], tuple[float, float]] = {}
-        fits: set[tuple[int, int]] = set()
-        for decision in _even_splits(costs, self._cluster, self._job):
-            way, shape = (decision.zero, decision.stages[0].recompute), (decision.zero, len(decision.stages))
-            if before.get(way, (1.0, 0.0)) == (0.0, 0.0) or shape in fits:
-                continue  # recomputing what fits only makes it slower
-            evaluation = judge(decision)
-            fits.update([shape] if evaluation.feasible else [])
-            key = (_excess(evaluation), evaluation.iteration_s)
-            before[way] = (0.0, 0.0) if key[0] == 0.0 and key >= before.get(way, key) and way in before else key
-            if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:
-                self._best[TENSOR_PARALLEL] = (key, Candidate(TENSOR_PARALLEL, decision, evaluation))
+    def add_sharded(self, costs: BlockCosts) -> None:
+        """Price even splits of a model whose operators are shared by several ranks, into any number of stages."""
+        splits = list(_even_splits(costs, self._cluster, self._job))
+        allowed = [c for c in splits if not forbidden_choices(self._job, c, costs.names)] or splits
+        if not allowed:
+            return
+        found = evaluate_many(costs, self._cluster, self._job, allowed)
+        over = np.where(found.fits, 0.0, found.peak_bytes / found.capacity_bytes)
+        decision = allowed[int(np.lexsort((found.iteration_s, over))[0])]
+        evaluation = evaluate(costs, self._cluster, self._job, decision)
+        key = (_excess(evaluation), evaluation.iteration_s)
+        if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:
+            self._best[TENSOR_PARALLEL] = (key, Candidate(TENSOR_PARALLEL, decision, evaluation))
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The plans, from simplest to most involved."""

@@ -230,7 +230,7 @@ class _Search:
                 break
             for costs in self._shardings.even_split(size):
                 self._offer(size, [costs])
-                trivial.add_sharded(costs, self._judge(size))
+                trivial.add_sharded(costs)
                 tried.append(costs)
         return tried
 

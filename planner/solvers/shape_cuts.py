@@ -109,6 +109,18 @@ def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndar
     return np.array(chosen[::-1])
 
 
+def enumerable(shape: Shape, options: StageOptions) -> bool:
+    """Whether all cuts and choices of a shape can be looked at."""
+    count = math.comb(options.blocks - 1, shape.stages - 1) * len(options.ways) ** shape.stages
+    return bool(count <= MOST_ENUMERATED)
+
+
+def settled_by_all(shape: Shape, options: StageOptions) -> bool:
+    """Whether no configuration of a shape is left out: all are looked at, and what they keep is known exactly, as it is
+    not where weights or gradients are sharded, and gathered again."""
+    return enumerable(shape, options) and shape.zero < 2
+
+
 class Cutter:
     """Cuts the chain for one shape.
 
@@ -135,7 +147,7 @@ class Cutter:
         self._each, self._transient = self._state_bytes(cluster, job)
         held = max(float(rows.sum(axis=1).max(initial=0.0)) for rows in self._units)
         self._options = options
-        if self._fixed is None and not self.few:
+        if self._fixed is None and not enumerable(shape, options):
             kept = held / max(map(len, self._hosted)) / schedule.parts
             each = float(self._each.mean())
             self._options = options.worth(pipeline.micro_batches + shape.workers, self._tail_s, kept, each)
@@ -187,25 +199,13 @@ class Cutter:
         each = versions * float(kept.weights) + float(kept.gradients + kept.optimizer + kept.gathered) + buffers
         return each, float(kept_bytes(recipe, chosen, state, parts, 0.0, float(largest)).transient)
 
-    @property
-    def few(self) -> bool:
-        """Whether all cuts and choices can be looked at."""
-        stages, options = self._shape.stages, len(self._options.ways)
-        return bool(math.comb(self._options.blocks - 1, stages - 1) * options**stages <= MOST_ENUMERATED)
-
-    @property
-    def settles(self) -> bool:
-        """Whether no configuration of the shape is left out: all are looked at, and what they keep is known exactly,
-        as it is not where weights or gradients are sharded, and gathered again."""
-        return self.few and self._shape.zero < 2
-
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.
 
         Args:
             cutoff_s: cuts that are far from it are not improved.
         """
-        if self.few:
+        if enumerable(self._shape, self._options):
             return sorted(self._all(), key=lambda cut: cut.key)
         starts = dict.fromkeys(edges for edges in self._starts() if edges is not None)
         alone = all(len(own) < 2 for own in self._hosted)

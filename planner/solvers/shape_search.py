@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers.shape_cuts import Cut, Cutter
+from planner.solvers.shape_cuts import Cut, Cutter, enumerable, settled_by_all
 from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
@@ -255,27 +255,26 @@ class ShapeSearch:
                 continue
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
             options = tables(self._job.whole_stages or shape.repeats)
-            cutter = Cutter(shape, options, self._cluster, self._job)
-            if not far or cutter.few:
-                cut += not cutter.few
-                self._try(shape, options, cutter)
-            if not cutter.settles:
+            few = enumerable(shape, options)
+            if not far or few:
+                cut += not few
+                self._try(shape, options)
+            if not settled_by_all(shape, options):
                 left = min(left, shape.bound_s)
         self._lower(left, only_bounds=False)
         if ways.floor is not None:
             self._bound(list(self._shapes.of((ways.floor,), self._found.best_s)), only_bounds=True)
 
-    def _try(self, shape: Shape, options: StageOptions, cutter: Cutter) -> None:
+    def _try(self, shape: Shape, options: StageOptions) -> None:
         """Judge cuts of a shape; where what is kept beside does not fit, cuts that fill less of the memory."""
         for part in ROOM:
-            if part < 1:
-                cutter = Cutter(shape, options, self._cluster, self._job, part)
+            cutter = Cutter(shape, options, self._cluster, self._job, part)
             cuts = cutter.cuts(self._found.best_s)
             found = [
                 self._judge(cutter.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
                 for cut in self._worth(cuts)
             ]
-            if cutter.few or not found or min(found) < math.inf or cuts[0].over > CLOSE:
+            if enumerable(shape, options) or not found or min(found) < math.inf or cuts[0].over > CLOSE:
                 break
 
     def _worth(self, cuts: Sequence[Cut]) -> Iterator[Cut]:

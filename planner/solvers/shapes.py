@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.precision import optimizer_state_bytes
-from planner.hardware.collectives import collective_s, send_terms
-from planner.hardware.types import Cluster, Collective
+from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import get
 from planner.schedules.types import Pipeline, Schedule
+from planner.solvers.shape_figures import Figures, Outline
 from planner.space.divisors import divisors
-from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
@@ -38,9 +35,6 @@ def schedules_with(own: Schedule | None) -> SchedulesFor:
 
 LONGEST = 1_000_000
 """Actions of one copy and iteration that a shape may have: all of them are played."""
-
-REACH = 1.5
-"""How far the memory that even stages need at the least may be above what there is: uneven ones may still fit."""
 
 
 def by_engine(job: Job, schedule_of: SchedulesFor) -> tuple[Job, Job]:
@@ -108,6 +102,7 @@ class Shapes:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._devices = min(job.devices or cluster.device_count, cluster.device_count)
         self._pipelines = functools.cache(self._served)
+        self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 
     def of(self, ways: Sequence[BlockCosts], cutoff_s: float) -> Iterator[Shape]:
         """Shapes of pipelines of two workers and more whose bound is below a cutoff.
@@ -142,7 +137,13 @@ class Shapes:
             for v in ((own,) if own.fixed else own.variants(2, 4, recompute=True))
             if not own.fixed
         )
-        return min((passes(schedule, pipeline) / 4 for schedule, pipeline in tried), default=1.0)
+        return min((self._outline(*each).passes / 4 for each in tried), default=1.0)
+
+    def _outline(self, schedule: Schedule, pipeline: Pipeline) -> Outline:
+        key = schedule.name, pipeline
+        if key not in self._outlines:
+            self._outlines[key] = Outline.of(schedule, pipeline)
+        return self._outlines[key]
 
     def _known(self) -> list[Schedule]:
         return [self._schedule_of(name) for name in self._job.schedules]
@@ -155,17 +156,16 @@ class Shapes:
 
     def _of_size(self, figures: Figures, workers: int, copies: int, count: int, cutoff_s: float) -> Iterator[Shape]:
         for schedule, stages in self._pipelines(workers, count, figures.blocks):
-            pipeline = Pipeline((1,) * stages, count)
-            holders = schedule.holders(pipeline)
-            if self._job.data_parallel and copies * len(holders[0]) not in self._job.data_parallel:
+            outline = self._outline(schedule, Pipeline((1,) * stages, count))
+            replicas = copies * outline.holders
+            if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            bound_s = figures.bound_s(schedule, pipeline, copies)
+            bound_s = figures.bound_s(outline, copies)
             if bound_s >= cutoff_s:
                 continue
-            zero = self._job.zero if copies * len(holders[0]) > 1 else (min(self._job.zero),)
-            for stage in zero:
+            for stage in self._job.zero if replicas > 1 else (min(self._job.zero),):
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = figures.estimate_s(schedule, pipeline, copies, stage, adjacent=adjacent)
+                    estimate_s = figures.estimate_s(outline, copies, stage, adjacent=adjacent)
                     yield Shape(
                         schedule, figures.ways, stages, workers, copies, count, stage, adjacent, bound_s,
                         max(bound_s, estimate_s),
@@ -226,200 +226,3 @@ class Shapes:
         if not fewest:
             return f"a pipeline needs two devices at the least, and may use {self._devices}"
         return reasons[0] if reasons else "micro-batches, copies and devices do not come out"
-
-
-def passes(schedule: Schedule, pipeline: Pipeline) -> float:
-    """Passes through a stage in an iteration, over all workers that hold it; of the stage that has the fewest."""
-    found = [0] * pipeline.stages
-    for own, counts in zip(schedule.placement(pipeline), schedule.workload(pipeline), strict=True):
-        for stage, count in zip(own, counts, strict=True):
-            found[stage] += count
-    return float(min(found))
-
-
-class Figures:
-    """What all shapes of some ways to share operators have in common."""
-
-    def __init__(self, ways: Sequence[BlockCosts], cluster: Cluster, job: Job) -> None:
-        self.ways, self._cluster, self._job = tuple(ways), cluster, job
-        forward_s = np.min([costs.forward_s.min(axis=0) for costs in ways], axis=0)
-        backward_s = np.min([costs.backward_s.min(axis=0) for costs in ways], axis=0)
-        both_s = np.min([(costs.forward_s + costs.backward_s).min(axis=0) for costs in ways], axis=0)
-        if job.recompute == "always":
-            both_s = both_s + np.where(_repeated(ways[0], job), forward_s, 0.0)
-        self.work_s, self._largest_s = float(both_s.sum()), float(both_s.max())
-        self._filled_s = np.concatenate([[0.0], np.cumsum(forward_s)])
-        self._drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
-        self._share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
-        self._elements = min(float(costs.parameter_elements.sum()) for costs in ways)
-        self._alone = min(
-            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
-            for c in ways
-        )
-        update_s = min(float(c.update_s.min(axis=0).sum()) for c in ways)
-        self._update_s = self._alone / max(self._elements, 1e-300) * update_s
-        self._tails: dict[tuple[int, float], float] = {}
-        self._chosen = precision_of(job, cluster)
-        self._state_bytes = optimizer_state_bytes(job.optimizer, self._chosen)
-        self._kept_bytes, self._kept_s = _hull(ways, job)
-        workspace = min(float(costs.workspace_bytes.max()) for costs in ways)
-        self._room = max(device.usable_bytes for device in cluster.devices) - workspace
-        self._synced: dict[tuple[int, int, bool, bool], float] = {}
-        self._sent: dict[int, tuple[float, float]] = {}
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the chain."""
-        return len(self._filled_s) - 1
-
-    def bound_s(self, schedule: Schedule, pipeline: Pipeline, copies: int) -> float:
-        """No configuration is faster, wherever the chain is cut."""
-        placement, count = schedule.placement(pipeline), passes(schedule, pipeline)
-        forwards, backwards = schedule.ramp(pipeline)
-        first = [own[0] for own in placement if own]
-        ramp_s = forwards * self._filled_s[first] + backwards * self._drained_s[first]
-        sending_s = self._crossings(schedule, pipeline) * count * self._sending_s(1)[0]
-        mean_s = (count * self.work_s + float(ramp_s.sum()) + sending_s) / len(placement)
-        if schedule.drains and not schedule.spans and not schedule.launches:
-            mean_s += self._tail_s(len(placement), len(schedule.holders(pipeline)[0]), copies)
-        return max(mean_s, count * self._largest_s / len(schedule.holders(pipeline)[0]))
-
-    def _tail_s(self, workers: int, holders: int, copies: int) -> float:
-        """The least that exchange and update of a worker's weights take, of the mean worker.
-
-        Ranks that exchange are neighbours at best and have the links to themselves; times grow with the bytes at most
-        in proportion, so that the mean worker's are no longer than the mean. Nothing where exchanges may be hidden.
-        """
-        job, group, parts = self._job, copies * holders, workers / holders
-        if job.overlap or max(job.zero) > 1:
-            return 0.0
-        if (group, parts) not in self._tails:
-            payload = self._alone / parts * self._chosen.gradient_bytes
-            ranks = np.arange(group, dtype=np.int64) * self.ways[0].ranks
-            ways_s = [
-                factor * collective_s(self._cluster, kind, ranks, payload, 1)
-                for kind, factor in ((Collective.ALL_REDUCE, 1.0), (Collective.REDUCE_SCATTER, 2.0))
-            ]
-            update_s = self._update_s / parts / (group if max(job.zero) else 1)
-            self._tails[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
-        return self._tails[group, parts]
-
-    def estimate_s(self, schedule: Schedule, pipeline: Pipeline, copies: int, zero: int, *, adjacent: bool) -> float:
-        """About how long even stages take that fit."""
-        workers, count = len(schedule.placement(pipeline)), passes(schedule, pipeline)
-        holders = len(schedule.holders(pipeline)[0])
-        work_s = self._fitting_s(schedule, pipeline, copies * holders if zero else 1)
-        each_s = work_s / pipeline.stages
-        idle_s = schedule.idle_s(pipeline, self._share * each_s, (1 - self._share) * each_s)
-        stride = self.ways[0].ranks * (copies if adjacent else 1)
-        crossed = count * self._crossings(schedule, pipeline) / workers
-        busy_s = count * work_s / workers + idle_s + crossed * self._sending_s(stride)[1]
-        exchange_s = self._exchange_s(workers // holders, copies * holders, adjacent, zero > 0)
-        return busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
-
-    def _crossings(self, schedule: Schedule, pipeline: Pipeline) -> int:
-        """Boundaries over which transfers stop workers."""
-        if self._job.transfers is not Transfers.BLOCKING:
-            return 0
-        holders = schedule.holders(pipeline)
-        apart = [not set(before) & set(here) for before, here in itertools.pairwise(holders)]
-        return sum(crosses and alone for crosses, alone in zip(schedule.crossings(pipeline)[1:], apart, strict=True))
-
-    def _fitting_s(self, schedule: Schedule, pipeline: Pipeline, shards: int) -> float:
-        """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit."""
-        held = np.array(schedule.held(pipeline), float)
-        placement = schedule.placement(pipeline)
-        hosted = np.array([len(own) for own in placement]) / pipeline.stages
-        versions = np.array(schedule.weight_versions(pipeline), float) + schedule.weight_buffers
-        version = np.array([versions[list(own)].max(initial=0.0) for own in placement])
-        each = version * self._chosen.weight_bytes + self._chosen.gradient_bytes + self._state_bytes / shards
-        room = self._room - each * self._elements * hosted
-        kept = np.maximum(room, 0.0) * pipeline.stages * schedule.parts / np.maximum(held, 1)
-        if (kept * REACH < self._kept_bytes[0]).any():
-            return float("inf")
-        return float(np.interp(kept, self._kept_bytes, self._kept_s).mean())
-
-    def _sending_s(self, stride: int) -> tuple[float, float]:
-        """Seconds to pass a boundary both ways: the least of any boundary and link, and the mean to a neighbour."""
-        if stride not in self._sent:
-            moved = [np.stack([c.boundary_bytes, c.gradient_boundary_bytes])[:, 1:-1] for c in self.ways]
-            last = self._cluster.device_count - 1
-            near = send_terms(self._cluster, 0, min(1, last), 1)
-            here = send_terms(self._cluster, 0, min(stride, last), self.ways[0].ranks)
-            least, mean = [], []
-            for costs, (out, back) in zip(self.ways, moved, strict=True):
-                if not out.size:
-                    continue
-                gathers = [t[1:-1] for t in (costs.gather_s, costs.gradient_gather_s) if t is not None]
-                more = np.sum(gathers, axis=0) if gathers else np.zeros(len(out))
-                least.append(float((near.seconds(out) * (out > 0) + near.seconds(back) * (back > 0) + more).min()))
-                mean.append(float((here.seconds(out) * (out > 0) + here.seconds(back) * (back > 0) + more).mean()))
-            self._sent[stride] = min(least, default=0.0), min(mean, default=0.0)
-        return self._sent[stride]
-
-    def _exchange_s(self, workers: int, copies: int, adjacent: bool, sharded: bool) -> float:
-        """An even share of the gradients summed over the copies of a worker."""
-        key = (workers, copies, adjacent, sharded)
-        if copies < 2:
-            return 0.0
-        if key not in self._synced:
-            ranks = self.ways[0].ranks
-            stride = ranks if adjacent else ranks * workers
-            payload = self._elements / workers * self._chosen.gradient_bytes
-            kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
-            group = np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1)
-            seconds = collective_s(self._cluster, kind, np.unique(group), payload, ranks * workers)
-            self._synced[key] = (2.0 if sharded else 1.0) * seconds
-        return self._synced[key]
-
-
-def _repeated(costs: BlockCosts, job: Job) -> np.ndarray:
-    """[n] whether a recomputed stage repeats the block."""
-    every = job.whole_stages or costs.repeated is None
-    return np.ones(len(costs.parameter_elements), bool) if every else np.asarray(costs.repeated)
-
-
-def _hull(ways: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes kept of a micro-batch by all blocks, ascending, and the least seconds of all blocks that keep so much.
-
-    Every block picks a way to share its operators, and whether to repeat its forward, apart from the others.
-    """
-    options = []
-    for costs in ways:
-        seconds, kept = (costs.forward_s + costs.backward_s).mean(axis=0), np.diagonal(costs.saved_bytes)
-        if job.recompute != "always":
-            options.append((kept, seconds))
-        if job.recompute != "never":
-            again = _repeated(costs, job)
-            more = np.zeros_like(kept) if costs.kept_bytes is None else costs.kept_bytes
-            less = np.where(again, np.minimum(np.diagonal(costs.checkpoint_bytes) + more, kept), kept)
-            options.append((less, seconds + np.where(again, costs.forward_s.mean(axis=0), 0.0)))
-    bytes_, seconds = (np.array(column) for column in zip(*options, strict=True))
-    steps: list[tuple[float, float, float]] = []
-    least_bytes = least_s = 0.0
-    for block in range(bytes_.shape[1]):
-        points = sorted(zip(bytes_[:, block].tolist(), seconds[:, block].tolist(), strict=True))
-        line = _lower(points)
-        least_bytes, least_s = least_bytes + line[0][0], least_s + line[0][1]
-        steps += [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(line)]
-    steps.sort()
-    return (
-        least_bytes + np.concatenate([[0.0], np.cumsum([step[1] for step in steps])]),
-        least_s + np.concatenate([[0.0], np.cumsum([step[2] for step in steps])]),
-    )
-
-
-def _lower(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points by bytes, those on the line from the leanest to the fastest that no mixture of others is below."""
-    found: list[tuple[float, float]] = []
-    for x, y in points:
-        if found and y >= found[-1][1]:
-            continue
-        while found and x <= found[-1][0]:
-            found.pop()
-        while len(found) > 1 and (found[-1][1] - found[-2][1]) * (x - found[-2][0]) >= (y - found[-2][1]) * (
-            found[-1][0] - found[-2][0]
-        ):
-            found.pop()
-        found.append((x, y))
-    return found
