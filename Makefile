@@ -37,6 +37,7 @@ check: $(BIN)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.budget
 
 format: $(BIN)/.ready
 	$(BIN)/ruff check --fix .
