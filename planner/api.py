@@ -40,10 +40,9 @@ from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import SchedulesFor, schedules_with
 from planner.space import Configuration, play_terms
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
-from planner.space.meshes import mesh_problem, meshes_for
+from planner.space.jobs import mesh_problem, meshes_for, settled
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
-from planner.space.settled import settled
 from planner.space.types import Candidate, Certificate, Evaluation, Job
 
 Progress = Callable[[int, int, float, float], None]

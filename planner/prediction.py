@@ -27,11 +27,10 @@ from planner.plans.priced import priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.evaluate_many import Evaluations, evaluate_many
+from planner.space.jobs import mesh_problem, settled
 from planner.space.layouts import Layouts
-from planner.space.meshes import mesh_problem
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
-from planner.space.settled import settled
 from planner.space.timing import least_s
 from planner.space.types import BlockCosts, Certificate, Evaluation, Job
 

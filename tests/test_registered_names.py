@@ -31,7 +31,7 @@ OF_THEIR_OWN = {
     "formulas/directions.py": ("zb-v",),
     "formulas/exchange.py": ("all-reduce",),
     "plans/requirements.py": ("ring",),
-    "exchange/_collectives.py": ("tree", "hierarchical"),
+    "exchange/collectives.py": ("tree", "hierarchical"),
     "importers/onnx_graph/ties.py": ("auto",),
     "space/formulate.py": ("auto",),
     "space/limits.py": ("auto",),

@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from planner.exchange._collectives import step_traffic
 from planner.exchange.choosing import choose
+from planner.exchange.collectives import step_traffic
 from planner.exchange.fabric import Fabric, Port, Servers, fabric_of
 from planner.exchange.graph_step import step_of
 from planner.exchange.readings import (

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._collectives import draft_recipe
 from planner.exchange._defaults import MEGABYTE, Defaults, merge, positive
-from planner.exchange._servers import (
+from planner.exchange.collectives import draft_recipe
+from planner.exchange.fabric import Fabric
+from planner.exchange.servers import (
     UPDATED_ON_SERVERS,
     Sending,
     Transport,
@@ -23,7 +24,6 @@ from planner.exchange._servers import (
     one,
     sent,
 )
-from planner.exchange.fabric import Fabric
 from planner.exchange.types import Draft, Facts, MemoryFactors, Step
 
 

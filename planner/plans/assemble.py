@@ -40,8 +40,8 @@ from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
 from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
-from planner.space.heads import head_block
-from planner.space.settled import precision_of, settled
+from planner.space.blocks import head_block
+from planner.space.jobs import precision_of, settled
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
 
 NOT_MODELLED = (

@@ -13,7 +13,7 @@ from planner.plans.flags import Requirement
 from planner.plans.records import Boundary, Loss
 from planner.plans.types import Plan
 from planner.schedules.types import WeightPolicy
-from planner.space.heads import loss_outputs
+from planner.space.blocks import loss_outputs
 
 _MAKE_AGAIN = "plan again for this model"
 

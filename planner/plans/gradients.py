@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.graph import Graph, Node
 from planner.operators import needs_gradient
 from planner.operators.site import find_rule
-from planner.space.heads import loss_outputs
+from planner.space.blocks import loss_outputs
 
 
 def differentiable(graph: Graph) -> frozenset[str]:

@@ -37,7 +37,7 @@ from planner.plans.records import (
     Stage,
 )
 from planner.plans.words import significant, summary
-from planner.space.heads import loss_outputs
+from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
 
 _EACH: dict[Phase, Literal["", "forward", "backward"]] = {

@@ -7,10 +7,9 @@ micro_batch_sizes(job) -> tuple[int, ...]       sizes that a job allows
 
 from __future__ import annotations
 
-from planner.solvers._registry import SOLVERS
 from planner.solvers.outer import search
 from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import Answer, Explored, Judge, Outcome, Solution, Solver
+from planner.solvers.types import SOLVERS, Answer, Explored, Judge, Outcome, Solution, Solver
 
 
 def get(name: str) -> Solver:

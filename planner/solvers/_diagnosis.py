@@ -14,8 +14,8 @@ from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.solvers._registry import SOLVERS
 from planner.solvers._trivial import plain_schedule
+from planner.solvers.types import SOLVERS
 from planner.space import evaluate
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem

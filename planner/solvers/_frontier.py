@@ -14,8 +14,8 @@ from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._candidates import SAME
-from planner.solvers._objective import Objective
-from planner.solvers._reach import Reach, Share
+from planner.solvers._objectives import Objective
+from planner.solvers._relaxation import Reach, Share
 from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator

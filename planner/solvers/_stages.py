@@ -2,16 +2,83 @@
 
 Recomputing a stage never makes an iteration faster (the repeated forward delays everything by at least what it hides),
 so under "auto" a stage is recomputed where, and only where, its activations do not fit otherwise.
+
+Blocks that must be on a certain stage, as a search that adds stages in front sees them.
+
+Problems that a search over labels cannot hold at once, as several that it can.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.memory import most_that_fit
 from planner.space.problem import StageProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What pinned blocks mean for a new first stage.
+
+    Attributes:
+        first: last block that must be on the first stage; -1 where none must.
+        behind: blocks, and how many stages come after the one that each must be on.
+    """
+
+    first: int
+    behind: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(problem: StageProblem) -> Pins:
+        """The pins of a problem; those counted from the front need its number of stages (`by_count`)."""
+        first = max((b for b, stage in problem.pins.tolist() if stage == 0), default=-1)
+        total = int(problem.stage_counts[0]) if len(problem.stage_counts) else 0
+        behind = tuple(
+            (b, -stage - 1 if stage < 0 else total - 1 - stage) for b, stage in problem.pins.tolist() if stage
+        )
+        return Pins(first, behind)
+
+    def allow(self, i: int, stop: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Whether stages of blocks i..stop-1 may stand before so many others; bool of the shape of both."""
+        allowed = np.full(stop.shape, i == 0 or i > self.first)
+        for block, number in self.behind:
+            allowed &= (after != number) | ((i <= block) & (stop > block))
+            allowed &= (after >= number) | (i > block)
+            allowed &= number >= 0  # there are not so many stages
+        return allowed
+
+
+def by_count(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """The problem, or one for each number of stages where a pin counts from the front and so needs to know it."""
+    if len(problem.stage_counts) == 1 or not (problem.pins[:, 1] > 0).any():
+        return (problem,)
+    most = min(problem.blocks, problem.slice_devices, problem.max_stages or problem.blocks)
+    counts = [n for n in range(1, most + 1) if not len(problem.stage_counts) or n in problem.stage_counts]
+    return tuple(replace(problem, stage_counts=np.array([n]), max_stages=n) for n in counts)
+
+
+def cases(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """The problem, or one for each number of replicas and of stages that the search has to know beforehand."""
+    return tuple(case for alike in by_replicas(problem) for case in by_count(alike))
+
+
+def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each number of replicas, where all stages have the same."""
+    counts = np.unique(problem.replicas)
+    if not problem.uniform or len(counts) == 1:
+        return (problem,)
+    return tuple(_of_options(problem, np.flatnonzero(problem.replicas == count)) for count in counts)
+
+
+def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
+    """The problem with some of its options only."""
+    names = ("replicas", "shardings", "place", "in_flight", "passing", "filling", "tied_class")
+    kept = {name: getattr(problem, name)[options] for name in names}
+    return replace(
+        problem, **kept, link=problem.link[np.ix_(options, options)], tied_s=problem.tied_s[:, options], uniform=False
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.solvers._registry import SOLVERS
-from planner.solvers.types import Judge, Measure, Solution
+from planner.solvers.types import SOLVERS, Judge, Measure, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 

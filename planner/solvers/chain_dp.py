@@ -12,14 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import ShardplanError
-from planner.solvers._cases import cases
-from planner.solvers._closed_form import ClosedForm
 from planner.solvers._labels import LabelSearch, Stages
-from planner.solvers._objective import Objective
-from planner.solvers._registry import SOLVERS
+from planner.solvers._objectives import ClosedForm, Objective
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, stage_tables
-from planner.solvers.types import Judge, Solution
+from planner.solvers._stages import StageTables, cases, stage_tables
+from planner.solvers.types import SOLVERS, Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 

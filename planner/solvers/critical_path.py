@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from planner import schedules
 from planner.errors import ShardplanError
 from planner.schedules import Pipeline
-from planner.solvers._cases import cases
-from planner.solvers._longest_chain import LongestChain
-from planner.solvers._registry import SOLVERS
+from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, stage_tables
+from planner.solvers._stages import StageTables, cases, stage_tables
 from planner.solvers.chain_dp import AGREEMENT, minimised
-from planner.solvers.types import Judge, Solution
+from planner.solvers.types import SOLVERS, Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation, StageChoice
 

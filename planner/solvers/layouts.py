@@ -16,9 +16,8 @@ from planner.memory import fits
 from planner.sharding import Setting as ShardingSetting
 from planner.sharding import StateBytes, mesh_on
 from planner.sharding.searches import ShardingAnswer, get
-from planner.space.meshes import mesh_names
+from planner.space.jobs import mesh_names, precision_of
 from planner.space.pricer import Pricer
-from planner.space.settled import precision_of
 from planner.space.types import Job
 from planner.units import format_bytes
 

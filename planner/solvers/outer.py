@@ -21,11 +21,9 @@ from planner.schedules import Schedule
 from planner.solvers import chain_dp
 from planner.solvers._account import Account
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers._closed_form import ClosedForm
 from planner.solvers._diagnosis import infeasible, may_fit
 from planner.solvers._frontier import Alike, Frontier, Looked, Task, by_zero, compute_s, covers
-from planner.solvers._longest_chain import LongestChain
-from planner.solvers._objective import Objective
+from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.solvers._trivial import TrivialPlans
 from planner.solvers._wording import space_in_words
 from planner.solvers.conflict import limited
@@ -37,9 +35,9 @@ from planner.solvers.types import Answer, Judge, Key, Measure, Outcome, Progress
 from planner.space import evaluate
 from planner.space.asked import allowed_ranks
 from planner.space.formulate import Formulator
+from planner.space.jobs import settled
 from planner.space.joined import joined
 from planner.space.problem import StageProblem
-from planner.space.settled import settled
 from planner.space.types import BlockCosts, Candidate, Job
 
 CostsFor = Callable[[int], BlockCosts]

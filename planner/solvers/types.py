@@ -1,4 +1,4 @@
-"""What solvers take and give."""
+"""What solvers take and give, and all of them by name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from planner.registry import Registry
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
 
@@ -140,3 +141,7 @@ class Answer:
     trivial: tuple[Candidate, ...]
     certificate: Certificate
     explored: tuple[Explored, ...]
+
+
+SOLVERS: Registry[Solver] = Registry("planner.solvers", "solver")
+"""A module of this package registers its own."""

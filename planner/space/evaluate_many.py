@@ -23,8 +23,8 @@ from planner.schedules import get
 from planner.space.asked import allowing
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
+from planner.space.jobs import precision_of
 from planner.space.layouts import Layouts
-from planner.space.settled import precision_of
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
 

@@ -1,17 +1,29 @@
 """What replicas exchange at each place, and what each of them holds: tables over stages of blocks i..j.
 
 All of it is read off the recipe of the ZeRO stage (`planner.exchange.recipe_of`).
+
+What it costs to sum the gradients of weights that the first and the last stage of a pipeline both hold.
+
+The first stage has r replicas at device a of the slice, the last one s replicas at its end. With g = gcd(r, s), group q
+of a copy has replicas q, q + g, .. of both. Shifting a group by whole children of the outermost level keeps its shape,
+so of all copies and groups only the distinct shifts within such a child are looked at, and of places far from the last
+stage only those within one child.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from planner.costs.precision import Precision
 from planner.exchange import ExchangeStep, Group, Phase, kept_bytes, recipe_of
-from planner.hardware.collectives import Terms
+from planner.hardware.collectives import Terms, collective_terms
+from planner.hardware.span import child_sizes
+from planner.hardware.types import Cluster, Collective
 from planner.space.placement import Placement, Placements
 from planner.space.ranges import Ranges, range_maxima, range_sums
 
@@ -96,3 +108,113 @@ def _least(terms: Terms, payload_bytes: np.ndarray) -> np.ndarray:
     for seconds in others:
         np.minimum(first, seconds, out=first)
     return np.asarray(first)
+
+
+@dataclass(frozen=True, eq=False)
+class TiedEnds:
+    """Prices of the all-reduce between first and last stages.
+
+    Attributes:
+        which: int64 [R, R, W], by last stage, first stage and device of the first: index into `terms`; -1 where the two
+            overlap.
+        terms: for each index the groups that are at work at the same time; the slowest counts.
+    """
+
+    which: np.ndarray
+    terms: tuple[tuple[Terms, ...], ...]
+
+    def seconds(self, payload_bytes: float) -> tuple[np.ndarray, np.ndarray]:
+        """([T, R, W] seconds by class of last stage, [R] class of each last stage), last stages alike in one class."""
+        priced = [max(float(terms.seconds(payload_bytes)) for terms in groups) for groups in self.terms]
+        table = np.array([*priced, math.inf])[self.which]
+        classes, of = np.unique(table.reshape(len(table), -1), axis=0, return_inverse=True)
+        return classes.reshape(-1, *table.shape[1:]), of.reshape(-1)
+
+
+def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray, ranks: int = 1) -> TiedEnds:
+    """Price all pairs of first and last stages; O(R^2 child^2 replicas), child that of the outermost level.
+
+    Args:
+        cluster: the machine.
+        copies: copies of the pipeline.
+        slice_devices: devices of one copy, groups of `ranks` counting as one.
+        replicas: what a stage may have.
+        ranks: neighbours that act as one device (`planner.space.placement.aligned`).
+    """
+    pricer = _Pricer(cluster, copies, slice_devices, ranks)
+    which = np.full((len(replicas), len(replicas), slice_devices), -1, dtype=np.int64)
+    for last, behind in enumerate(replicas.tolist()):
+        for first, ahead in enumerate(replicas.tolist()):
+            if ahead + behind <= slice_devices:
+                which[last, first, : slice_devices - ahead - behind + 1] = pricer.indices(ahead, behind)
+    return TiedEnds(which, tuple(pricer.terms))
+
+
+class _Pricer:
+    """Numbers distinct sets of groups, and prices each once."""
+
+    def __init__(self, cluster: Cluster, copies: int, width: int, ranks: int) -> None:
+        self._cluster, self._copies, self._width, self._ranks = cluster, copies, width, ranks
+        self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
+        self._known: dict[tuple[object, ...], int] = {}
+        self.terms: list[tuple[Terms, ...]] = []
+
+    def indices(self, first: int, last: int) -> np.ndarray:
+        """[places] index of the groups of `first` replicas at each device and `last` ones at the slice's end."""
+        room, groups = self._width - first - last, math.gcd(first, last)
+        # Places whose devices all lie a child or more before the last stage repeat from child to child.
+        repeating = max(0, room - self._child + 1)
+        at = np.arange(room + 1)
+        alike = np.where(at < repeating, at % self._child, at)
+        chosen, of = np.unique(alike, return_inverse=True)
+        starts = np.arange(0, first, groups)
+        ends = np.broadcast_to(np.arange(self._width - last, self._width, groups), (len(chosen), last // groups))
+        base = np.concatenate([chosen[:, None] + starts, ends], axis=1)
+        ranks = (base[:, None, :] + self._shifts(groups)[None, :, None]) * self._ranks
+        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), child_sizes(self._cluster))
+        distinct, shape = np.unique(shapes, axis=0, return_inverse=True)
+        found = []
+        for place, present in enumerate(shape.reshape(ranks.shape[:2])):
+            kinds, members = np.unique(present, return_index=True)
+            working = self._copies * groups * self._ranks
+            key = (working, *(tuple(distinct[k].tolist()) for k in kinds))
+            if key not in self._known:
+                self._known[key] = len(self.terms)
+                self.terms.append(self._priced(ranks[place, members], working))
+            found.append(self._known[key])
+        return np.array(found)[of.reshape(-1)]
+
+    def _shifts(self, groups: int) -> np.ndarray:
+        """By how much groups of all copies are shifted, one of each distance within a child."""
+        shift = (np.arange(self._copies)[:, None] * self._width + np.arange(min(groups, self._child))).ravel()
+        return np.asarray(shift[np.unique(shift % self._child, return_index=True)[1]])
+
+    def _priced(self, groups: np.ndarray, working: int) -> tuple[Terms, ...]:
+        return tuple(collective_terms(self._cluster, Collective.ALL_REDUCE, ranks, working) for ranks in groups)
+
+
+def _shapes(ranks: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """[groups, 1 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
+
+    The number of ranks, and on each level the most children of a parent, and the fewest and most ranks of a child.
+    """
+    columns = [np.full(len(ranks), ranks.shape[1])]
+    for below, above in pairwise(sizes):
+        child, parent = ranks // below, ranks // above
+        new = np.ones(ranks.shape, dtype=bool)
+        new[:, 1:] = child[:, 1:] != child[:, :-1]
+        fewest, most = _runs(child, np.ones(ranks.shape, dtype=np.int64))
+        columns += [_runs(parent, new.astype(np.int64))[1], fewest, most]
+    return np.stack(columns, axis=1)
+
+
+def _runs(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least and greatest sum of weights over the runs of equal keys in each row."""
+    ends = np.ones(keys.shape, dtype=bool)
+    ends[:, :-1] = keys[:, 1:] != keys[:, :-1]
+    total = np.cumsum(weights, axis=1)
+    upto = np.where(ends, total, 0)
+    before = np.zeros_like(upto)
+    before[:, 1:] = np.maximum.accumulate(upto, axis=1)[:, :-1]
+    run = total - before
+    return np.where(ends, run, np.iinfo(np.int64).max).min(axis=1), np.where(ends, run, 0).max(axis=1)

@@ -1,11 +1,20 @@
-"""A job is checked field by field before anything is worked out from it."""
+"""A job before anything is priced: its fields are checked, the precision that it leaves open is settled, and the meshes
+of ranks that are worth considering for it on a cluster are listed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 
+from planner.costs.precision import Precision, best_precision, precision, supported_precision
 from planner.errors import JobError
 from planner.exchange import recipes
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.operators.specs import graph_specs
+from planner.space.placement import aligned
 from planner.space.types import Job
 
 _RECOMPUTE = ("auto", "never", "always")
@@ -64,3 +73,122 @@ def _pin(value: object) -> bool:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         return False
     return isinstance(value[0], str) and isinstance(value[1], int)
+
+
+SPARSE = 0.5
+"""Fraction of the weights beyond which a model counts as one that uses only some of them for a sample."""
+
+_NAMES = {1: ("tensor",), 2: ("outer", "tensor"), 3: ("far", "outer", "tensor")}
+
+
+def mesh_names(mesh: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of a mesh's axes, outermost first."""
+    return _NAMES.get(len(mesh), tuple(f"axis{i}" for i in range(len(mesh))))
+
+
+def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...], ...]:
+    """Meshes of two ranks and more that suit a cluster, smallest first.
+
+    Inside a node one axis of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which most
+    weights are tables or experts (of these a sample uses a few, so little is exchanged when they are spread), or where
+    the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Where the devices that may be
+    used are of several types there are no meshes. The job's own meshes and widths go before the rest.
+
+    Raises:
+        JobError: a field of the job makes no sense.
+    """
+    check_job(job)
+    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    if len(device_types(cluster, job)) > 1:
+        return ()
+    if job.meshes:
+        found = {mesh for mesh in job.meshes if math.prod(mesh) > 1}
+    else:
+        node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
+        found = set()
+        for ranks in _widths(cluster, max(node, spread_ranks(graph), *job.tensor_parallel), devices):
+            found.add((ranks,))
+            if ranks > node > 1 and ranks % node == 0:
+                found.add((ranks // node, node))
+    allowed = {m for m in found if math.prod(m) <= devices and aligned(cluster, math.prod(m))}
+    wanted = {m for m in allowed if not job.tensor_parallel or math.prod(m) in job.tensor_parallel}
+    return tuple(sorted(wanted, key=lambda m: (math.prod(m), len(m), m)))
+
+
+def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
+    """The types of the devices that a job may use, by their numbers in `cluster.devices`."""
+    return tuple(sorted(set(cluster.device_types[: job.devices or None].tolist())))
+
+
+def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
+    """Why operators cannot be shared on a mesh; empty where they can."""
+    ranks, devices = math.prod(mesh), min(job.devices or cluster.device_count, cluster.device_count)
+    if ranks == 1:
+        return ""
+    if ranks > devices:
+        return f"a mesh of {' x '.join(map(str, mesh))} needs {ranks} ranks, of which there are {devices}"
+    if len(device_types(cluster, job)) > 1:
+        alike = int((cluster.device_types == cluster.device_types[0]).argmin())
+        return f"operators are shared by equal devices only, and only the first {alike} of {cluster.name} are equal"
+    return "" if aligned(cluster, ranks) else f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
+
+
+def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:
+    """Powers of two, and whole children of levels, up to as many ranks as a replica may have."""
+    limit = min(most, devices)
+    doubled = [2**k for k in range(1, limit.bit_length()) if 2**k <= limit]
+    whole = [size for size in cluster.group_sizes() if 1 < size <= limit]
+    return sorted({*doubled, *whole})
+
+
+def spread_ranks(graph: Graph) -> int:
+    """Over how many ranks tables and experts can be spread, where most weights are such; 0 elsewhere.
+
+    A weight that every token is multiplied with costs two FLOPs an element and token; a model's tokens are taken from
+    the middle one of the operators that multiply by weights. What a weight falls short of that, it is idle. Tables are
+    spread by their rows and experts by their number: the first dimension of what most idle elements are in.
+    """
+    work: dict[int, float] = {}
+    rows: list[float] = []
+    for i, spec in enumerate(graph_specs(graph)):
+        weights = graph.node_parameters[i]
+        elements = sum(graph.parameters[p].elements for p in weights)
+        if not elements:
+            continue
+        for p in weights:
+            work[p] = work.get(p, 0.0) + spec.matrix_flops * graph.parameters[p].elements / elements
+        if spec.matrix_flops:
+            rows.append(spec.matrix_flops / (2 * elements))
+    tokens = sorted(rows)[len(rows) // 2] if rows else 0.0
+    idle = {
+        p: weight.elements - work.get(p, 0.0) / (2 * tokens)
+        for p, weight in enumerate(graph.parameters)
+        if tokens and weight.elements
+    }
+    if sum(max(0.0, each) for each in idle.values()) <= SPARSE * graph.parameter_count():
+        return 0
+    by_shape: dict[tuple[int, ...], float] = {}
+    for p, each in idle.items():
+        shape = graph.parameters[p].shape
+        by_shape[shape] = by_shape.get(shape, 0.0) + each
+    return max(by_shape, key=lambda shape: (by_shape[shape], shape))[0]
+
+
+def settled(job: Job, cluster: Cluster) -> Job:
+    """The job with a precision: its own, or the best that all devices it may use compute in.
+
+    Raises:
+        JobError: a field of the job makes no sense, or a device that it may use does not compute in its precision.
+        UsageError: no precision has that name.
+    """
+    check_job(job)
+    used = [cluster.devices[t] for t in device_types(cluster, job)]
+    chosen = job.precision or best_precision(used)
+    for device in used:
+        supported_precision(chosen, device)
+    return dataclasses.replace(job, precision=chosen)
+
+
+def precision_of(job: Job, cluster: Cluster) -> Precision:
+    """The precision of a job, settled or not."""
+    return precision(job.precision or settled(job, cluster).precision)

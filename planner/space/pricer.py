@@ -32,8 +32,7 @@ from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs,
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.configuration import Configuration
-from planner.space.meshes import device_types, mesh_names, meshes_for
-from planner.space.settled import settled
+from planner.space.jobs import device_types, mesh_names, meshes_for, settled
 from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 

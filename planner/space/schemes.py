@@ -13,7 +13,7 @@ from planner.exchange import Exchange, Scheme, Step, fabric_of, get
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S
 from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
-from planner.space.settled import precision_of
+from planner.space.jobs import precision_of
 from planner.space.types import BlockCosts, Job, StageTerms, Violation
 
 HOST_WAY_BYTE_PER_S = 12.8e9

@@ -12,8 +12,7 @@ from planner.hardware.types import Collective, Device
 from planner.sharding.inner import InnerCosts
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.sharded import ShardedCosts
-from planner.space.blocks import checkpoint_table, range_sums, range_table, update_s_per_element
-from planner.space.heads import head_block
+from planner.space.blocks import checkpoint_table, head_block, range_sums, range_table, update_s_per_element
 from planner.space.types import BlockCosts, Tie
 
 

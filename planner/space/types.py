@@ -35,7 +35,7 @@ class Job:
     Attributes:
         global_batch: samples per optimizer step over all devices.
         precision: name in `planner.costs.precision.PRECISIONS`; empty means the best that all devices that may be used
-            compute in (`planner.space.settled`).
+            compute in (`planner.space.jobs`).
         optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.

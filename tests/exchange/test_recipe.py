@@ -43,9 +43,9 @@ from planner.exchange import (
     sent_bytes,
     step_traffic,
 )
-from planner.exchange._sharded import Sharded, price_sharded
 from planner.exchange.fabric import Fabric
 from planner.exchange.types import Exchange, Facts
+from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.space import Configuration, Job, StageChoice, evaluate, formulate

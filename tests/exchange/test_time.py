@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from planner.errors import JobError, UsageError
 from planner.exchange import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
 from planner.exchange._defaults import Defaults
-from planner.exchange._sharded import Work, play_sharded
 from planner.exchange.buckets import fuse, pack
-from planner.exchange.messages import Leg, Message
-from planner.exchange.timeline import play
+from planner.exchange.messages import Leg, Message, play
+from planner.exchange.zero import Work, play_sharded
 from planner.hardware import Collective, collective_s, load_cluster
 from tests.exchange import wires as w
 
@@ -94,7 +93,7 @@ def test_no_all_reduce_beats_its_own_busiest_port(profile: str) -> None:
 
     Measured collectives are left out: they may exceed one nominal link, being fits to what a library reached.
     """
-    from planner.exchange._collectives import unmeasured
+    from planner.exchange.collectives import unmeasured
 
     fabric = fabric_of(unmeasured(load_cluster(profile, nodes=4)))
     for name in ("ring", "tree", "hierarchical", "in-network"):

@@ -26,7 +26,7 @@ from planner.sharding import (
 )
 from planner.simulate import simulate
 from planner.space.evaluate import evaluate
-from planner.space.meshes import mesh_names
+from planner.space.jobs import mesh_names
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Certificate, Configuration, StageChoice
 

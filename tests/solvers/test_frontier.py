@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from planner.hardware.types import Cluster
 from planner.solvers import Outcome, brute_force, get, search
-from planner.solvers._closed_form import ClosedForm
 from planner.solvers._frontier import Alike, Frontier, Task
-from planner.solvers._longest_chain import LongestChain
-from planner.solvers._objective import Objective
+from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
 from planner.space.types import Configuration, Evaluation
 from tests.space.instances import chain, cluster, random_instance

@@ -11,7 +11,7 @@ from planner.graph import build_chain
 from planner.plans import explain, explanation_report, to_text
 from planner.simulate import simulate
 from planner.space import Configuration, Job, StageChoice, evaluate
-from planner.space.heads import head_block, loss_outputs
+from planner.space.blocks import head_block, loss_outputs
 from tests.graph import make_graph
 from tests.shared_data import shared_path
 

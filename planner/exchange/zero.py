@@ -3,6 +3,22 @@
 The step is played as one line of computation and one link. A unit (a bucket of variables whose layers follow each
 other) cannot compute before its weights are gathered; its gradients are scattered when its backward is done; gathers
 are issued when the computation `prefetch` units earlier begins. The link serves in order of issue.
+
+ZeRO stage 1: the optimizer state in shards. Gradients are scattered, each rank updates its shard, weights gathered.
+
+Bytes are those of an all-reduce, 2(n-1)/n M (Rajbhandari et al., SC 2020). Gradients accumulate whole and travel once a
+step; the gather follows the update, so it is exposed unless the next forward waits for it unit by unit.
+
+ZeRO stage 2: optimizer state and gradients in shards.
+
+2(n-1)/n M a step of one micro-batch (Rajbhandari et al., SC 2020). A rank has no room for whole gradients, so every
+micro-batch scatters its own: m micro-batches move (m+1)(n-1)/n M.
+
+ZeRO stage 3, FSDP: weights, gradients and optimizer state in shards; weights are gathered unit by unit when needed.
+
+3(n-1)/n M a step of one micro-batch (Rajbhandari et al., SC 2020; Zhao et al., PyTorch FSDP, VLDB 2023): gathered in
+the forward, again in the backward, and gradients scattered, for every micro-batch. Units are gathered `prefetch` ahead
+of the computation, for the memory of as many more units.
 """
 
 from __future__ import annotations
@@ -11,13 +27,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.exchange._collectives import draft_recipe, priced
+from planner.errors import UsageError
+from planner.exchange import SCHEMES
 from planner.exchange._defaults import MEGABYTE, Defaults, require
 from planner.exchange.buckets import Bucket, pack
+from planner.exchange.collectives import draft_recipe, priced
 from planner.exchange.fabric import Fabric
 from planner.exchange.readings import parts_of
-from planner.exchange.recipe import Content, Phase, Recipe
-from planner.exchange.types import Draft, Exchange, MemoryFactors, Scheme, Step
+from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe
+from planner.exchange.types import Draft, Exchange, Facts, MemoryFactors, Scheme, Step
+from planner.hardware import Collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +236,108 @@ class GatheredOnce(Sharded):
             UsageError: the fabric cannot run the scheme.
         """
         return price_sharded(self, fabric, step, self.bucket_bytes, overlap=self.overlap_gather)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedOptimizer(GatheredOnce):
+    """ZeRO-1."""
+
+    key = "zero1"
+    zero = 1
+    recipe = Recipe(
+        (
+            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS),
+            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
+        ),
+        optimizer=Group.REPLICAS,
+    )
+    facts = Facts(
+        decides="buckets; whether the gather overlaps with the next forward",
+        time="(n-1)/n M/B to scatter, as much to gather",
+        traffic="2(n-1)/n M",
+        memory="optimizer state 1/n",
+        source="Rajbhandari et al., ZeRO, SC 2020",
+    )
+
+
+SCHEMES.register("zero1", ShardedOptimizer())
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedGradients(GatheredOnce):
+    """ZeRO-2."""
+
+    key = "zero2"
+    zero = 2
+    recipe = Recipe(
+        (
+            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD),
+            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
+        ),
+        gradients=Group.REPLICAS,
+        optimizer=Group.REPLICAS,
+    )
+    facts = Facts(
+        decides="buckets; whether the gather overlaps with the next forward",
+        time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
+        traffic="2(n-1)/n M; (m+1)(n-1)/n M for m micro-batches",
+        memory="optimizer state and gradients 1/n",
+        source="Rajbhandari et al., ZeRO, SC 2020",
+    )
+
+
+SCHEMES.register("zero2", ShardedGradients())
+
+
+_GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
+_GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
+_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedWeights(Sharded):
+    """ZeRO-3.
+
+    Attributes:
+        bucket_bytes: size of a unit, the variables that are gathered together.
+        prefetch: units gathered ahead; 0 gathers a unit when the one before it is done.
+        keep_gathered: weights stay gathered from the forward to the backward.
+    """
+
+    bucket_bytes: float = 100 * MEGABYTE
+    prefetch: int = 1
+    keep_gathered: bool = False
+
+    key = "zero3"
+    zero = 3
+    facts = Facts(
+        decides="units, prefetch, whether weights stay gathered until the backward",
+        time="(n-1)/n M/B for each of two gathers and a scatter",
+        traffic="3(n-1)/n M a micro-batch",
+        memory="all 1/n, and the gathered units",
+        source="Rajbhandari et al., SC 2020; Zhao et al., FSDP, VLDB 2023",
+    )
+
+    @property
+    def recipe(self) -> Recipe:
+        """Everything in shards; one or two gathers and one scatter for each micro-batch."""
+        return Recipe(
+            (_GATHER, _SCATTER) if self.keep_gathered else (_GATHER, _GATHER_AGAIN, _SCATTER),
+            weights=Group.REPLICAS,
+            gradients=Group.REPLICAS,
+            optimizer=Group.REPLICAS,
+            gathered_units=0 if self.keep_gathered else 1 + self.prefetch,
+        )
+
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """Gathers ahead of each unit's computation, scatters behind its backward.
+
+        Raises:
+            UsageError: the fabric cannot run the scheme, or a negative prefetch.
+        """
+        if self.prefetch < 0:
+            raise UsageError(f"prefetch is {self.prefetch}", where=self.name, hint="use 0 or more")
+        return price_sharded(self, fabric, step, self.bucket_bytes, self.prefetch)
+
+
+SCHEMES.register("zero3", ShardedWeights())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner.exchange._defaults import MEGABYTE, Defaults, dense_note, positive
+from planner.exchange._defaults import dense_note
 from planner.exchange.buckets import pack
 from planner.exchange.fabric import Fabric
 from planner.exchange.messages import Leg, Message
@@ -182,23 +182,3 @@ def draft_recipe(
         traffic = traffic + step_traffic(fabric, part, name) * size
     methods = {v: m.method for m in messages for v in m.variables}
     return Draft(tuple(messages), traffic, methods, notes=dense_note(step))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OneAlgorithm(Defaults):
-    """Gradients summed by one algorithm, bucket by bucket.
-
-    Attributes:
-        bucket_bytes: gradients that travel together; 0 sends each by itself.
-        efficiency: what the transport reaches of the hardware profile's achievable bandwidth.
-    """
-
-    bucket_bytes: float = 25 * MEGABYTE
-    efficiency: float = 1.0
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, "efficiency")
-        return draft_recipe(
-            fabric, step, self.recipe, self.bucket_bytes, algorithm=self.key, efficiency=self.efficiency
-        )

@@ -1,20 +1,34 @@
-"""Exchange through servers: machines push what they summed to whoever holds a share, and pull the result."""
+"""Exchange through servers: machines push what they summed to whoever holds a share, and pull the result.
+
+Parameter servers on the group's own machines: gradients are pushed, updated weights are pulled.
+
+With equal shards each machine moves 2(n-1)/n M each direction, exactly as in a ring all-reduce; whatever such servers
+gain must come from the transport (`efficiency`), from start-up times, or from sparse gradients. Whole variables on one
+server each (`greedy`, `round-robin`) leave the fullest server with (n-1) times what it holds, each direction.
+
+Parameter servers on machines of their own: max(M/B, nM/(kB)) for k of them, pushes and pulls at the same time.
+
+Half the bytes of a ring for the n workers, but each of the k servers moves n/k M each direction (Jiang et al., BytePS,
+OSDI 2020, section 2), so fewer servers than workers are the bottleneck.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
+from planner.exchange import SCHEMES
 from planner.exchange._defaults import Defaults, positive
 from planner.exchange._inside import Inside, Local, local
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.exchange.messages import Leg, Message
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.exchange.traffic import Traffic, nothing, push_traffic
-from planner.exchange.types import Draft, MemoryFactors, Placement, Step
+from planner.exchange.types import Draft, Facts, MemoryFactors, Placement, Step
 from planner.hardware import Collective
 
 
@@ -231,3 +245,59 @@ class HeldOnServers(Defaults):
 
     def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
         return whole_or_cut(fabric, step, self.recipe, *self.servers(fabric), self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedServers(HeldOnServers):
+    """A server on every machine.
+
+    Attributes:
+        placement: how variables are laid on the servers.
+        partition_bytes: pushed and pulled at the same time in pieces of this size.
+        efficiency: what the transport reaches of the network's achievable bandwidth.
+        sum_byte_per_s: rate at which a machine sums what it receives.
+    """
+
+    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
+
+    key = "ps-colocated"
+    facts = Facts(
+        decides="a server for each variable, or equal shards",
+        time="2(n-1)/n M/B with equal shards; (n-1) times the fullest server's bytes with whole variables",
+        traffic="2(n-1)/n M with equal shards",
+        memory="weights and gradients; optimizer state on the servers",
+        source="Li et al., OSDI 2014",
+    )
+
+    def transport(self) -> Transport:
+        """How messages travel; the machines of the group are the servers."""
+        positive(self, "sum_byte_per_s")
+        return dataclasses.replace(HeldOnServers.transport(self), sum_byte_per_s=self.sum_byte_per_s)
+
+
+SCHEMES.register("ps-colocated", ColocatedServers())
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateServers(HeldOnServers):
+    """The fabric's servers hold the weights."""
+
+    key = "ps-separate"
+    facts = Facts(
+        decides="a server for each variable, or equal shards",
+        time="max(M/B, n/k M/B) for k servers",
+        traffic="M a worker, n/k M a server",
+        memory="weights and gradients; optimizer state on the servers",
+        source="Li et al., OSDI 2014; bound: Jiang et al., OSDI 2020",
+    )
+
+    def supports(self, fabric: Fabric) -> str:
+        """A fabric with servers."""
+        return "" if fabric.servers.count else "separate parameter servers need servers beside the group"
+
+    def servers(self, fabric: Fabric) -> tuple[int, int]:
+        """The fabric's servers."""
+        return len(fabric.machines), fabric.servers.count
+
+
+SCHEMES.register("ps-separate", SeparateServers())
