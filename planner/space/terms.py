@@ -1,7 +1,8 @@
 """What each stage of a configuration costs, worked out from the inputs alone: the judge's plain loops.
 
-What the ranks of a stage exchange with their likes, and what each of them holds, are read off the recipe of the ZeRO stage (`planner.exchange.recipe_of`): what it runs in a pass is run for each
-block, and hidden behind the fraction `overlap` of that pass; what it shards is sharded over replicas of the stage.
+What the ranks of a stage exchange with their likes, and what each of them holds, are read off the recipe of the ZeRO
+stage (`planner.exchange.recipe_of`): what it runs in a pass is run for each block, and hidden behind the fraction
+`overlap` of that pass; what it shards is sharded over replicas of the stage.
 """
 
 from __future__ import annotations
