@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.instances.iteration import synthetic_iteration_problem
+from benchmarks.instances.layerwise import synthetic_layerwise_problem
+from benchmarks.instances.max_load import repeated, widened
 from benchmarks.partition_cases import Case
 from planner.errors import InfeasibleError
 from planner.graph.ideals import components, enumerate_ideals
@@ -21,11 +24,8 @@ from planner.importers.operator_graph import OperatorGraph, load_operator_graph
 from planner.importers.piper import piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.auto import solve
-from planner.space.partition.iteration_synthetic import synthetic_iteration_problem
 from planner.space.partition.latency import latency_problem
-from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
 from planner.space.partition.max_load import MaxLoadProblem, max_load_problem
-from planner.space.partition.max_load_grow import repeated, widened
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import recorded_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem

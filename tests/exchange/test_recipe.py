@@ -49,6 +49,7 @@ from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.space import Configuration, Job, StageChoice, evaluate, formulate
+from tests.oracles import stages as brute_force
 from tests.plans import sample
 from tests.space.instances import chain, cluster, random_instance
 from tests.systems.toy import setting
@@ -121,8 +122,8 @@ def test_the_solver_finds_what_enumeration_through_the_judge_does(seed: int, cop
         copies = 1
     problem = formulate(costs, machine, job, copies=copies, schedule="1f1b", zero=NUMBER)
     exact, found = (
-        solvers.get(name)(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).found
-        for name in ("brute_force", "chain_dp")
+        solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).found
+        for solve in (brute_force.solve, solvers.get("chain_dp"))
     )
     assert [e.iteration_s for _, e in found] == pytest.approx([e.iteration_s for _, e in exact])
 

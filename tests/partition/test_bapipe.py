@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UsageError
-from planner.solvers.partition.bapipe_brute import try_everything
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.space.partition.bapipe import (
     ASYNCHRONOUS,
@@ -21,6 +20,7 @@ from planner.space.partition.bapipe import (
     features_in_flight,
     pipeline_s,
 )
+from tests.oracles.bapipe import try_everything
 from tests.shared_data import shared_path
 
 ALL = tuple(BaPipeSchedule)

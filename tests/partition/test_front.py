@@ -22,32 +22,21 @@ from planner.space.types import Violation
 from tests.partition.instances import operator_graph
 
 SOLVERS = {
-    "bapipe-brute": ("BaPipeProblem",),
     "bapipe-dp": ("BaPipeProblem",),
-    "hetpipe-brute": ("HetPipeProblem",),
     "hetpipe-dp": ("HetPipeProblem",),
-    "hierarchical-brute": ("PipeDreamProblem",),
-    "hierarchical-brute-placed": ("PlacedPipelineProblem",),
     "hierarchical-dp": ("PipeDreamProblem",),
     "hierarchical-dp-placed": ("PlacedPipelineProblem",),
-    "iteration-brute-force": ("IterationProblem",),
     "iteration-dp": ("IterationProblem",),
-    "latency-brute-force": ("LatencyProblem",),
     "latency-cp-sat": ("LatencyProblem",),
     "latency-list": ("LatencyProblem",),
-    "layerwise-brute-force": ("LayerwiseProblem",),
     "layerwise-labels": ("LayerwiseProblem",),
     "layerwise-pipeline": ("LayerwisePipelineProblem",),
-    "layerwise-pipeline-brute-force": ("LayerwisePipelineProblem",),
     "max-load": ("MaxLoadProblem",),
-    "max-load-brute-force": ("MaxLoadProblem",),
     "max-load-cp-sat": ("MaxLoadProblem",),
     "max-load-highs": ("MaxLoadProblem",),
     "max-load-ideals": ("MaxLoadProblem",),
     "max-load-moves": ("MaxLoadProblem",),
-    "piper-brute-force": ("PiperProblem",),
     "piper-dp": ("PiperProblem",),
-    "twobw-brute": ("TwoBWProblem",),
     "twobw-dp": ("TwoBWProblem",),
 }
 

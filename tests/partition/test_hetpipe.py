@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UsageError
-from planner.solvers.partition.hetpipe_brute import try_everything
 from planner.solvers.partition.hetpipe_dp import largest_concurrent, solve_hetpipe
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem, in_flight, uniform_links
+from tests.oracles.hetpipe import try_everything
 from tests.shared_data import shared_path
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.instances.iteration import synthetic_iteration_problem
 from planner.errors import JobError, UsageError
 from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.iteration_brute import solve_iteration_by_force
 from planner.solvers.partition.iteration_dp import solve_iteration
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
-from planner.space.partition.iteration_synthetic import synthetic_iteration_problem
+from tests.oracles.iteration import solve_iteration_by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -169,4 +169,3 @@ def test_brute_force_refuses_what_it_cannot_try() -> None:
 
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("iteration-dp").exact
-    assert IterationProblem in PARTITION_SOLVERS.get("iteration-brute-force").takes

@@ -13,10 +13,10 @@ from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import load_operator_graph
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition._latency_bounds import latency_bound
-from planner.solvers.partition.latency_brute import solve_latency_by_force
 from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
 from planner.solvers.partition.latency_list import solve_latency_by_list
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
+from tests.oracles.latency import solve_latency_by_force
 from tests.shared_data import shared_path
 
 
@@ -166,7 +166,6 @@ def test_graphs_that_make_no_sense_are_refused() -> None:
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("latency-cp-sat").exact
     assert not PARTITION_SOLVERS.get("latency-list").exact
-    assert LatencyProblem in PARTITION_SOLVERS.get("latency-brute-force").takes
 
 
 def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.errors import JobError, UsageError
 from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.layerwise_brute import solve_layerwise_by_force
 from planner.solvers.partition.layerwise_labels import solve_layerwise
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
-from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+from tests.oracles.layerwise import solve_layerwise_by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -134,4 +134,3 @@ def test_brute_force_refuses_what_it_cannot_try() -> None:
 
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("layerwise-labels").exact
-    assert LayerwiseProblem in PARTITION_SOLVERS.get("layerwise-brute-force").takes

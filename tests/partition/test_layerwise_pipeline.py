@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.errors import JobError, UsageError
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.layerwise_labels import solve_layerwise
 from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipeline
-from planner.solvers.partition.layerwise_pipeline_brute import solve_layerwise_pipeline_by_force
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
-from planner.space.partition.layerwise_synthetic import synthetic_layerwise_problem
+from tests.oracles.layerwise_pipeline import solve_layerwise_pipeline_by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -123,4 +123,3 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("layerwise-pipeline").exact
-    assert LayerwisePipelineProblem in PARTITION_SOLVERS.get("layerwise-pipeline-brute-force").takes

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.instances.max_load import mirrored, repeated, widened
 from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import OperatorGraph, OperatorNode
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.max_load_grow import mirrored, repeated, widened
 from tests.partition.max_load_instances import problem
 
 # 0 feeds 1, 2 and 3; 1 and 2 feed 3.

@@ -18,13 +18,13 @@ from planner.solvers.partition._max_load_chain import best_chain
 from planner.solvers.partition._max_load_form import form_of, reduce_form
 from planner.solvers.partition._max_load_moves import Loads
 from planner.solvers.partition._max_load_pairs import divide_anew
-from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
 from planner.solvers.partition.local_search_max_load import solve_by_moves
 from planner.solvers.partition.max_load import solve_max_load
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from tests.oracles.max_load import solve_by_enumeration
 from tests.partition.max_load_instances import problem, problems
 
 LIMIT_S = 20.0

@@ -18,28 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.importers.piper import piper_from_document
-from planner.solvers.partition.bapipe_brute import try_everything as bapipe_by_force
 from planner.solvers.partition.bapipe_dp import solve_bapipe
-from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
-from planner.solvers.partition.hetpipe_brute import try_everything as hetpipe_by_force
 from planner.solvers.partition.hetpipe_dp import solve_hetpipe
-from planner.solvers.partition.hierarchical_brute import try_everything as pipedream_by_force
-from planner.solvers.partition.hierarchical_brute_placed import try_everything as placed_by_force
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
 from planner.solvers.partition.hierarchical_dp_placed import solve_placed
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
-from planner.solvers.partition.iteration_brute import solve_iteration_by_force
 from planner.solvers.partition.iteration_dp import solve_iteration
-from planner.solvers.partition.latency_brute import solve_latency_by_force
 from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
-from planner.solvers.partition.layerwise_brute import solve_layerwise_by_force
 from planner.solvers.partition.layerwise_labels import solve_layerwise
 from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipeline
-from planner.solvers.partition.layerwise_pipeline_brute import solve_layerwise_pipeline_by_force
-from planner.solvers.partition.piper_brute import solve_piper_by_force
 from planner.solvers.partition.piper_dp import solve_piper
-from planner.solvers.partition.twobw_brute import try_everything as twobw_by_force
 from planner.solvers.partition.twobw_dp import solve_twobw
 from planner.space.partition.bapipe import BaPipeProblem, BaPipeSchedule
 from planner.space.partition.hetpipe import HetPipeProblem
@@ -47,6 +36,17 @@ from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
 from planner.space.partition.piper import piper_problem
 from planner.space.partition.twobw import TwoBWProblem, TwoBWSchedule
+from tests.oracles.bapipe import try_everything as bapipe_by_force
+from tests.oracles.hetpipe import try_everything as hetpipe_by_force
+from tests.oracles.hierarchical import try_everything as pipedream_by_force
+from tests.oracles.hierarchical_placed import try_everything as placed_by_force
+from tests.oracles.iteration import solve_iteration_by_force
+from tests.oracles.latency import solve_latency_by_force
+from tests.oracles.layerwise import solve_layerwise_by_force
+from tests.oracles.layerwise_pipeline import solve_layerwise_pipeline_by_force
+from tests.oracles.max_load import solve_by_enumeration
+from tests.oracles.piper import solve_piper_by_force
+from tests.oracles.twobw import try_everything as twobw_by_force
 from tests.partition import (
     test_bapipe,
     test_hetpipe,

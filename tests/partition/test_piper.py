@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 from planner.importers.piper import piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.piper_brute import solve_piper_by_force
 from planner.solvers.partition.piper_dp import solve_piper
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem
+from tests.oracles.piper import solve_piper_by_force
 from tests.partition.checks import assert_equals_brute_force
 from tests.partition.piper_instances import documents
 from tests.shared_data import shared_path
@@ -206,7 +206,6 @@ def test_published_times_at_batch_960(devices: int, gib: int, tps: float) -> Non
 
 def test_solvers_are_registered() -> None:
     assert PARTITION_SOLVERS.get("piper-dp").exact
-    assert PiperProblem in PARTITION_SOLVERS.get("piper-brute-force").takes
 
 
 def test_too_many_ideals_leave_a_plan_and_a_true_bound() -> None:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 import planner
 from planner.errors import JobError, UsageError
 from planner.importers.piper import piper_from_document
-from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
-from planner.solvers.partition.piper_brute import solve_piper_by_force
 from planner.space.divisors import MOST_SAMPLES, divisors
 from planner.space.partition.max_load import MaxLoadProblem
 from planner.space.partition.piper import piper_problem
+from tests.oracles.max_load import solve_by_enumeration
+from tests.oracles.piper import solve_piper_by_force
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
 from tests.partition.max_load_instances import problems
 from tests.partition.piper_instances import documents

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UsageError
-from planner.solvers.partition.twobw_brute import try_everything
 from planner.solvers.partition.twobw_dp import solve_twobw
 from planner.space.partition.twobw import (
     TwoBWDecision,
@@ -22,6 +21,7 @@ from planner.space.partition.twobw import (
     repeated_blocks,
     stage_bytes,
 )
+from tests.oracles.twobw import try_everything
 from tests.shared_data import shared_path
 
 

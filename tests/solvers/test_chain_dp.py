@@ -13,18 +13,23 @@ from hypothesis import strategies as st
 from planner import solvers
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
-from planner.solvers import Solution, get
+from planner.solvers import Solution, Solver, get
 from planner.solvers import chain_dp as module
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
 from planner.space.joined import alike, joined, least_of
+from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance, shared_instance
+
+
+def solver(name: str) -> Solver:
+    return brute_force.solve if name == "brute_force" else get(name)
 
 
 def solve(
     name: str, problem: StageProblem, costs: BlockCosts, machine: Cluster, job: Job, **options: float
 ) -> Solution:
     cutoff_s = options.get("cutoff_s", math.inf)
-    return get(name)(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
+    return solver(name)(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
 
 
 def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> float:
@@ -100,7 +105,7 @@ def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, sched
     assert alike(shelf) == [tuple(shelf)]
     problem = joined([formulator.problem(c, copies=1, schedule=schedule, zero=zero) for c in shelf])
     judge = lambda d: evaluate({c.sharding: c for c in shelf}, machine, job, d)  # noqa: E731
-    exact = get("brute_force")(problem, judge, cutoff_s=math.inf, keep=8)
+    exact = brute_force.solve(problem, judge, cutoff_s=math.inf, keep=8)
     found = get("chain_dp")(problem, judge, cutoff_s=math.inf, keep=8)
     assert bool(found.found) == bool(exact.found)
     if exact.found:
@@ -226,6 +231,6 @@ def test_a_loaded_problem_gives_the_same_answer(tmp_path) -> None:  # type: igno
 
 
 def test_solvers_by_name() -> None:
-    assert {"brute_force", "chain_dp"} <= set(solvers.SOLVERS.names())
+    assert {"critical_path", "chain_dp"} <= set(solvers.SOLVERS.names())
     with pytest.raises(UsageError, match="chain_dp"):
         get("chain-dp")

@@ -9,9 +9,10 @@ import pytest
 
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
-from planner.solvers import get, search
+from planner.solvers import search
 from planner.solvers._diagnosis import least_memory_factor, may_fit
 from planner.space import BlockCosts, Job, evaluate, formulate
+from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster
 
 GIB = 2**30
@@ -139,7 +140,7 @@ def test_what_is_ruled_out_by_memory_is_found_by_nobody(counts: tuple[int, ...],
     for gib in (4.5, 6.0, 8.5, 10.0, 12.5, 18.0, 27.0):
         costs, cluster_ = costs_for(1), machine(gib, 3)
         problem = formulate(costs, cluster_, job, copies=1, schedule="1f1b", zero=zero)
-        oracle = get("brute_force")(problem, lambda d, c=costs, m=cluster_: evaluate(c, m, job, d))
+        oracle = brute_force.solve(problem, lambda d, c=costs, m=cluster_: evaluate(c, m, job, d))
         if not may_fit(problem):
             ruled_out += 1
             assert oracle.found == ()

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware.types import Cluster
-from planner.solvers import Outcome, brute_force, get, search
+from planner.solvers import Outcome, get, search
 from planner.solvers._frontier import Alike, Frontier, Task
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
 from planner.space.types import Configuration, Evaluation
+from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
 

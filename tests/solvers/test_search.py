@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
-from planner.solvers import Outcome, brute_force, search
+from planner.solvers import Outcome, search
 from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
 from planner.space.types import Configuration, Evaluation
+from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from planner.errors import UsageError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from tests.oracles.every_plan import best_of
 
 _MOST_NODES = 6
 
@@ -44,8 +44,3 @@ def _orders(problem: LatencyProblem, done: tuple[int, ...]) -> Iterator[tuple[in
     for v in range(problem.nodes):
         if v not in done and all(u in done for u, target in edges if target == v):
             yield from _orders(problem, (*done, v))
-
-
-PARTITION_SOLVERS.register(
-    "latency-brute-force", PartitionSolver((LatencyProblem,), exact=True, run=solve_latency_by_force)
-)

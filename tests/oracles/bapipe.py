@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem
+from tests.oracles.every_plan import best_of
 
 NAME = "bapipe-brute"
 
@@ -25,6 +25,3 @@ def try_everything(
     points = itertools.product(cuts, problem.schedules, problem.micro_batches)
     plans = (BaPipeDecision((0, *cut, problem.layers), schedule, size) for cut, schedule, size in points)
     return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, progress=progress)
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((BaPipeProblem,), exact=True, run=try_everything))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 from planner.errors import UsageError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+from tests.oracles.every_plan import best_of
 
 NAME = "layerwise-pipeline-brute-force"
 _MOST_PLANS = 200_000
@@ -36,8 +36,3 @@ def solve_layerwise_pipeline_by_force(
         for chosen in itertools.product(range(count), repeat=problem.layers)
     )
     return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, progress=progress)
-
-
-PARTITION_SOLVERS.register(
-    NAME, PartitionSolver((LayerwisePipelineProblem,), exact=True, run=solve_layerwise_pipeline_by_force)
-)

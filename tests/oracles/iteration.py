@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner.errors import UsageError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
+from tests.oracles.every_plan import best_of
 
 _MOST_PLANS = 2_000_000
 
@@ -41,8 +41,3 @@ def _plans(problem: IterationProblem) -> Iterator[IterationDecision]:
             if int(np.sum(problem.config_devices[list(chosen)])) <= problem.devices:
                 pairs = zip(starts, starts[1:], chosen, strict=False)
                 yield IterationDecision(tuple(MeshStage(a, b - 1, c) for a, b, c in pairs))
-
-
-PARTITION_SOLVERS.register(
-    "iteration-brute-force", PartitionSolver((IterationProblem,), exact=True, run=solve_iteration_by_force)
-)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_cut import Cut, every_cut
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
+from tests.oracles.every_cut import Cut, every_cut
+from tests.oracles.every_plan import best_of
 
 NAME = "hierarchical-brute-placed"
 Plan = tuple[PlacedStage, ...]
@@ -62,6 +62,3 @@ def _plans(problem: PlacedPipelineProblem, cuts: list[Cut]) -> Iterator[Plan]:
                         yield (stage, *later)
 
     return rest(cuts[0], 0, 0, 1, 0)
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((PlacedPipelineProblem,), exact=True, run=try_everything))

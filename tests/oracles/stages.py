@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.solvers.types import SOLVERS, Judge, Measure, Solution
+from planner.solvers.types import Judge, Measure, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 
@@ -60,6 +60,3 @@ def solve(
     bound_s = priced[0][0] if priced else math.inf
     found = tuple((decision, verdict) for seconds, decision, verdict in priced[:keep] if seconds < cutoff_s)
     return Solution(found, bound_s, states)
-
-
-SOLVERS.register("brute_force", solve)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem
+from tests.oracles.every_plan import best_of
 
 NAME = "hetpipe-brute"
 
@@ -28,6 +28,3 @@ def try_everything(
         for cut in itertools.combinations(range(1, problem.layers), stages - 1)
     )
     return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, progress=progress)
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((HetPipeProblem,), exact=True, run=try_everything))

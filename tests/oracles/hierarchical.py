@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_cut import Cut, every_cut
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from tests.oracles.every_cut import Cut, every_cut
+from tests.oracles.every_plan import best_of
 
 NAME = "hierarchical-brute"
 Plan = tuple[ReplicatedStage, ...]
@@ -45,6 +45,3 @@ def _runs(problem: PipeDreamProblem, cuts: list[Cut], level: int, start: Cut, st
                             yield (ReplicatedStage(layers, replicas, inner), *later)
 
     return rest(start, problem.machines[level])
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((PipeDreamProblem,), exact=True, run=try_everything))

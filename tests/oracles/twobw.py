@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem
+from tests.oracles.every_plan import best_of
 
 NAME = "twobw-brute"
 
@@ -29,6 +29,3 @@ def try_everything(
         for recompute, schedule in itertools.product(problem.recompute, problem.schedules)
     )
     return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, progress=progress)
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((TwoBWProblem,), exact=True, run=try_everything))

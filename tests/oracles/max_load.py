@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from planner.errors import JobError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from tests.oracles.every_plan import best_of
 
 NAME = "max-load-brute-force"
 _MOST = 3_000_000
@@ -45,6 +45,3 @@ def solve_by_enumeration(
     )
     space = "contiguous plans" if problem.contiguous else "all plans"
     return best_of(problem, plans, solver=NAME, time_limit_s=time_limit_s, space=space, progress=progress)
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_enumeration))

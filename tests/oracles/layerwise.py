@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 from planner.errors import UsageError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._every_plan import best_of
+from planner.solvers.partition import Progress, Result
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
+from tests.oracles.every_plan import best_of
 
 _MOST_PLANS = 1_000_000
 
@@ -26,8 +26,3 @@ def solve_layerwise_by_force(
         raise UsageError(message, hint="use the solver 'layerwise-labels'")
     plans = map(LayerwiseDecision, itertools.product(range(problem.strategies), repeat=problem.layers))
     return best_of(problem, plans, solver="layerwise-brute-force", time_limit_s=time_limit_s, progress=progress)
-
-
-PARTITION_SOLVERS.register(
-    "layerwise-brute-force", PartitionSolver((LayerwiseProblem,), exact=True, run=solve_layerwise_by_force)
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from planner.errors import UsageError
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition import Progress, Result
 from planner.solvers.partition._deadline import Deadline
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, stage_figures
 
@@ -85,6 +85,3 @@ def _fill(
             return None
         filled.append(best[1])
     return PiperDecision(tuple(filled))
-
-
-PARTITION_SOLVERS.register("piper-brute-force", PartitionSolver((PiperProblem,), exact=True, run=solve_piper_by_force))

@@ -1,0 +1,1 @@
+"""Synthetic partition problems of any size, for benchmarks and tests."""

@@ -1,0 +1,1 @@
+"""Oracles that try everything: what exact solvers are held against."""
