@@ -5,7 +5,7 @@ from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
 from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
-from planner.sharding.forbidden import unmatched
+from planner.sharding.forbidden import refusals_on, split_refusals, unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     BlockSharding,
@@ -35,11 +35,9 @@ from planner.sharding.layout import (
 from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
 from planner.sharding.mixtures import ExpertPlan, Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
-from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.reshard import ReshardTable, Step, reshard, reshard_table
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
-from planner.sharding.sharded import ShardedCosts, sharded_costs, whole_costs
-from planner.sharding.stage_sharding import StageSharding
+from planner.sharding.sharded import ShardedCosts, StageSharding, sharded_costs, whole_costs
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [

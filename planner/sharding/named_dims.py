@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from planner.graph import Graph
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.equal_parts import named_nests
+from planner.sharding.layout import named_nests
 
 Place = tuple[str, int]
 """A tensor and one of its dimensions."""

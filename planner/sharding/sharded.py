@@ -3,6 +3,8 @@
 One treatment of the boundaries goes for the whole chain, so that any range of blocks makes a stage. Within it every
 block picks one of its points; prices of memory against time, the same for all blocks, say which. What no price would
 choose is not offered.
+
+The sharding that a stage of a plan has is the points of all blocks on one mesh, and one choice among them.
 """
 
 from __future__ import annotations
@@ -366,3 +368,22 @@ def _decided(decision: Mapping[str, Choice], name: str) -> Choice:
     if name not in decision:
         raise UsageError(f"nothing is decided about {name.removeprefix('op:')!r}", hint="decide about the whole graph")
     return decision[name]
+
+
+@dataclass(frozen=True, eq=False)
+class StageSharding:
+    """An entry of the catalogue that a decision's stages choose from.
+
+    Attributes:
+        inner: the points of all blocks on the entry's mesh, at the decision's micro-batch size.
+        costs: one choice of points, the boundaries lying alike.
+    """
+
+    inner: InnerCosts
+    costs: ShardedCosts
+
+    @property
+    def label(self) -> str:
+        """Mesh and boundaries in words: `tensor 8, sequence`."""
+        axes = " x ".join(f"{axis.name} {axis.size}" for axis in self.inner.mesh.axes)
+        return f"{axes}, {self.costs.label}"

@@ -19,8 +19,16 @@ from planner.hardware import Collective, moved_bytes
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.choices import Choice, Local, Means, Options, choices, has
 from planner.sharding.coupled import STATISTIC_BYTES, STATISTICS
-from planner.sharding.equal_parts import named_nests
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, layout_text, refusal, shard_shape
+from planner.sharding.layout import (
+    PARTIAL,
+    REPLICATED,
+    Part,
+    TensorLayout,
+    layout_text,
+    named_nests,
+    refusal,
+    shard_shape,
+)
 from planner.sharding.mesh import Mesh
 
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from planner.solvers.partition import Progress, Result
-from planner.solvers.partition._deadline import Deadline
+from planner.solvers.partition import Deadline, Progress, Result
 from planner.space.partition.types import PartitionProblem
 
 

@@ -6,7 +6,7 @@ import itertools
 
 from planner.errors import UsageError
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
 from tests.oracles.every_plan import best_of
 
 NAME = "layerwise-pipeline-brute-force"

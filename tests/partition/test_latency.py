@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import load_operator_graph
 from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition._latency_bounds import latency_bound
 from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
-from planner.solvers.partition.latency_list import solve_latency_by_list
+from planner.solvers.partition.latency_list import latency_bound, solve_latency_by_list
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
 from tests.oracles.latency import solve_latency_by_force
 from tests.shared_data import shared_path

@@ -15,7 +15,7 @@ from planner.errors import JobError, UsageError
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.layerwise_labels import solve_layerwise
 from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipeline
-from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
 from tests.oracles.layerwise_pipeline import solve_layerwise_pipeline_by_force
 from tests.partition.checks import assert_equals_brute_force
 

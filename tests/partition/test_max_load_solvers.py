@@ -11,18 +11,15 @@ from hypothesis import given, settings
 
 from planner.errors import JobError
 from planner.graph.ideals import enumerate_ideals
-from planner.solvers.partition import PARTITION_SOLVERS, Result
-from planner.solvers.partition._deadline import NEVER, Deadline
+from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Result
 from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_bound, result, simple_bound
 from planner.solvers.partition._max_load_chain import best_chain
 from planner.solvers.partition._max_load_form import form_of, reduce_form
-from planner.solvers.partition._max_load_moves import Loads
-from planner.solvers.partition._max_load_pairs import divide_anew
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
-from planner.solvers.partition.local_search_max_load import solve_by_moves
-from planner.solvers.partition.max_load import solve_max_load
+from planner.solvers.partition.local_search_max_load import Loads, solve_by_moves
+from planner.solvers.partition.max_load import divide_anew, solve_max_load
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.max_load import solve_by_enumeration
 from tests.partition.max_load_instances import problem, problems

@@ -21,8 +21,7 @@ from planner.importers.piper import piper_from_document
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.hetpipe_dp import solve_hetpipe
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.solvers.partition.hierarchical_dp_placed import solve_placed
+from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
 from planner.solvers.partition.iteration_dp import solve_iteration
 from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat

@@ -12,8 +12,7 @@ import pytest
 from planner.costs import imported_profile
 from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.solvers.partition.hierarchical_dp_placed import solve_placed
+from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_layers import Layers, chain_layers, priced_layers, recorded_layers
 from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem, PlacedStage

@@ -7,8 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.solvers.partition.hierarchical_dp_placed import solve_placed
+from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem

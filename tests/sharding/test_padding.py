@@ -8,9 +8,9 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.operators import spec
 from planner.sharding import Options, Setting, Strategy, formulate, ideal_mesh, layout_text, reshard_table, strategies
+from planner.sharding.forbidden import refusals_on, split_refusals
 from planner.sharding.layout import parse_layout
 from planner.sharding.problem import resting_value
-from planner.sharding.refusals import refusals_on, split_refusals
 from planner.sharding.searches import get
 from tests.operators.calls import call, graph, node
 from tests.sharding.coupled_cases import numbers

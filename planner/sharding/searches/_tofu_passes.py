@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from planner.graph import Graph
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, Placement, gradient_nest
 from planner.operators import splits as legal_splits
-from planner.sharding.equal_parts import named_nests
-from planner.sharding.layout import PARTIAL, REPLICATED, Part
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, named_nests
 
 
 @dataclass(frozen=True, slots=True)

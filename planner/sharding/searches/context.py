@@ -25,14 +25,14 @@ from planner.graph import TensorKind
 from planner.operators import OpCall, graph_specs
 from planner.sharding.choices import Means
 from planner.sharding.coupled import RING_ATTENTION
+from planner.sharding.forbidden import split_refusals
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.problem import Setting
-from planner.sharding.refusals import split_refusals
 from planner.sharding.resting import TensorChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches._fastest import fastest
+from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
 
 AXIS = "context"

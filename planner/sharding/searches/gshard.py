@@ -24,7 +24,7 @@ from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Setting, ShardingProblem, resting_value
 from planner.sharding.propagation import propagate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches._fastest import fastest
+from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
 
 

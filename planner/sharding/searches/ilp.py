@@ -4,6 +4,9 @@ Without a binding memory limit the sum of tables is minimised exactly by elimina
 a price: each price gives a bound, and a price high enough a plan that fits. What lies between is closed by an integer
 program over the choices that no price has ruled out: one binary a choice, one continuous variable a pair of linked
 choices, with equal marginals on both sides (the local polytope, whose relaxation is tight on trees).
+
+Beside it stand `fastest`, the end of every search that narrows choices down (the fastest of what is left, within memory
+where it is limited), and `leanest`, the layouts of which a rank holds the fewest bytes: what any plan needs at least.
 """
 
 from __future__ import annotations
@@ -182,3 +185,66 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     decision = problem.decision(best.chosen)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
     return ShardingAnswer(decision, verdict, best.bound_s, method, states)
+
+
+CLOSE = 0.02
+"""Relative gap at which the search within memory ends."""
+
+
+def fastest(
+    setting: Setting, problem: ShardingProblem, memory_bytes: float | None, *, method: str, what: str, hint: str
+) -> ShardingAnswer:
+    """The fastest choice of a problem; the bound holds for its choices.
+
+    Args:
+        setting: whose problem it is.
+        problem: the choices that the search allows.
+        memory_bytes: what a rank may hold; None for any.
+        method: what the answer says of how it was found.
+        what: what a choice is, for the error: "completion of the annotations".
+        hint: what to do where none fits.
+
+    Raises:
+        InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
+    """
+    if memory_bytes is None:
+        found = minimise(problem.sizes, problem.factors())
+        if found is None:
+            raise InfeasibleError("the graph's operators hang together too closely", hint="shard a block of the model")
+        bound_s, chosen = found
+    else:
+        within = by_prices(problem, memory_bytes, CLOSE)
+        if not within.chosen:
+            raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
+        bound_s, chosen = within.bound_s, within.chosen
+    decision = problem.decision(chosen)
+    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), bound_s, method)
+
+
+DEAR = 1e6
+"""Price of memory: holding what the fastest layouts hold costs this many times their seconds."""
+
+
+@SEARCHES.entry("leanest")
+def leanest(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
+    """Layouts at a price at which memory is all that counts.
+
+    Raises:
+        InfeasibleError: even those do not fit, or exact elimination would need too large a table.
+    """
+    problem = formulate(setting)
+    fastest = minimise(problem.sizes, problem.factors())
+    least = None
+    if fastest is not None:
+        price = DEAR * max(fastest[0], 1e-12) / max(1.0, problem.memory(fastest[1]))
+        least = minimise(problem.sizes, problem.factors(price))
+    if least is None:
+        raise InfeasibleError("the graph's operators hang together too closely", hint="use fewer mesh axes")
+    held = problem.memory(least[1])
+    if memory_bytes is not None and not fits(held, memory_bytes):
+        raise InfeasibleError(
+            f"every layout needs about {format_bytes(held)} a device, {format_bytes(memory_bytes)} are there",
+            hint="use a larger mesh, more recomputation or a smaller micro-batch",
+        )
+    decision = problem.decision(least[1])
+    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), 0.0, "a price on memory")

@@ -17,12 +17,12 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.operators import OpCall, OpSpec, graph_specs
+from planner.sharding.forbidden import split_refusals
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import Part
 from planner.sharding.problem import Setting
-from planner.sharding.refusals import split_refusals
 from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches._fastest import fastest
+from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
 
 

@@ -1,12 +1,18 @@
-"""Solvers of the partition problems, one file each, and the front that picks and races them."""
+"""Solvers of the partition problems, one file each, and the front that picks and races them.
+
+A solver has one clock, a deadline that all of its phases watch, and its answer passes the problem's own judge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner.registry import Registry
+from planner.space.partition.types import PartitionProblem
 
 Progress = Callable[[str, float, float], None]
 """Called with (solver, incumbent, bound) whenever one of the two improves."""
@@ -90,3 +96,80 @@ class PartitionSolver:
 
 PARTITION_SOLVERS: Registry[PartitionSolver] = Registry(__name__, "partition solver")
 """All solvers by name; a module of this package registers its own."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - a signal between the phases of a solver, never seen by users
+    """The deadline has passed. A solver that raised it returns the best plan and bound it has by then."""
+
+
+class Deadline:
+    """A moment on the wall clock.
+
+    Phases that hold nothing worth keeping call `check`; those that do look at `passed` and end by themselves. Either
+    is called often enough that a phase overruns by some hundredths of a second on graphs of thousands of nodes.
+    """
+
+    __slots__ = ("_at",)
+
+    def __init__(self, limit_s: float) -> None:
+        self._at = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that remain; negative when it has passed."""
+        return self._at - time.monotonic()
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time remains."""
+        return self.left_s <= 0
+
+    def check(self) -> None:
+        """Go on only while time remains.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        if self.passed:
+            raise OutOfTime
+
+    def within(self, limit_s: float) -> Deadline:
+        """The earlier of this deadline and `limit_s` seconds from now."""
+        return Deadline(min(limit_s, self.left_s))
+
+
+NEVER = Deadline(math.inf)
+"""A deadline that does not pass."""
+
+
+def verified(
+    problem: PartitionProblem,
+    decision: Any,  # noqa: ANN401
+    objective: float,
+    bound: float,
+    solver: str,
+    space: str = "",
+    statistics: Mapping[str, int] | None = None,
+) -> Result:
+    """A result whose objective is the judge's.
+
+    Args:
+        problem: what was solved.
+        decision: the answer, None when none was found.
+        objective: what the solver says of it.
+        bound: what it proved.
+        solver: its name.
+        space: what the bound speaks of.
+        statistics: counts.
+
+    Raises:
+        RuntimeError: solver and judge disagree, which is a bug in one of them.
+    """
+    if decision is None:
+        return Result(None, math.inf, bound, solver, space, dict(statistics or {}))
+    verdict = problem.judge(decision)
+    apart = abs(verdict.objective - objective) > RELATIVE_TOLERANCE * max(abs(objective), 1e-300)
+    if apart or not verdict.feasible:
+        faults = "; ".join(v.message for v in verdict.violations)
+        raise RuntimeError(f"{solver}: says {objective!r}, its judge {verdict.objective!r} {faults}")
+    return Result(decision, verdict.objective, min(bound, verdict.objective), solver, space, dict(statistics or {}))

@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
 from planner.memory import fits
-from planner.solvers.partition._deadline import NEVER, Deadline
+from planner.solvers.partition import NEVER, Deadline
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 

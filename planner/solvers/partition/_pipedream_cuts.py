@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import Deadline, OutOfTime
 from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers
 

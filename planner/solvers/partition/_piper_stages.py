@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import room_bytes
-from planner.solvers.partition._deadline import Deadline
+from planner.solvers.partition import Deadline
 from planner.solvers.partition._piper_choices import useful_choices
 from planner.solvers.partition._piper_ideals import Pairs
 from planner.space.partition.piper import PiperProblem

@@ -9,10 +9,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+    verified,
+)
 from planner.solvers.partition._run_sums import run_sums
-from planner.solvers.partition._verified import verified
 from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, pipeline_s
 
 NAME = "bapipe-dp"

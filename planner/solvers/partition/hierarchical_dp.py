@@ -1,20 +1,280 @@
-"""Exact DP for PipeDream's hierarchical replicated stages (`PipeDreamProblem`)."""
+"""Exact DP for PipeDream's hierarchical replicated stages (`PipeDreamProblem`).
+
+PipeDream's recurrence over several levels, on tables of all pairs of cuts.
+
+Drives the sweep: first over few cuts for a good plan, then over all of them below rising limits for the proof.
+
+Exact DP for stages placed on a tree of devices (`PlacedPipelineProblem`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from planner.errors import UsageError
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.memory import fits
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+    verified,
+)
 from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
-from planner.solvers.partition._pipedream_layouts import flat_layout
-from planner.solvers.partition._pipedream_nested import Nested
-from planner.solvers.partition._pipedream_search import Outcome, search
-from planner.solvers.partition._pipedream_sweep import Pricing, Step
-from planner.solvers.partition._verified import verified
+from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, flat_layout, placed_layout
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition.pipedream_placed import Ends, PlacedPipelineProblem, PlacedStage
 from planner.space.partition.pipedream_terms import StageCost, StashRule
+
+_SAME = 1 + 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a unit stands, for its memory: units that run the same, devices on later stages."""
+
+    copies: int
+    behind: int
+
+
+class Nested:
+    """Tables of all levels, made when asked for.
+
+    Complexity: O(S^3 m^2) vectorised operations on each level but the last, O(S^2 m^2) there.
+    """
+
+    def __init__(self, problem: PipeDreamProblem, cuts: Cuts, check: Callable[[], None]) -> None:
+        self.problem = problem
+        self.cuts = cuts
+        self.check = check
+        self.top = len(problem.machines) - 1
+        inside = np.zeros((cuts.count, cuts.count), dtype=bool)
+        for row in range(cuts.count):
+            inside[row, row + 1 :] = ~(cuts.bits[row] & ~cuts.bits[row + 1 :]).any(axis=1)
+        self.reach = inside
+        self.compute = self._differences(cuts.compute_s, np.inf)
+        self.weights = self._differences(cuts.weight_bytes, 0.0)
+        self.saved = self._differences(cuts.saved_bytes, 0.0)
+        self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
+        self.by_device = math.isfinite(problem.memory.device_bytes) and problem.memory.rule is StashRule.STASHED
+
+    def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
+        """The best time of the whole network on the whole cluster, and the plan."""
+        context = Context(1, 0)
+        machines = self.problem.machines[self.top]
+        best = float(self._table(self.top, context)[machines][0, -1])
+        if math.isinf(best):
+            return best, None
+        return best, self._trace(self.top, context, 0, self.cuts.count - 1, machines)
+
+    def _differences(self, figures: np.ndarray, outside: float) -> np.ndarray:
+        return np.where(self.reach, figures[None, :] - figures[:, None], outside)
+
+    def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
+        """Context of the units of a stage with `behind` units of its level on later stages."""
+        if not self.by_device:
+            return Context(1, 0)
+        size = math.prod(self.problem.machines[:level])
+        return Context(context.copies * replicas, context.behind + context.copies * behind * size)
+
+    def _unit(self, level: int, context: Context) -> np.ndarray:
+        """Time that one unit of the level below takes from each cut to each."""
+        if level == 0:
+            return self.compute
+        return self._table(level - 1, context)[self.problem.machines[level - 1]]
+
+    def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
+        """Time of a stage from each cut to each, transfers at its ends included unless it is the first of its run."""
+        problem = self.problem
+        speed = problem.bandwidth_byte_per_s[level]
+        unit = self._unit(level, self._context(level, context, behind, replicas))
+        if problem.cost is StageCost.PAPER:
+            time = np.maximum(unit, 2 * (replicas - 1) * self.weights / speed) / replicas
+        else:
+            shared = problem.machines[level - 1] if first and level else 1
+            time = (unit + 4 * (replicas - 1) * self.weights / (speed * replicas) / shared) / replicas
+        if problem.transfers and not first:
+            sharing = 1 if problem.cost is StageCost.PAPER else replicas
+            cut_s = 2 * self.cuts.cut_bytes / (speed * sharing)
+            leaving = cut_s.copy()
+            leaving[-1] = 0.0
+            time = np.maximum(time, np.maximum(cut_s[:, None], leaving[None, :]))
+        return self._within_memory(level, context, behind, replicas, time)
+
+    def _within_memory(self, level: int, context: Context, behind: int, replicas: int, time: np.ndarray) -> np.ndarray:
+        memory = self.problem.memory
+        if math.isinf(memory.device_bytes) or (self.by_device and level):
+            return time
+        kept = self.weights + self.saved
+        if self.by_device:
+            own = replicas * context.copies
+            later = behind * context.copies + context.behind
+            needed = -(-(later + own) // own) * (kept + self.cuts.cut_bytes[:, None])
+            needed = needed + memory.optimizer_per_weight * self.weights
+        else:
+            needed = -(-behind // replicas) * kept
+        return np.where(fits(needed, memory.device_bytes), time, np.inf)
+
+    def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
+        """Best times of runs on one level: [m][i, j] for cuts i to j on m units; on the last level i is 0 only."""
+        key = (level, context)
+        if key not in self.tables:
+            self.tables[key] = self._fill(level, context)
+        return self.tables[key]
+
+    def _fill(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
+        machines = self.problem.machines[level]
+        rows = 1 if level == self.top else self.cuts.count
+        runs = [np.full((rows, self.cuts.count), np.inf)]
+        for used in range(1, machines + 1):
+            best = np.full((rows, self.cuts.count), np.inf)
+            if used == 1 or self.problem.replicate:
+                best = self._stage(level, context, machines - used, used, first=True)[:rows].copy()
+            if self.problem.use_fewer:
+                best = np.minimum(best, runs[used - 1])
+            for replicas in range(1, used if self.problem.replicate else min(used, 2)):
+                stage = self._stage(level, context, machines - used, replicas, first=False)
+                self._join(runs[used - replicas], stage, best)
+            runs.append(best)
+        return tuple(runs)
+
+    def _join(self, runs: np.ndarray, stage: np.ndarray, best: np.ndarray) -> None:
+        """best[i, j] = min(best, min over k of max(runs[i, k], stage[k, j]))."""
+        for row in range(len(runs)):
+            self.check()
+            at = row + 1
+            if at < runs.shape[1]:
+                through = np.maximum(runs[row, at:, None], stage[at:, at:]).min(axis=0)
+                np.minimum(best[row, at:], through, out=best[row, at:])
+
+    def _trace(self, level: int, context: Context, start: int, stop: int, units: int) -> tuple[ReplicatedStage, ...]:
+        """The stages behind a figure of a table."""
+        runs = self._table(level, context)
+        machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
+        if self.problem.use_fewer and units > 1 and runs[units - 1][start, stop] <= time:
+            return self._trace(level, context, start, stop, units - 1)
+        behind = machines - units
+        if units == 1 or self.problem.replicate:
+            alone = self._stage(level, context, behind, units, first=True)[start, stop]
+            if alone <= time:
+                return (self._made(level, context, behind, units, start, stop),)
+        for replicas in range(1, units if self.problem.replicate else min(units, 2)):
+            stage = self._stage(level, context, behind, replicas, first=False)
+            through = np.maximum(runs[units - replicas][start], stage[:, stop])
+            cut = int(np.argmin(through))
+            if through[cut] <= time:
+                before = self._trace(level, context, start, cut, units - replicas)
+                return (*before, self._made(level, context, behind, replicas, cut, stop))
+        raise RuntimeError("a figure of the table has no stage behind it")
+
+    def _made(self, level: int, context: Context, behind: int, replicas: int, start: int, stop: int) -> ReplicatedStage:
+        inner: tuple[ReplicatedStage, ...] = ()
+        if level:
+            below = self._context(level, context, behind, replicas)
+            inner = self._trace(level - 1, below, start, stop, self.problem.machines[level - 1])
+        return ReplicatedStage(self.cuts.layers_between(start, stop), replicas, inner)
+
+
+_FEW = 4000
+_COARSE = (150, 1000, 5000, 20_000, 60_000)
+_RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a search knows.
+
+    Attributes:
+        time: seconds a minibatch of the best plan, infinite when there is none.
+        steps: its stages, None when it is the plan that the search was given.
+        bound: no plan is faster.
+        cuts: those the steps refer to.
+        pairs: pairs of cuts that were priced.
+    """
+
+    time: float
+    bound: float
+    steps: tuple[Step, ...] | None = None
+    cuts: Cuts | None = None
+    pairs: int = 0
+    improved: Callable[[float, float], None] | None = field(default=None, repr=False)
+
+    def report(self) -> None:
+        """Tell what is known by now."""
+        if self.improved:
+            self.improved(self.time, self.bound)
+
+
+def search(
+    cuts: Cuts,
+    layout_of: Callable[[int], Layout],
+    devices: Sequence[int],
+    pricing: Callable[[int], Pricing],
+    outcome: Outcome,
+    deadline: Deadline,
+) -> Outcome:
+    """The fastest plan on one of several numbers of devices.
+
+    Args:
+        cuts: where the graph may be cut; when they are not complete, `outcome.bound` stays what the compute time says.
+        layout_of: where stages may go on so many devices.
+        devices: numbers of devices to try, most promising first.
+        pricing: what they cost then.
+        outcome: what is known before; updated and returned.
+        deadline: when to stop.
+    """
+    layouts: dict[int, Layout] = {}
+
+    def below(limit: float, some: Cuts) -> bool:
+        """Look for a plan below a limit; true when one was found. Updates the outcome."""
+        goal = limit
+        for count in devices:
+            if some.compute_s[-1] / count >= goal:
+                continue
+            deadline.check()
+            if count not in layouts:
+                layouts[count] = layout_of(count)
+            sweep = Sweep(some, layouts[count], pricing(count), goal, deadline.check)
+            try:
+                found = sweep.run()
+            finally:
+                outcome.pairs += sweep.pairs
+            if found:
+                goal, outcome.steps = found
+                outcome.time, outcome.cuts = goal, some
+                outcome.report()
+        return goal < limit
+
+    outcome.bound = max(outcome.bound, float(cuts.compute_s[-1]) / max(devices))
+    with contextlib.suppress(OutOfTime):
+        _climb(cuts, below, outcome)
+    return outcome
+
+
+def _climb(cuts: Cuts, below: Callable[[float, Cuts], bool], outcome: Outcome) -> None:
+    for most in _COARSE:
+        if cuts.count > 2 * most:
+            below(outcome.time, cuts.coarse(most))
+    base = outcome.bound
+    rungs = _RUNGS if cuts.count > _FEW and math.isfinite(outcome.time) else (1.0,)
+    for rung in rungs:
+        limit = outcome.time if rung == 1.0 else base + rung * (outcome.time - base)
+        if limit <= outcome.bound:
+            continue
+        found = below(limit, cuts)
+        if cuts.complete:
+            outcome.bound = outcome.time if found or rung == 1.0 else limit
+            outcome.report()
+        if found:
+            return
+
 
 NAME = "hierarchical-dp"
 MOST_CUTS = 1_000_000
@@ -103,3 +363,52 @@ def _nested(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: D
 
 
 PARTITION_SOLVERS.register(NAME, PartitionSolver((PipeDreamProblem,), exact=True, run=solve_pipedream))
+
+
+PLACED = "hierarchical-dp-placed"
+
+
+def solve_placed(
+    problem: PlacedPipelineProblem,
+    *,
+    time_limit_s: float = 60.0,
+    start: tuple[PlacedStage, ...] | None = None,
+    progress: Progress | None = None,
+    most_cuts: int = MOST_CUTS,
+) -> Result:
+    """The fastest pipeline on a tree of devices, with proof when the graph has at most `most_cuts` cuts.
+
+    A label sweep over (place, last stage, cut) below rising limits; see `_pipedream_sweep`. With more cuts only those
+    along the topological order are tried, and the bound is the compute time shared by all devices.
+    """
+    deadline = Deadline(time_limit_s)
+    plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
+    known = [(v.objective, plan) for plan in plans if (v := problem.judge(plan)).feasible]
+    best, decision = min(known, key=lambda pair: pair[0], default=(math.inf, None))
+    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
+
+    def pricing(devices: int) -> Pricing:
+        del devices
+        return Pricing(
+            problem.cost is StageCost.PAPER,
+            problem.transfers,
+            problem.ends is Ends.RECEIVER,
+            problem.bandwidth_byte_per_s,
+            problem.memory,
+        )
+
+    counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
+    outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(PLACED, a, b)) if progress else None)
+    search(cuts, lambda count: placed_layout(problem, count, deadline), counts, pricing, outcome, deadline)
+    if outcome.steps is not None and outcome.cuts is not None:
+        decision = _stages(outcome.cuts, outcome.steps)
+    statistics = {"cuts": cuts.count, "pairs": outcome.pairs}
+    space = "stages in line on a tree of devices" + ("" if cuts.complete else ", cut along the topological order")
+    return verified(problem, decision, outcome.time, outcome.bound, PLACED, space, statistics)
+
+
+def _stages(cuts: Cuts, steps: tuple[Step, ...]) -> tuple[PlacedStage, ...]:
+    return tuple(PlacedStage(cuts.layers_between(step.start, step.stop), *step.place) for step in steps)
+
+
+PARTITION_SOLVERS.register(PLACED, PartitionSolver((PlacedPipelineProblem,), exact=True, run=solve_placed))

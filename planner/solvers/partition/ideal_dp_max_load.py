@@ -14,8 +14,15 @@ from dataclasses import replace
 import numpy as np
 
 from planner.graph.ideals import enumerate_ideals, prefix_ideals, topological_lines
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    RELATIVE_TOLERANCE,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+)
 from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_chain import Chain, best_chain
 from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+    verified,
+)
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
-from planner.solvers.partition._deadline import Deadline, OutOfTime
-from planner.solvers.partition._latency_bounds import earliest_begin, least_rest
-from planner.solvers.partition._verified import verified
-from planner.solvers.partition.latency_list import SPACE, solve_latency_by_list
+from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest, solve_latency_by_list
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Progress, Result
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 
 _SPACE = "all strategies of every layer"

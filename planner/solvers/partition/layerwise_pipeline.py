@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+    verified,
+)
 from planner.solvers.partition._longest_stage import STEP, LongestStage
-from planner.solvers.partition._verified import verified
 from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise_pipeline import LayerwisePipelineDecision, LayerwisePipelineProblem
+from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
 
 NAME = "layerwise-pipeline"
 _SPACE = "all cuts into the given number of stages, all strategies of every layer"

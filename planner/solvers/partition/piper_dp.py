@@ -14,11 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    RELATIVE_TOLERANCE,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+)
 from planner.solvers.partition._piper_choices import cheapest_choices
-from planner.solvers.partition._piper_ideals import Pairs, pairs_of
-from planner.solvers.partition._piper_pass import Options, run_pass
+from planner.solvers.partition._piper_ideals import Options, Pairs, pairs_of, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
 from planner.space.divisors import divisors
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage

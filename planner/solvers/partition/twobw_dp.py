@@ -11,10 +11,16 @@ import numpy as np
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Progress, Result
-from planner.solvers.partition._deadline import Deadline, OutOfTime
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+    verified,
+)
 from planner.solvers.partition._run_sums import run_sums
-from planner.solvers.partition._verified import verified
 from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
 
 NAME = "twobw-dp"

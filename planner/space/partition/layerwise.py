@@ -7,10 +7,23 @@ which sets its time and its memory on every device; where neighbouring layers di
     memory = sum of memory[l, s_l] <= capacity
 
 This is the inner search of Galvatron (Miao et al., VLDB 2023), there a table over every unit of memory.
+
+Layer-wise strategies and pipeline cuts together: which layers a stage has, and how each of them runs.
+
+Layers form a chain, cut into a given number of stages on as many groups of devices of one size. Each layer runs by one
+of S strategies; memory grows with the micro-batches a stage keeps:
+
+    stage time     = boundary before it + sum of time[l, s_l] + switches between its layers
+    iteration time = sum of stage times + (M - 1) * longest stage time
+    in flight      = min(stages from this one to the last, M)
+    stage memory   = sum of fixed[l, s_l] + in flight * activation[l, s_l] <= capacity
+
+With one stage this is `LayerwiseProblem`. Galvatron (Miao et al., VLDB 2023) cuts evenly and then chooses strategies.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,3 +122,107 @@ class LayerwiseProblem:
         """The same strategy for every layer, for each strategy."""
         names = self.strategy_names or tuple(f"strategy {s}" for s in range(self.strategies))
         return tuple((f"all {names[s]}", LayerwiseDecision((s,) * self.layers)) for s in range(self.strategies))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerwisePipelineDecision:
+    """First layer of every stage, and the strategy of every layer."""
+
+    starts: tuple[int, ...]
+    strategies: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayerwisePipelineProblem:
+    """An instance, numbers only. L layers, S strategies.
+
+    Attributes:
+        time_s: [L, S] time of a layer for one micro-batch; infinite where it cannot run so.
+        fixed_bytes: [L, S] memory of a layer whatever is in flight.
+        activation_bytes: [L, S] memory of a layer for every micro-batch in flight.
+        switch_s: [L, S, S] or [S, S] time to change from the strategy of the layer before (see `LayerwiseProblem`).
+        boundary_s: [L] time to receive the input of layer l where it begins a stage; the first is not read.
+        stages: how many stages.
+        micro_batches: M.
+        capacity_bytes: memory of a device.
+    """
+
+    time_s: np.ndarray
+    fixed_bytes: np.ndarray
+    activation_bytes: np.ndarray
+    switch_s: np.ndarray
+    boundary_s: np.ndarray
+    stages: int
+    micro_batches: int
+    capacity_bytes: float
+
+    def __post_init__(self) -> None:
+        if self.fixed_bytes.shape != self.time_s.shape or self.activation_bytes.shape != self.time_s.shape:
+            raise JobError(f"memory must have the times' shape {self.time_s.shape}")
+        if self.boundary_s.shape != (self.layers,):
+            raise JobError(f"boundaries must have shape {(self.layers,)}, not {self.boundary_s.shape}")
+        if not 1 <= self.stages <= self.layers or self.micro_batches < 1:
+            raise JobError(f"{self.layers} layers need 1 to {self.layers} stages and a micro-batch at least")
+        self.part(0, self.layers - 1, 1)  # refuses what a layer-wise problem refuses
+
+    @property
+    def unit(self) -> str:
+        """Unit of the objective."""
+        return "s"
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return int(self.time_s.shape[0])
+
+    def in_flight(self, position: int) -> int:
+        """Micro-batches that a stage keeps."""
+        return min(self.stages - position, self.micro_batches)
+
+    def part(self, first: int, last: int, in_flight: int) -> LayerwiseProblem:
+        """The choice of strategies in a stage of layers `first` to `last`."""
+        rows = slice(first, last + 1)
+        return LayerwiseProblem(
+            self.time_s[rows],
+            self.fixed_bytes[rows] + in_flight * self.activation_bytes[rows],
+            self.switch_s if self.switch_s.ndim == 2 else self.switch_s[rows],
+            self.capacity_bytes,
+        )
+
+    def judge(self, decision: LayerwisePipelineDecision) -> Verdict:
+        """Iteration time of a decision and every limit it breaks; the parts are the stage times."""
+        starts, chosen = decision.starts, decision.strategies
+        ascending = all(a < b for a, b in itertools.pairwise(starts))
+        if len(starts) != self.stages or starts[0] != 0 or not ascending or starts[-1] >= self.layers:
+            message = f"{self.stages} stages must begin at ascending layers, the first at 0"
+            return Verdict(float("inf"), (Violation("coverage", -1, message),))
+        if len(chosen) != self.layers or not all(0 <= s < self.time_s.shape[1] for s in chosen):
+            return Verdict(float("inf"), (Violation("option", -1, "every layer needs one of its strategies"),))
+        violations, times = [], []
+        for position, (first, stop) in enumerate(zip(starts, (*starts[1:], self.layers), strict=True)):
+            seconds = float(self.boundary_s[first]) if first else 0.0
+            needed = 0.0
+            for layer in range(first, stop):
+                s = chosen[layer]
+                seconds += float(self.time_s[layer, s])
+                if layer > first:
+                    table = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
+                    seconds += float(table[chosen[layer - 1], s])
+                kept = self.in_flight(position) * float(self.activation_bytes[layer, s])
+                needed += float(self.fixed_bytes[layer, s]) + kept
+            times.append(seconds)
+            if not np.isfinite(seconds):
+                violations.append(Violation("option", position, "a layer cannot run by its strategy"))
+            if not fits(needed, self.capacity_bytes):
+                message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
+                violations.append(Violation("memory", position, message, needed, self.capacity_bytes))
+        total = sum(times) + (self.micro_batches - 1) * max(times)
+        return Verdict(total, tuple(violations), tuple(times))
+
+    def trivial(self) -> tuple[tuple[str, LayerwisePipelineDecision], ...]:
+        """Even stages, the same strategy for every layer, for each strategy."""
+        starts = tuple(self.layers * s // self.stages for s in range(self.stages))
+        return tuple(
+            (f"even stages, strategy {s}", LayerwisePipelineDecision(starts, (s,) * self.layers))
+            for s in range(self.time_s.shape[1])
+        )
