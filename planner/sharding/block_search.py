@@ -2,13 +2,14 @@
 
 The boundary tensors are one variable: which treatment, so what lies between the boundaries is minimised out once for
 all of them. A second variable stands for the prices of memory. Where tables would be too large, as for mixtures of
-experts on three axes, axes are tied: layouts that treat them differently are given up.
+experts on three axes, axes are tied: layouts that treat them differently are given up. Where they still are, the block
+is left whole: every rank runs all of it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from planner.errors import InfeasibleError
 from planner.sharding.boundary import Boundaries
 from planner.sharding.elimination import Factor, Minima, factor, minima, table_entries
 from planner.sharding.inner_points import BlockProblem, InnerPoint, point, undominated
+from planner.sharding.layout import REPLICATED
 from planner.sharding.problem import Choice, ShardingProblem
 from planner.sharding.resting import WeightChoice
 from planner.sharding.strategies import Strategy
@@ -55,25 +57,34 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
 
     @functools.cached_property
     def _joint(self) -> _Joint:
-        """The problem, with as few axes tied as its tables need.
+        """The problem, with as few axes tied as its tables need, or with all operators whole.
 
         Raises:
-            InfeasibleError: tables would be too large even with all axes tied.
+            InfeasibleError: tables would be too large even then, or an operator may not be left whole.
         """
         axes = len(self._block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
         for tied in ((), *pairs, tuple(range(axes))):
-            joint = _Joint.of(self._block, self._boundaries, tied)
+            keeps = functools.partial(_alike, axes=tied) if tied else None
+            joint = _Joint.of(self._block, self._boundaries, keeps, tied)
             if joint.entries <= LIMIT:
                 return joint
-        raise InfeasibleError(
-            "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
-        )
+        joint = _Joint.of(self._block, self._boundaries, _whole, whole=True)
+        if not all(joint.problem.sizes) or joint.entries > LIMIT:
+            raise InfeasibleError(
+                "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
+            )
+        return joint
 
     @property
     def tied(self) -> tuple[int, ...]:
         """Mesh axes, by index, that are treated alike since tables would be too large; empty where all is searched."""
         return self._joint.tied
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank runs the whole block, since tables would be too large for anything else."""
+        return self._joint.whole
 
     @functools.cached_property
     def _first(self) -> Minima:
@@ -135,6 +146,16 @@ def _alike(choice: Choice, axes: Sequence[int]) -> bool:
     return all(len({row[a] for a in axes}) <= 1 for row in rows)
 
 
+def _whole(choice: Choice) -> bool:
+    """Whether every rank runs all of an operator, or holds all of an activation; weights may rest as they like."""
+    if isinstance(choice, Strategy):
+        return not any(choice.splits)
+    if isinstance(choice, WeightChoice):
+        return True
+    layouts = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
+    return all(part == REPLICATED for layout in layouts for part in layout)
+
+
 @dataclass(frozen=True)
 class _Joint:
     """A block's problem in which the boundary tensors are one variable, the last.
@@ -143,6 +164,7 @@ class _Joint:
         block: the block.
         problem: its choices; of those of boundary tensors only some are used.
         tied: axes on which only choices that do the same count.
+        whole: only choices that cut nothing count.
         ends: by boundary tensor's variable, its choice under each treatment.
         links: tables over two variables, those of boundary tensors over the treatments.
         treatments: how many.
@@ -151,17 +173,26 @@ class _Joint:
     block: BlockProblem
     problem: ShardingProblem
     tied: tuple[int, ...]
+    whole: bool
     ends: dict[int, np.ndarray]
     links: tuple[Factor, ...]
     treatments: int
 
     @staticmethod
-    def of(block: BlockProblem, boundaries: Sequence[Boundaries], tied: tuple[int, ...] = ()) -> _Joint:
-        """The block with its boundaries as one variable, and only choices that do the same on the tied axes."""
+    def of(
+        block: BlockProblem,
+        boundaries: Sequence[Boundaries],
+        keeps: Callable[[Choice], bool] | None,
+        tied: tuple[int, ...] = (),
+        *,
+        whole: bool = False,
+    ) -> _Joint:
+        """The block with its boundaries as one variable, and only the choices that `keeps` says, all where it is
+        None."""
         problem, ends = block.free, block.ends_under(boundaries)
-        if tied:
+        if keeps is not None:
             which = {
-                id(choices): np.asarray([c for c, choice in enumerate(choices) if _alike(choice, tied)])
+                id(choices): np.asarray([c for c, choice in enumerate(choices) if keeps(choice)], dtype=np.int64)
                 for choices in problem.choices
             }
             free = [v for v in range(len(problem.names)) if v not in ends]
@@ -176,7 +207,7 @@ class _Joint:
                 table = np.take(table, ends[v], axis=axis) if v in ends else table
             return factor([last if v in ends else v for v in link.variables], table)
 
-        return _Joint(block, problem, tied, ends, tuple(map(joined, problem.links)), len(boundaries))
+        return _Joint(block, problem, tied, whole, ends, tuple(map(joined, problem.links)), len(boundaries))
 
     @property
     def count(self) -> int:

@@ -245,13 +245,20 @@ class InnerCosts:
     solved: int
 
     @property
+    def whole(self) -> bool:
+        """Whether every rank runs the whole chain, since nothing else could be searched."""
+        return all(block.points.whole for block in self.blocks)
+
+    @property
     def given_up(self) -> tuple[str, ...]:
         """What the search leaves out, in words; empty where it is exact for every block."""
         tied: dict[tuple[int, ...], list[int]] = {}
         for block in self.blocks:
             if block.points.tied:
                 tied.setdefault(block.points.tied, []).append(block.block)
-        return tuple(
+        whole = [block.block for block in self.blocks if block.points.whole]
+        parts = (f"every way to cut {len(whole)} blocks ({self.chain.blocks[whole[0]].name}, ...)",) if whole else ()
+        return parts + tuple(
             f"layouts of {len(blocks)} blocks ({self.chain.blocks[blocks[0]].name}, ...) that treat the mesh axes "
             f"{' and '.join(self.mesh.names[a] for a in axes)} differently"
             for axes, blocks in tied.items()

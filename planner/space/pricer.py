@@ -303,7 +303,7 @@ class Pricer:
         """Floors with the communication inside blocks, for each way in which boundaries may lie."""
         floor, inner = self._floor(micro_batch, math.prod(mesh)), self._inner_on(micro_batch, mesh)
         found: list[tuple[BlockCosts, Key]] = []
-        for boundary in inner.boundaries:
+        for boundary in () if inner.whole else inner.boundaries:
             least_s = inner.least_s(boundary)
             if np.isfinite(least_s).all():
                 backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from planner.errors import InfeasibleError
 from planner.hardware import load_cluster
 from planner.sharding import Mesh, Setting, Strategy, block_search, evaluate, ideal_mesh, inner_costs, mesh_on
 from planner.sharding.block_search import BlockPoints
@@ -64,6 +65,21 @@ def test_axes_are_tied_where_tables_would_be_too_large(monkeypatch: pytest.Monke
         chosen = [c for c in point.decision.values() if isinstance(c, Strategy)]
         assert all(len(set(c.splits)) == 1 for c in chosen)
     assert tied.least_s((REPLICATED, SEQUENCE)) >= free.least_s((REPLICATED, SEQUENCE))
+
+
+def test_a_block_is_left_whole_where_nothing_else_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points still legal, and every rank runs all operators; a block that even so is too large is refused."""
+    monkeypatch.setattr(block_search, "LIMIT", 1_000)
+    block = _problem(mesh_on(load_cluster("dgx-a100"), {"tensor": 8}))
+    found = BlockPoints(block, [(REPLICATED,), (SEQUENCE,)])
+    assert found.whole
+    for boundary in ((REPLICATED,), (SEQUENCE,)):
+        for point in found[boundary]:
+            assert evaluate(block.setting, point.decision).violations == []
+            assert not any(any(c.splits) for c in point.decision.values() if isinstance(c, Strategy))
+    monkeypatch.setattr(block_search, "LIMIT", 1)
+    with pytest.raises(InfeasibleError, match="hang together too closely"):
+        BlockPoints(block, [(REPLICATED,)]).least_s((REPLICATED,))
 
 
 def test_what_is_given_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
