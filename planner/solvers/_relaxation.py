@@ -226,6 +226,9 @@ class Reach:
         self._plain_s, self._again_s = objective.reach_s(turns, needs, end_s)
         tables = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)
         self._in_flight, passing, self._filling = tables
+        kept, which = np.unique(self._in_flight, return_inverse=True)
+        self._kept: np.ndarray = np.asarray(which).reshape(self._in_flight.shape)
+        self._plain_first, self._again_first = needs.first_blocks(kept)
         self._passing = np.zeros(0, dtype=np.int64)
         if objective.counts_passing:
             self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
@@ -245,10 +248,10 @@ class Reach:
             count = int(np.searchsorted(share.replicas, x, side="right"))
             o, behind = options[:count], x - share.replicas[:count]
             last = first[behind] - 1
-            kept = self._in_flight[o, np.minimum(behind, self._in_flight.shape[1] - 1)][:, None]
+            kept = self._kept[o, np.minimum(behind, self._kept.shape[1] - 1)]
             start = np.minimum(
-                np.maximum(plain[o, last], _first(needs.plain_limit[last] >= kept)),
-                np.maximum(again[o, last], _first(needs.again_limit[last] >= kept)),
+                np.maximum(plain[o, last], self._plain_first[kept, last]),
+                np.maximum(again[o, last], self._again_first[kept, last]),
             )
             if len(self._passing):
                 start = np.maximum(start, self._after_wait(o, last, behind, most_s))

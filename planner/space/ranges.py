@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -86,6 +86,16 @@ class StageNeeds:
     again_limit: np.ndarray
     update_s: np.ndarray
     elements: np.ndarray
+    _first: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
+
+    def first_blocks(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [len(kept), n] each: by micro-batches in flight and last block the first block of the longest stage
+        that fits without recomputation and with it; n where none does."""
+        for each in set(kept.tolist()) - self._first.keys():
+            holds = self.plain_limit >= each, self.again_limit >= each
+            self._first[each] = tuple(np.where(h.any(axis=1), h.argmax(axis=1), h.shape[1]) for h in holds)
+        plain, again = zip(*(self._first[each] for each in kept.tolist()), strict=True)
+        return np.array(plain), np.array(again)
 
 
 def stage_needs(
