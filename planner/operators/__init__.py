@@ -1,8 +1,9 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
-from planner.operators.classes import needs_gradient
+from planner.operators.batching import batch_flow, rebatch
+from planner.operators.classes import call_classes, needs_gradient
 from planner.operators.nest import gradient_nest, loop_nest
-from planner.operators.site import RULES, Rule, Site, rule
+from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, like, rule_of
 from planner.operators.specs import graph_specs, spec
 from planner.operators.splits import Layout, Placement, Split, splits
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved
@@ -12,21 +13,29 @@ __all__ = [
     "Access",
     "Dim",
     "DimKind",
+    "JointCut",
     "Layout",
     "LoopNest",
     "OpCall",
     "OpSpec",
     "Origin",
+    "OutputTypes",
     "Placement",
+    "Role",
     "Rule",
     "Saved",
     "Site",
     "Split",
+    "Statistics",
+    "batch_flow",
+    "call_classes",
     "gradient_nest",
     "graph_specs",
+    "like",
     "loop_nest",
     "needs_gradient",
-    "rule",
+    "rebatch",
+    "rule_of",
     "spec",
     "splits",
 ]

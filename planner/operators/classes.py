@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph import Graph, Node, Tensor, TensorKind, per_graph
-from planner.operators.site import Rule, find_rule
+from planner.operators.site import rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,6 @@ class CallClasses:
 
     index: np.ndarray
     first: tuple[int, ...]
-
-
-def is_differentiable(rule: Rule | None, position: int) -> bool:
-    """Whether a gradient can flow to an operator's input."""
-    return rule is None or rule.ports is None or position in rule.ports
-
-
-def _carries_gradient(node: Node, found: set[str]) -> bool:
-    rule = find_rule(node.op)
-    return any(name in found and is_differentiable(rule, p) for p, name in enumerate(node.inputs))
 
 
 def _trainable(graph: Graph, name: str) -> bool:
@@ -58,10 +48,10 @@ def needs_gradient(graph: Graph) -> frozenset[str]:
         if tensor.kind is TensorKind.PARAMETER and tensor.dtype.is_float and _trainable(graph, name)
     }
     for node in graph.nodes:
-        if not _carries_gradient(node, found):
+        rule = rule_of(node.op)
+        if not any(name in found and rule.differentiable(p) for p, name in enumerate(node.inputs)):
             continue
-        rule = find_rule(node.op)
-        straight = rule is not None and rule.straight_through
+        straight = rule.straight_through
         found.update(name for name in node.outputs if name and (straight or graph.tensors[name].dtype.is_float))
     return frozenset(found)
 
@@ -72,8 +62,8 @@ def gradient_readers(graph: Graph) -> Counter[str]:
     carrying = needs_gradient(graph)
     count: Counter[str] = Counter()
     for node in graph.nodes:
-        rule = find_rule(node.op)
-        count.update(name for p, name in enumerate(node.inputs) if name in carrying and is_differentiable(rule, p))
+        rule = rule_of(node.op)
+        count.update(name for p, name in enumerate(node.inputs) if name in carrying and rule.differentiable(p))
     return count
 
 

@@ -175,6 +175,16 @@ def points(nest: LoopNest) -> int:
     return math.prod(d.size for d in nest.dims)
 
 
+def result_shapes(
+    text: str, reads: Sequence[tuple[int, ...]], sizes: Mapping[str, int] | None = None
+) -> list[tuple[int, ...]]:
+    """Shapes right of a line's arrow, from those left of it; `sizes` as in `loop_nest`."""
+    expression, bound = parse(text), dict(sizes or {})
+    operands = zip(expression.reads, reads, strict=True)
+    _bind((pair for terms, shape in operands for pair in zip(terms, shape, strict=True)), bound)
+    return [tuple(math.prod(bound.get(n, 1) for n in term.names) for term in terms) for terms in expression.writes]
+
+
 def gradient_nest(nest: LoopNest, read: int) -> LoopNest:
     """The nest that computes the gradient of one operand of a contraction: the same points, transposed.
 

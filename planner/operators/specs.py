@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from planner.graph import Graph, Node, Tensor, per_graph
 from planner.operators.assemble import Traffic, fallback, traffic
-from planner.operators.classes import call_classes, fan_out, is_differentiable, needs_gradient
-from planner.operators.site import Site, default_needs, find_rule
+from planner.operators.classes import call_classes, fan_out, needs_gradient
+from planner.operators.site import Site, default_needs, rule_of
 from planner.operators.types import OpCall, OpSpec
 
 
@@ -23,9 +23,8 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     Raises:
         ModelError: the tensors contradict the operator (shapes, a missing required input).
     """
-    rule = find_rule(call.op)
     site = Site(call, default_needs(call) if needs is None else needs)
-    return fallback(site) if rule is None else rule.build(site)
+    return (rule_of(call.op).build or fallback)(site)
 
 
 def _times(one: OpSpec, repeat: int) -> OpSpec:
@@ -85,8 +84,8 @@ def graph_specs(graph: Graph) -> tuple[OpSpec, ...]:
 
 
 def _describe(graph: Graph, node: Node) -> OpSpec:
-    carrying, rule, call = needs_gradient(graph), find_rule(node.op), OpCall.of(graph, node)
-    needs = tuple(name in carrying and is_differentiable(rule, p) for p, name in enumerate(node.inputs))
+    carrying, rule, call = needs_gradient(graph), rule_of(node.op), OpCall.of(graph, node)
+    needs = tuple(name in carrying and rule.differentiable(p) for p, name in enumerate(node.inputs))
     one = spec(call, needs)
     shared = [(t, n) for t, n in zip(call.outputs, fan_out(graph, node), strict=True) if t is not None and n > 1]
     return _times(_summed(one, shared) if shared and any(needs) else one, node.repeat)

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.errors import Problem
 from planner.graph import Graph, Node
-from planner.operators import OpCall, OpSpec, graph_specs
+from planner.operators import OpCall, OpSpec, graph_specs, rule_of
 from planner.registry import did_you_mean
 from planner.sharding.choices import Means
-from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION
 from planner.sharding.equal_parts import named_nests
 from planner.sharding.strategies import Strategy
 
@@ -127,7 +126,7 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         found |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
         most = max((n for n in result_ranks(call) if n is not None), default=0)
         found |= {str(k) for k in range(-most, most)}
-        found |= {Means.RING.value} if call.op in RING_ATTENTION else set()
-        found |= {Means.EXPERTS.value} if call.op in MIXTURES else set()
-        found |= {Means.PARTIAL.value} if call.op in LINEAR else set()
+        rule = rule_of(call.op)
+        found |= {rule.joint.value} if rule.joint is not None else set()
+        found |= {Means.PARTIAL.value} if rule.linear else set()
     return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.operators import DimKind, OpCall, OpSpec
+from planner.operators import DimKind, OpCall, OpSpec, rule_of
 from planner.sharding.choices import Local, Options, choices, divides, evenly_or_alone
-from planner.sharding.coupled import STATISTICS, UNCUT_DIMS
 from planner.sharding.equal_parts import named_nests
 from planner.sharding.mesh import Mesh
 
@@ -27,9 +26,9 @@ def split_refusals(call: OpCall, spec: OpSpec, ranks: int, options: Options | No
 def _why(call: OpCall, local: Local, name: str, size: int, kind: DimKind, ranks: int, options: Options) -> str:
     if kind is DimKind.WHOLE:
         return "is never cut"
-    if name in UNCUT_DIMS.get(call.op, ()):
+    if name in rule_of(call.op).uncut:
         return "would repeat most of the work on every rank"
-    if kind is DimKind.COUPLED and call.op not in STATISTICS:
+    if kind is DimKind.COUPLED and rule_of(call.op).statistics is None:
         return "has points that depend on each other, and no exchange is known that would part them"
     if kind is DimKind.COUPLED and not options.coupled:
         return "has points that depend on each other, and exchanges of statistics are switched off"

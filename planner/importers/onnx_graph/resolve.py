@@ -25,7 +25,6 @@ from planner.importers.onnx_graph.attributes import (
 )
 from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
-from planner.importers.onnx_graph.shapes import HEAVY, upper_bound
 from planner.importers.onnx_graph.weights import is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
@@ -37,6 +36,7 @@ from planner.importers.onnx_graph.work import (
     WorkGraph,
     WorkNode,
 )
+from planner.operators import rule_of
 
 if TYPE_CHECKING:
     import onnx
@@ -319,14 +319,15 @@ class Resolver:
         self, node: WorkNode, inputs: Sequence[TensorType | None], kinds: Sequence[TensorType | None], failure: str
     ) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
-        bound = None if failure else upper_bound(node.op, inputs, self.work.values, node)
-        if bound is not None:
+        said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
+        bound = [kind.complete if kind is not None else None for kind in said]
+        if bound and bound[0] is not None:
             self.work.warn(
                 "data-dependent-shape",
                 f"the size of {node.label}'s result depends on data; its upper bound {list(bound[0].shape)} is used",
                 node.outputs[0],
             )
-            return list(bound)
+            return bound
         for name in self.inference.shape_operands(node):
             if name in self.work.stored and name not in self.work.values:
                 raise self._missing_value(name, node.label)
@@ -339,7 +340,7 @@ class Resolver:
                 hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
             )  # fmt: skip
         first = next((kind for kind in inputs if kind is not None), None)
-        if node.op in HEAVY or first is None:
+        if rule_of(node.op).heavy or first is None:
             raise ModelError(
                 f"the output shape of {node.label} cannot be found", where=self.where,
                 hint="export with shape information (onnx.shape_inference or value_info for this output)",
@@ -357,7 +358,7 @@ class Resolver:
         origin = next((self.assumed[name] for name in node.inputs if name in self.assumed), None)
         if origin is None:
             return
-        if node.op in HEAVY:
+        if rule_of(node.op).heavy:
             raise self._rests_on_guess(node, origin)
         for name in node.outputs:
             self.assumed[name] = origin

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.importers.onnx_graph.weights import WEIGHT_SLOTS, Use, is_path, own_label, uses
+from planner.importers.onnx_graph.weights import Use, is_path, own_label, uses
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
 from planner.importers.types import ImportOptions
+from planner.operators import Role, rule_of
 
 Key = tuple[str, str, str]
 
@@ -59,8 +60,8 @@ def _partners(graph: WorkGraph) -> dict[int, str]:
     """The weight matrix that each contraction node uses, by node identity."""
     found = {}
     for node in graph.nodes:
-        for slot, role in WEIGHT_SLOTS.get(node.op, {}).items():
-            if role != "weight" or slot >= len(node.inputs) or id(node) in found:
+        for slot, role in rule_of(node.op).weights.items():
+            if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in found:
                 continue
             sources = graph.weight_sources.get(node.inputs[slot], ())
             wide = [name for name in sources if sum(size > 1 for size in graph.types[name].shape) > 1]
@@ -73,7 +74,7 @@ def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
     """Whether some matrix is used in the same way by several nodes, as where a layer is applied repeatedly."""
     for stored, group in by_weight.items():
         if sum(size > 1 for size in graph.types[stored].shape) > 1:
-            nodes = {id(use.node) for use in group if use.role == "weight"}
+            nodes = {id(use.node) for use in group if use.role is Role.MATRIX}
             if len(nodes) > 1:
                 return True
     return False
@@ -82,7 +83,7 @@ def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
 def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matrices_shared: bool) -> Key:
     """Uses with equal keys read the same parameter."""
     mate = partner.get(id(use.node), "")
-    if not mate and use.role in ("added", "scale"):
+    if not mate and use.role in (Role.ADDED, Role.SCALE):
         makers = (producers.get(name) for name in use.node.inputs)
         mate = next((partner[id(maker)] for maker in makers if maker is not None and id(maker) in partner), "")
     module = use.node.scope.module or ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.importers.onnx_graph.shapes import SHAPE_INPUTS
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.importers.types import ImportOptions
+from planner.operators import rule_of
 
 _RANDOM = frozenset({
     "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
@@ -130,7 +130,7 @@ def remove_dead(graph: WorkGraph, options: ImportOptions) -> None:
     for node in live:
         if node.op == "Range":
             continue
-        for slot in SHAPE_INPUTS.get(node.op, ()):
+        for slot in rule_of(node.op).values:
             if slot < len(node.inputs) and node.inputs[slot] and not graph.is_constant(node.inputs[slot]):
                 node.inputs[slot] = ""
     needed = _live(graph)

@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass, replace
 
 from planner.errors import UsageError
-from planner.importers.onnx_graph.weights import WEIGHT_SLOTS, Use, is_path, uses
+from planner.importers.onnx_graph.weights import Use, is_path, uses
 from planner.importers.onnx_graph.work import WorkGraph
 from planner.importers.types import ImportOptions
+from planner.operators import Role, rule_of
 from planner.registry import did_you_mean
 
 SMALLEST_VOCABULARY = 256
@@ -89,15 +90,15 @@ def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:
     tables: dict[tuple[int, int], str] = {}
     heads: dict[str, tuple[int, int]] = {}
     found = list(uses(graph))
-    gathered = {use.stored for use in found if use.role == "table"}
+    gathered = {use.stored for use in found if use.role is Role.TABLE}
     last = _last_contractions(graph)
     for use in found:
         shape = graph.types[use.stored].shape
         if use.stored not in graph.weights or len(shape) != 2:
             continue
-        if use.role == "table" and shape[0] >= SMALLEST_VOCABULARY:
+        if use.role is Role.TABLE and shape[0] >= SMALLEST_VOCABULARY:
             tables.setdefault((shape[0], shape[1]), use.stored)
-        elif use.role == "weight" and use.stored not in gathered and id(use.node) in last:
+        elif use.role is Role.MATRIX and use.stored not in gathered and id(use.node) in last:
             heads[use.stored] = _out_in(use, shape)
     return [(tables[shape], name) for name, shape in heads.items() if shape in tables]
 
@@ -110,7 +111,7 @@ def _last_contractions(graph: WorkGraph) -> set[int]:
         inside = any(name in before for name in node.outputs)
         if not inside:
             last.add(id(node))
-        contracts = WEIGHT_SLOTS.get(node.op, {}).get(1) == "weight" and len(node.inputs) > 1
+        contracts = rule_of(node.op).weights.get(1) is Role.MATRIX and len(node.inputs) > 1
         wide = contracts and any(len(graph.types[n].shape) > 1 for n in graph.weight_sources.get(node.inputs[1], ()))
         if inside or wide:
             before.update(node.inputs)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from planner.operators.assemble import contraction, keep_inputs
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.matmul import rounded
-from planner.operators.site import Site, rule
+from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Site
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -70,7 +70,7 @@ def _channel_bias(site: Site, position: int, spatial: str) -> LoopNest | None:
     )
 
 
-@rule("Conv", "com.microsoft.FusedConv")
+@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
 def conv(site: Site) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
     nest = conv_nest(site, 0, 1)
@@ -78,19 +78,21 @@ def conv(site: Site) -> OpSpec:
     return contraction(site, nest, bias=_channel_bias(site, 2, spatial))
 
 
-@rule("ConvInteger", ports=())
+@Rule(ports=(), weights={1: Role.MATRIX}, window=1, heavy=True, quantised=True).of("ConvInteger")
 def conv_integer(site: Site) -> OpSpec:
     """Convolution of 8-bit tensors; an inference operator, no gradient passes."""
     return contraction(site, conv_nest(site, 0, 1))
 
 
-@rule("QLinearConv", ports=())
+@Rule(ports=(), weights={3: Role.MATRIX, 4: Role.QUANTIZATION, 8: Role.BIAS}, window=3, heavy=True, quantised=True).of(
+    "QLinearConv"
+)
 def qlinear_conv(site: Site) -> OpSpec:
     """Convolution of quantised tensors with scales and zero points, its result rounded; no gradient passes."""
     return contraction(site, rounded(conv_nest(site, 0, 3)))
 
 
-@rule("ConvTranspose")
+@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("ConvTranspose")
 def conv_transpose(site: Site) -> OpSpec:
     """Transposed convolution: every input element is spread over a window of the result."""
     weight = site.input(1).shape
@@ -115,7 +117,7 @@ def conv_transpose(site: Site) -> OpSpec:
     return contraction(site, nest, bias=bias)
 
 
-@rule("DeformConv")
+@Rule(weights={1: Role.MATRIX, 3: Role.BIAS}, heavy=True).of("DeformConv")
 def deform_conv(site: Site) -> OpSpec:
     """Convolution over sampled positions: a convolution's matrix work plus bilinear sampling of every tap.
 
@@ -156,7 +158,7 @@ def deform_conv(site: Site) -> OpSpec:
     )
 
 
-@rule("CausalConvWithState")
+@Rule().of("CausalConvWithState")
 def causal_conv(site: Site) -> OpSpec:
     """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
     positions = [0, 1, *((3,) if site.has(3) else ())]

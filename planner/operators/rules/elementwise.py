@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.graph import TensorKind
 from planner.operators.assemble import (
     Traffic,
@@ -20,7 +22,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import LoopNest, OpSpec, Saved
 
 
@@ -121,9 +123,10 @@ def _comparison(site: Site) -> OpSpec:
     return streaming(site, broadcast_nest(site, (0, 1), float(site.output().elements)))
 
 
-rule(*UNARY, ports=(0,))(_unary)
-rule(*STEPS, ports=())(_step)
-rule(*COMPARISONS, ports=())(_comparison)
+Rule(ports=(0,)).register(*(op for op in UNARY if "." not in op), build=_unary)
+Rule(ports=(0,), infer=as_first, weights={1: Role.BIAS}).register(*(op for op in UNARY if "." in op), build=_unary)
+Rule(ports=()).register(*STEPS, build=_step)
+Rule(ports=()).register(*COMPARISONS, build=_comparison)
 
 
 def _small(site: Site, position: int) -> bool:
@@ -139,7 +142,10 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@rule("Add", "Sub", "Sum", "Mean")
+@Rule(weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
+@Rule(weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(linear=True).of("Sum")
+@Rule().of("Mean")
 def add(site: Site) -> OpSpec:
     """Sums, differences, means of several tensors; nothing is kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -195,19 +201,19 @@ def _binary(
     )
 
 
-@rule("Mul")
+@Rule(weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
 
 
-@rule("Div")
+@Rule(weights={1: Role.SCALE}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@rule("Pow")
+@Rule().of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):
@@ -220,13 +226,13 @@ def _general_power(site: Site) -> bool:
     return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
 
 
-@rule("Mod")
+@Rule().of("Mod")
 def modulo(site: Site) -> OpSpec:
     """Remainder; only the divisor's gradient needs anything."""
     return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
 
 
-@rule("Max", "Min")
+@Rule().of("Max", "Min")
 def extremum(site: Site) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -240,7 +246,7 @@ def extremum(site: Site) -> OpSpec:
     )
 
 
-@rule("Where", ports=(1, 2))
+@Rule(ports=(1, 2)).of("Where")
 def where(site: Site) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
     elements = site.output().elements
@@ -253,13 +259,30 @@ def where(site: Site) -> OpSpec:
     )
 
 
-@rule("PRelu")
+@Rule(weights={1: Role.MATRIX}).of("PRelu")
 def prelu(site: Site) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
     return _binary(site, (0, 1), 2, 2)
 
 
-@rule("com.microsoft.BiasGelu")
+def _half_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x, (*x.shape[:-1], x.shape[-1] // 2))]
+
+
+def _quantised_results(site: Site) -> list[Shaped | None]:
+    """Two quantised tensors (inputs 0 and 3) broadcast against each other."""
+    a, b = site.input(0), site.input(3)
+    return [like(a, np.broadcast_shapes(a.shape, b.shape))]
+
+
+Rule(infer=as_first, weights={1: Role.BIAS}).register("com.microsoft.BiasAdd")
+Rule(infer=_half_results, weights={1: Role.BIAS}).register("com.microsoft.BiasSplitGelu")
+Rule(infer=as_first).register("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu")
+Rule(infer=_quantised_results).register("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul")
+
+
+@Rule(infer=as_first, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
 def bias_gelu(site: Site) -> OpSpec:
     """Bias added, then GELU, in one kernel; the sum is made and kept."""
     x = site.input(0)
@@ -269,7 +292,7 @@ def bias_gelu(site: Site) -> OpSpec:
     )
 
 
-@rule("SwiGLU")
+@Rule().of("SwiGLU")
 def swiglu(site: Site) -> OpSpec:
     """Product of one half with the Swish of the other, both kept."""
     elements = site.output().elements

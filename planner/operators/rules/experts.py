@@ -11,7 +11,7 @@ import math
 from planner.graph import TensorKind
 from planner.operators.assemble import details, elements_like, gradient_traffic, keep_extra, keep_inputs, traffic
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import JointCut, Role, Rule, Site, as_first
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _SECOND_BIAS = 5
@@ -134,13 +134,27 @@ def _weight(site: Site, position: int) -> bool:
     return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
 
 
-@rule("com.microsoft.MoE")
+@Rule(
+    infer=as_first,
+    weights={**dict.fromkeys((2, 4, 6), Role.MATRIX), **dict.fromkeys((3, 5, 7), Role.BIAS)},
+    ranks={0: (2, 3), 1: (2,), 2: (3,), 4: (3,), 6: (3,)},
+    heavy=True,
+    joint=JointCut.EXPERTS,
+).of("com.microsoft.MoE")
 def experts(site: Site) -> OpSpec:
     """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
     return _experts(site, (2, 4, 6), 1)
 
 
-@rule("com.microsoft.QMoE", ports=(0, 1))
+@Rule(
+    ports=(0, 1),
+    infer=as_first,
+    weights={p: (Role.MATRIX, Role.QUANTIZATION, Role.BIAS)[p % 3 - 2] for p in range(2, 11)},
+    ranks={0: (2, 3), 1: (2,), 2: (3,), 5: (3,), 8: (3,)},
+    heavy=True,
+    quantised=True,
+    joint=JointCut.EXPERTS,
+).of("com.microsoft.QMoE")
 def quantised_experts(site: Site) -> OpSpec:
     """The same with matrices of 4 or 8 bits, each followed by its scales; only activations have gradients."""
     return _experts(site, (2, 5, 8), 8 // max(1, site.int_attribute("expert_weight_bits", 4)))

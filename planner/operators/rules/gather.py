@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from planner.graph import Tensor
+from functools import partial
+
+from planner.graph import Node, Tensor
 from planner.operators.assemble import (
     Traffic,
     elements_like,
@@ -11,8 +13,9 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
+from planner.operators.flow import Flow, Mark, along_nests
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -35,7 +38,30 @@ def _pick(site: Site, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec
     )
 
 
-@rule("Gather", ports=(0,))
+def _gather_travel(flow: Flow, i: int, node: Node) -> None:
+    """The axis is replaced by the dimensions of the indices."""
+    data, indices = flow.of(node.inputs[0]), flow.of(node.inputs[1])
+    axis = flow.site(i).axis("axis", 0, len(data))
+    if data[axis] is not None and not any(indices):
+        raise flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
+    flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
+
+
+def _quantised_rows(site: Site) -> list[Shaped | None]:
+    """Rows of a table of few bits, several to a stored byte, of the scales' type."""
+    table, indices, scales = site.input(0), site.input(1), site.input(2)
+    axis = site.int_attribute("gather_axis", 0) % len(table.shape)
+    shape = [*table.shape[:axis], *indices.shape, *table.shape[axis + 1 :]]
+    shape[-1] *= 8 // (site.int_attribute("bits", 4) if table.dtype.bits == 8 else 8)
+    return [like(scales, shape)]
+
+
+Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quantised=True).register(
+    "com.microsoft.GatherBlockQuantized"
+)
+
+
+@Rule(ports=(0,), travel=_gather_travel, weights={0: Role.TABLE}).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table, indices = site.input(0), site.input(1)
@@ -46,7 +72,7 @@ def gather(site: Site) -> OpSpec:
     return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0)))
 
 
-@rule("GatherElements", ports=(0,))
+@Rule(ports=(0,), weights={0: Role.TABLE}).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -60,7 +86,18 @@ def gather_elements(site: Site) -> OpSpec:
     return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0), kinds=kinds), kept=(0, 1))
 
 
-@rule("GatherND", ports=(0,))
+def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
+    """Tuples that pick along the batch are one a sample, though a constant may hold them."""
+    table, indices = node.inputs[:2]
+    start, depth = flow.site(i).int_attribute("batch_dims", 0), flow.shape(indices)[-1]
+    if any(flow.of(table)[start : start + depth]) and not any(flow.of(indices)):
+        if flow.shape(indices)[0] != flow.batch or len(flow.shape(indices)) < 2:
+            raise flow.fail(i, "picks fixed positions along the batch")
+        flow.require(i, indices, 0, Mark())
+    along_nests(flow, i, node, broadcast=False)
+
+
+@Rule(ports=(0,), travel=_gather_nd_travel, weights={0: Role.TABLE}).of("GatherND")
 def gather_nd(site: Site) -> OpSpec:
     """Slices of a table, each found by a tuple of indices."""
     table, indices = site.input(0), site.input(1)
@@ -96,7 +133,7 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-@rule("ScatterND", ports=(0, 2))
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
     data, indices = site.input(0), site.input(1)
@@ -107,11 +144,11 @@ def scatter_nd(site: Site) -> OpSpec:
         f"{' '.join([*found, *tail])}, {' '.join([*rows, 'q'])}, {' '.join([*rows, *tail])}"
         f" -> {' '.join([*found, *tail])}"
     )
-    kinds = dict.fromkeys([*rows, "q"], DimKind.WHOLE)
+    kinds = {**dict.fromkeys(rows, DimKind.COUPLED), "q": DimKind.WHOLE}
     return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
 
 
-@rule("ScatterElements", "Scatter", ports=(0, 2))
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterElements", "Scatter")
 def scatter_elements(site: Site) -> OpSpec:
     """Elements replaced by index along an axis."""
     data = site.input(0)
@@ -120,12 +157,12 @@ def scatter_elements(site: Site) -> OpSpec:
     for k, (size, count) in enumerate(zip(data.shape, site.input(1).shape, strict=True)):
         left.append(f"d{k}")
         right.append(f"d{k}" if k != axis and size == count else f"i{k}")
-    kinds = {f"i{k}": DimKind.WHOLE for k in range(len(left))}
+    kinds = {f"i{k}": DimKind.COUPLED for k in range(len(left))}
     text = f"{' '.join(left)}, {' '.join(right)}, {' '.join(right)} -> {' '.join(left)}"
     return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
 
 
-@rule("TensorScatter", ports=(0, 1))
+@Rule(ports=(0, 1)).of("TensorScatter")
 def tensor_scatter(site: Site) -> OpSpec:
     """A cache updated in place at a position of its sequence axis."""
     cache, update = site.input(0), site.input(1)
@@ -140,7 +177,7 @@ def tensor_scatter(site: Site) -> OpSpec:
     return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 
-@rule("OneHot", ports=())
+@Rule(ports=(), values=(1,)).of("OneHot")
 def one_hot(site: Site) -> OpSpec:
     """Ones at the indices' places along a new axis, which may be split."""
     indices, result = site.input(0), site.output()
@@ -152,7 +189,11 @@ def one_hot(site: Site) -> OpSpec:
     return streaming(site, nest)
 
 
-@rule("TopK", ports=(0,))
+@Rule(
+    ports=(0,),
+    travel=partial(along_nests, refusal="picks a fixed number of samples of the batch"),
+    values=(1,),
+).of("TopK")
 def top_k(site: Site) -> OpSpec:
     """Largest elements along an axis and their places; the places are kept. Counts one comparison a level of a heap."""
     x = site.input(0)
@@ -173,7 +214,12 @@ def top_k(site: Site) -> OpSpec:
     return streaming(site, nest, saved=kept)
 
 
-@rule("Compress", ports=(0,))
+def _most_slices(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x) if "axis" in site.call.attributes else like(x, (x.elements,))]
+
+
+@Rule(ports=(0,), most=_most_slices).of("Compress")
 def compress(site: Site) -> OpSpec:
     """Slices chosen by a mask; the mask is kept. What lies beside the axis may be split."""
     nest = LoopNest((), (), ())
@@ -181,7 +227,8 @@ def compress(site: Site) -> OpSpec:
     if "axis" in site.call.attributes:
         names = dim_names("d", len(x.shape))
         axis = site.axis("axis", 0, len(x.shape))
-        chosen = ["k" if i == axis else name for i, name in enumerate(names)]
+        known = site.output().shape[axis] != x.shape[axis]
+        chosen = ["k" if i == axis and known else name for i, name in enumerate(names)]
         kinds = {names[axis]: DimKind.WHOLE, "m": DimKind.WHOLE, "k": DimKind.WHOLE}
         nest = loop_nest(f"{' '.join(names)}, m -> {' '.join(chosen)}", site.reads(0, 1), site.writes(0), kinds=kinds)
     return streaming(

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import partial
 
+from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
+from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Rule, Site, as_first
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
 ALIAS = {"alias": 1.0}
@@ -58,13 +61,58 @@ def reshape_nest(before: tuple[int, ...], after: tuple[int, ...]) -> LoopNest:
     return LoopNest(kept, (reads,), (writes,))
 
 
-@rule("Reshape", "Squeeze", "Unsqueeze", "Flatten", ports=(0,))
+def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
+    """The same elements in row-major order: the batch keeps the number of elements that lie below it.
+
+    Where several dimensions fit, one that is exactly the batch comes first, then the one that the reshape leaves open,
+    then the leftmost; the others are tried where that turns out wrong.
+    """
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    target = flow.site(i).constant_ints(1) or ()
+    left_open = target.index(-1) if len(target) == len(output) and -1 in target else None
+    result: list[Mark | None] = [None] * len(output)
+    for d, mark in enumerate(flow.of(node.inputs[0])):
+        if mark is None:
+            continue
+        below = mark.inner * math.prod(source[d + 1 :])
+        fitting = [at for at in places(below, flow.batch, output) if result[at[0]] is None]
+        if not fitting:
+            raise flow.fail(i, f"mixes the batch with other dimensions: {list(source)} -> {list(output)}")
+        fitting.sort(key=lambda at: (at[1] != Mark(), at[0] != left_open))
+        dim, placed = flow.guess((source, d, mark, output, left_open), fitting)
+        result[dim] = placed
+    flow.set(node.outputs[0], result)
+    flow.note_shape(i, 1, node.outputs[0])
+
+
+def _squeeze_travel(flow: Flow, i: int, node: Node) -> None:
+    """Dimensions of size 1 removed."""
+    shape, marks = flow.shape(node.inputs[0]), flow.of(node.inputs[0])
+    axes = flow.site(i).axes("axes", 1, len(shape))
+    gone = axes if axes is not None else tuple(d for d, size in enumerate(shape) if size == 1)
+    if any(marks[d] for d in gone):
+        raise flow.fail(i, "removes the batch dimension, which works for one sample only")
+    flow.set(node.outputs[0], [m for d, m in enumerate(marks) if d not in gone])
+
+
+def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
+    """Dimensions of size 1 inserted."""
+    marks = list(flow.of(node.inputs[0]))
+    for axis in flow.site(i).axes("axes", 1, len(flow.shape(node.outputs[0]))) or ():
+        marks.insert(axis, None)
+    flow.set(node.outputs[0], marks)
+
+
+@Rule(ports=(0,), travel=_reshape_travel, values=(1,), linear=True).of("Reshape", "Flatten")
+@Rule(ports=(0,), travel=_squeeze_travel, values=(1,), linear=True).of("Squeeze")
+@Rule(ports=(0,), travel=_unsqueeze_travel, values=(1,), linear=True).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
 
 
-@rule("Identity", "BitCast", "Optional", "OptionalGetElement", ports=(0,))
+@Rule(ports=(0,), linear=True).of("Identity")
+@Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
 def identity(site: Site) -> OpSpec:
     """The same tensor under another name."""
     if site.has(0) and site.input(0).shape == site.output().shape:
@@ -80,11 +128,11 @@ def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] 
     kinds: dict[str, DimKind] = {}
     columns: list[list[str]] = [[] for _ in shapes]
     for k in range(rank):
-        shared = k not in whole and len({shape[k] for shape in shapes}) == 1
+        shared = len({shape[k] for shape in shapes}) == 1
         for index, column in enumerate(columns):
             name = f"d{k}" if shared else f"w{k}_{index}"
             column.append(name)
-            if not shared:
+            if not shared or k in whole:
                 kinds[name] = DimKind.WHOLE
     lines = [" ".join(column) for column in columns]
     count = len(list(positions))
@@ -103,10 +151,26 @@ def _result_only(site: Site) -> OpSpec:
     return streaming(site, nest, forward=moved, backward=back, extra=ALIAS)
 
 
-rule("Slice", "CenterCropPad", "com.microsoft.DynamicSlice", ports=(0,))(_result_only)
+def _slice_travel(flow: Flow, i: int, node: Node) -> None:
+    """A range along some axes; along the batch only all of it."""
+    name, output = node.inputs[0], node.outputs[0]
+    source, marks, site = flow.shape(name), flow.of(name), flow.site(i)
+    for d, (mark, a, b) in enumerate(zip(marks, source, flow.shape(output), strict=True)):
+        if mark is not None and a != b:
+            raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+    flow.set(output, marks)
+    ends, axes = site.constant_ints(2), site.constant_ints(3)
+    if ends is not None and any(marks):
+        along = [a % len(marks) for a in axes] if axes is not None else range(len(ends))
+        flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
 
 
-@rule("Transpose", ports=(0,))
+Rule(ports=(0,), travel=_slice_travel, values=(1, 2, 3, 4), linear=True).register("Slice", build=_result_only)
+Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
+Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
+
+
+@Rule(ports=(0,), linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
@@ -120,7 +184,21 @@ def transpose(site: Site) -> OpSpec:
     return streaming(site, nest, extra=ALIAS)
 
 
-@rule("Concat")
+def _concat_travel(flow: Flow, i: int, node: Node) -> None:
+    """Joined along an axis; along the batch only when every part follows it."""
+    names = [n for n in node.inputs if n]
+    rank = len(flow.shape(names[0]))
+    axis = flow.site(i).axis("axis", 0, rank)
+    parts = [flow.of(name)[axis] for name in names]
+    if any(parts) and not all(parts):
+        raise flow.fail(i, "joins along the batch with a part that does not follow it")
+    marks: list[Mark | None] = [flow.share(i, [(n, d) for n in names]) if d != axis else None for d in range(rank)]
+    if any(parts):
+        marks[axis] = Mark(flow.shape(node.outputs[0])[axis] // flow.batch, 1)
+    flow.set(node.outputs[0], marks)
+
+
+@Rule(travel=_concat_travel, linear=True).of("Concat")
 def concat(site: Site) -> OpSpec:
     """Tensors one after the other along an axis."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -128,7 +206,12 @@ def concat(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, positions, (axis,)), backward_kernels=max(1, sum(site.needs)))
 
 
-@rule("Split", "SplitToSequence", ports=(0,))
+@Rule(
+    ports=(0,),
+    travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
+    values=(1,),
+    linear=True,
+).of("Split", "SplitToSequence")
 def split(site: Site) -> OpSpec:
     """A tensor cut along an axis."""
     if any(len(t.shape) != len(site.input(0).shape) for t in site.results()):
@@ -137,7 +220,19 @@ def split(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, (0,), (axis,)), kernels=len(site.results()), extra=ALIAS)
 
 
-@rule("Expand", ports=(0,))
+def _expand_travel(flow: Flow, i: int, node: Node) -> None:
+    """Broadcast to a fixed shape; a first dimension that grows to the batch size follows the batch."""
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    lead = len(output) - len(source)
+    marks: list[Mark | None] = [*(None for _ in range(lead)), *flow.of(node.inputs[0])]
+    grows = lead > 0 or source[0] == 1
+    if output and output[0] == flow.batch > 1 and grows and not any(marks):
+        marks[0] = Mark()
+    flow.set(node.outputs[0], marks)
+    flow.note_shape(i, 1, node.outputs[0])
+
+
+@Rule(ports=(0,), travel=_expand_travel, values=(1,), linear=True).of("Expand")
 def expand(site: Site) -> OpSpec:
     """Dimensions of size 1 repeated; backward sums them."""
     if site.input(0).elements == site.output().elements and len(site.input(0).shape) == len(site.output().shape):
@@ -145,13 +240,28 @@ def expand(site: Site) -> OpSpec:
     return streaming(site, broadcast_nest(site, (0,), 0.0), backward_flops=float(site.output().elements), extra=ALIAS)
 
 
-@rule("Tile", ports=(0,))
+def _tile_travel(flow: Flow, i: int, node: Node) -> None:
+    """Repeated along each dimension; a first dimension repeated batch times follows the batch."""
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    marks = list(flow.of(node.inputs[0]))
+    for d, (mark, a, b) in enumerate(zip(marks, source, output, strict=True)):
+        if mark is not None:
+            marks[d] = Mark(mark.outer * (b // a), mark.inner)
+    if output and source[0] == 1 and output[0] == flow.batch > 1 and not any(marks):
+        marks[0] = Mark()
+        flow.edit(i, 1, [d == 0 for d in range(len(marks))])
+    flow.set(node.outputs[0], marks)
+
+
+@Rule(ports=(0,), travel=_tile_travel, values=(1,)).of("Tile")
 def tile(site: Site) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
     return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
 
 
-@rule("Pad", "ReverseSequence", "Trilu", "com.microsoft.Trilu", ports=(0,))
+@Rule(ports=(0,), values=(1, 3)).of("Pad")
+@Rule(ports=(0,)).of("ReverseSequence")
+@Rule(ports=(0,), infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
 def pad(site: Site) -> OpSpec:
     """A copy with a border, in another order, or with a triangle blanked."""
     whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(site.call.op.split(".")[-1], ())
@@ -159,7 +269,7 @@ def pad(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, (0,), [k % rank for k in whole]))
 
 
-@rule("SpaceToDepth", "DepthToSpace", ports=(0,))
+@Rule(ports=(0,)).of("SpaceToDepth", "DepthToSpace")
 def block_rearrange(site: Site) -> OpSpec:
     """Blocks of space to channels and back; a copy that only the batch can be split of."""
     names = "n w1 w2 w3 -> n v1 v2 v3"
@@ -171,7 +281,14 @@ RESAMPLE_FLOPS = {"nearest": 0.0, "linear": 7.0, "cubic": 35.0}
 """Per result element of a two-dimensional resize."""
 
 
-@rule("Resize", "Upsample", ports=(0,))
+def _resize_travel(flow: Flow, i: int, node: Node) -> None:
+    """Spatial sizes change, the batch stays."""
+    along_nests(flow, i, node)
+    flow.note_shape(i, 3, node.outputs[0])
+
+
+@Rule(ports=(0,), travel=_resize_travel, values=(1, 2, 3)).of("Resize")
+@Rule(ports=(0,), values=(1,)).of("Upsample")
 def resize(site: Site) -> OpSpec:
     """Resampling of space; resized dimensions are not split."""
     flops = RESAMPLE_FLOPS.get(site.str_attribute("mode", "nearest"), 7.0) * site.output().elements
@@ -180,7 +297,8 @@ def resize(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-@rule("Cast", "CastLike", ports=(0,))
+@Rule(ports=(0,), linear=True).of("Cast")
+@Rule(ports=(0,)).of("CastLike")
 def cast(site: Site) -> OpSpec:
     """Another element type; a cast to the same type is a view."""
     nest = broadcast_nest(site, (0,), 0.0)
@@ -190,19 +308,19 @@ def cast(site: Site) -> OpSpec:
     return streaming(site, nest, forward=moved, backward=moved)
 
 
-@rule("Shape", "Size", "SequenceLength", "OptionalHasElement", "Constant", "SequenceEmpty", ports=())
+@Rule(ports=()).of("Shape", "Size", "SequenceLength", "OptionalHasElement", "Constant", "SequenceEmpty")
 def shape_arithmetic(site: Site) -> OpSpec:
     """What a framework knows without asking the device."""
     return plumbing(site)
 
 
-@rule("SequenceConstruct", "SequenceAt", "SequenceErase", "SequenceInsert")
+@Rule(values=(1,)).of("SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert")
 def container(site: Site) -> OpSpec:
     """Lists of tensors: references change hands, no element moves."""
     return plumbing(site)
 
 
-@rule("ConcatFromSequence")
+@Rule().of("ConcatFromSequence")
 def concat_sequence(site: Site) -> OpSpec:
     """The tensors of a list one after the other: a copy of the result's size."""
     moved = traffic(site.output()) * 2.0

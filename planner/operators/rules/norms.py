@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 
-from planner.graph import Tensor
+from planner.graph import DType, Tensor
 from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
+MOMENTS = Statistics((2,), (2,))
+"""Sum and sum of squares together; backward the sums of the gradient and of its product with the normalised input."""
+MEAN_SQUARE = Statistics((1,), (1,))
 FORWARD_FLOPS = 8.0
 """Per element: mean and variance (4), subtract, scale by the deviation, scale, shift."""
 BACKWARD_FLOPS = 14.0
@@ -49,7 +52,9 @@ def _broadcast(names: list[str], tensor: Tensor) -> str:
     return " ".join(names[len(names) - len(tensor.shape) :])
 
 
-@rule("BatchNormalization", ports=(0, 1, 2))
+@Rule(ports=(0, 1, 2), weights={1: Role.MATRIX, 2: Role.BIAS, 3: Role.MEAN, 4: Role.VARIANCE}, statistics=MOMENTS).of(
+    "BatchNormalization"
+)
 def batch_norm(site: Site) -> OpSpec:
     """Batch normalisation; statistics over batch and space in training, fixed per channel at inference.
 
@@ -86,19 +91,31 @@ def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tup
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-@rule("LayerNormalization")
+def _row_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    axis = site.axis("axis", -1, len(x.shape))
+    row = like(x, (*x.shape[:axis], *[1] * (len(x.shape) - axis)), DType.FLOAT32)
+    return [like(x), row, row]
+
+
+Rule(infer=_row_results).register("com.microsoft.LayerNormalization")
+
+
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("LayerNormalization")
 def layer_norm(site: Site) -> OpSpec:
     """Normalisation of each row by its mean and deviation."""
     return _row_norm(site, 0, [1, 2], 2)
 
 
-@rule("RMSNormalization")
+@Rule(weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of("RMSNormalization")
 def rms_norm(site: Site) -> OpSpec:
     """Normalisation of each row by its root mean square."""
     return _row_norm(site, 0, [1], 1)
 
 
-@rule("SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+@Rule(infer=_row_results, weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of(
+    "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization"
+)
 def simplified_layer_norm(site: Site) -> OpSpec:
     """Root mean square normalisation under its older name."""
     return _row_norm(site, 0, [1], 1)
@@ -118,19 +135,41 @@ def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpS
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-@rule("com.microsoft.SkipLayerNormalization")
+def _skip_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    row = like(x, (*x.shape[:-1], 1), DType.FLOAT32)
+    return [like(x), row, row, like(x)]
+
+
+@Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS, 4: Role.BIAS}, statistics=MOMENTS).of(
+    "com.microsoft.SkipLayerNormalization"
+)
 def skip_layer_norm(site: Site) -> OpSpec:
     """Residual sum and layer normalisation in one kernel: input, skip, gamma, beta, bias."""
     return _skip_norm(site, [2, 3], 4, 2)
 
 
-@rule("com.microsoft.SkipSimplifiedLayerNormalization")
+@Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS}, statistics=MEAN_SQUARE).of(
+    "com.microsoft.SkipSimplifiedLayerNormalization"
+)
 def skip_rms_norm(site: Site) -> OpSpec:
     """Residual sum and root mean square normalisation in one kernel: input, skip, gamma, bias."""
     return _skip_norm(site, [2], 3, 1)
 
 
-@rule("com.microsoft.EmbedLayerNormalization", ports=(2, 3, 4, 5, 6))
+def _embed_results(site: Site) -> list[Shaped | None]:
+    ids, table = site.input(0), site.input(2)
+    embedded = like(table, (*ids.shape, table.shape[1]))
+    return [embedded, ((ids.shape[0],), DType.INT32), embedded]
+
+
+@Rule(
+    ports=(2, 3, 4, 5, 6),
+    infer=_embed_results,
+    weights={**dict.fromkeys((2, 3, 4), Role.TABLE), 5: Role.MATRIX, 6: Role.BIAS},
+    ranks=dict.fromkeys((0, 2, 3, 4), (2,)),
+    statistics=MOMENTS,
+).of("com.microsoft.EmbedLayerNormalization")
 def embed_layer_norm(site: Site) -> OpSpec:
     """Sum of word, position and segment embeddings, normalised; the sum is kept: as output 2 where asked for.
 
@@ -179,7 +218,7 @@ def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
-@rule("GroupNormalization")
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("GroupNormalization")
 def group_norm(site: Site) -> OpSpec:
     """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
     groups = site.int_attribute("num_groups", 1)
@@ -187,7 +226,9 @@ def group_norm(site: Site) -> OpSpec:
     return _channel_groups(site, groups, per_group)
 
 
-@rule("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
+@Rule(infer=as_first, weights={**WEIGHT_AND_BIAS, 4: Role.BIAS}).of(
+    "com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm"
+)
 def group_norm_channels_last(site: Site) -> OpSpec:
     """Group normalisation of a channels-last tensor, maybe with a SiLU and a residual sum."""
     x = site.input(0)
@@ -198,13 +239,13 @@ def group_norm_channels_last(site: Site) -> OpSpec:
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
-@rule("InstanceNormalization")
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("InstanceNormalization")
 def instance_norm(site: Site) -> OpSpec:
     """Normalisation of each channel of each sample over space."""
     return _channel_groups(site, site.input(0).shape[1], False)
 
 
-@rule("LRN")
+@Rule().of("LRN")
 def local_response_norm(site: Site) -> OpSpec:
     """Normalisation by the squares of neighbouring channels; the divisor is made and kept."""
     x = site.input(0)
@@ -221,7 +262,7 @@ def local_response_norm(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
 
 
-@rule("LpNormalization")
+@Rule(statistics=MEAN_SQUARE).of("LpNormalization")
 def lp_norm(site: Site) -> OpSpec:
     """Division by the p-norm along an axis; input and norms are kept."""
     x = site.input(0)
@@ -233,7 +274,7 @@ def lp_norm(site: Site) -> OpSpec:
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, rows, x)))
 
 
-@rule("MeanVarianceNormalization")
+@Rule(statistics=MOMENTS).of("MeanVarianceNormalization")
 def mean_variance_norm(site: Site) -> OpSpec:
     """Zero mean and unit variance over some axes, without weights."""
     x = site.input(0)

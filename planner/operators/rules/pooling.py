@@ -7,7 +7,7 @@ import math
 from planner.operators.assemble import INT64_BYTES, keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.conv import window_halos
-from planner.operators.site import Site, rule
+from planner.operators.site import Rule, Site
 from planner.operators.types import LoopNest, OpSpec, Saved
 
 
@@ -31,7 +31,7 @@ def _window(site: Site) -> int:
     return math.prod(site.ints("kernel_shape", site.input(0).shape[2:]))
 
 
-@rule("MaxPool", ports=(0,))
+@Rule(ports=(0,), window=-1).of("MaxPool")
 def max_pool(site: Site) -> OpSpec:
     """Largest element of each window; the places are output 1 where asked for, else made."""
     elements = site.output().elements
@@ -42,14 +42,14 @@ def max_pool(site: Site) -> OpSpec:
     return streaming(site, nest, saved=(*keep_inputs(site, 0), places), backward_flops=float(elements))
 
 
-@rule("AveragePool", ports=(0,))
+@Rule(ports=(0,), window=-1).of("AveragePool")
 def average_pool(site: Site) -> OpSpec:
     """Mean of each window."""
     flops = float(_window(site) * site.output().elements)
     return streaming(site, _window_nest(site, flops), saved=keep_inputs(site, 0), backward_flops=flops)
 
 
-@rule("LpPool", ports=(0,))
+@Rule(ports=(0,), window=-1).of("LpPool")
 def lp_pool(site: Site) -> OpSpec:
     """P-norm of each window; input and result are kept."""
     flops = float(3 * _window(site) * site.output().elements)

@@ -8,11 +8,14 @@ first are launched without the framework (`library_kernels`, `library_back_kerne
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.errors import ModelError
 from planner.graph import TensorKind
 from planner.operators.assemble import Traffic, details, elements_like, keep_extra, keep_inputs, keep_outputs, traffic
+from planner.operators.flow import along_nests
 from planner.operators.nest import loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Role, Rule, Site
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _KINDS = {
@@ -107,19 +110,28 @@ def _gradient_flops(site: Site, inputs: float, recurrent: float, steps: int) -> 
     return towards, weights
 
 
-@rule("LSTM", ports=(0, 1, 2, 3, 5, 6, 7))
+_CELL = Rule(
+    ports=(0, 1, 2, 3, 5, 6, 7),
+    travel=partial(along_nests, broadcast=False),
+    weights={1: Role.OF_INPUT, 2: Role.OF_STATE, 3: Role.BIAS, 7: Role.PEEPHOLE},
+    ranks=dict.fromkeys((0, 1, 2), (3,)),
+    heavy=True,
+)
+
+
+@_CELL.of("LSTM")
 def lstm(site: Site) -> OpSpec:
     """Long short-term memory: four gates and a cell state are kept for each step and unit."""
     return _recurrent(site, gates=4, kept_per_unit=5, flops_per_unit=21.0)
 
 
-@rule("GRU", ports=(0, 1, 2, 3, 5))
+@_CELL.of("GRU")
 def gru(site: Site) -> OpSpec:
     """Gated recurrent unit: three gates and the candidate's recurrent part are kept for each step and unit."""
     return _recurrent(site, gates=3, kept_per_unit=4, flops_per_unit=18.0)
 
 
-@rule("RNN", ports=(0, 1, 2, 3, 5))
+@_CELL.of("RNN")
 def rnn(site: Site) -> OpSpec:
     """Plain recurrence: its outputs are all that backward needs."""
     return _recurrent(site, gates=1, kept_per_unit=0, flops_per_unit=4.0)

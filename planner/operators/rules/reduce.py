@@ -7,32 +7,37 @@ from dataclasses import dataclass
 
 from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Rule, Site, Statistics
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add."""
+    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add.
+
+    Where they do not, `statistics` says what ranks exchange instead, if that is known.
+    """
 
     flops: float
     keeps: str = ""
     adds: bool = False
+    statistics: Statistics | None = None
 
 
+_ONE = Statistics((1,))
 REDUCTIONS = {
     "ReduceL1": Reduction(2, "x", True),
-    "ReduceL2": Reduction(2, "xy"),
-    "ReduceLogSum": Reduction(1, "s"),
-    "ReduceLogSumExp": Reduction(6, "xy"),
-    "ReduceMax": Reduction(1, "xy"),
+    "ReduceL2": Reduction(2, "xy", statistics=_ONE),
+    "ReduceLogSum": Reduction(1, "s", statistics=_ONE),
+    "ReduceLogSumExp": Reduction(6, "xy", statistics=Statistics((1, 1))),
+    "ReduceMax": Reduction(1, "xy", statistics=_ONE),
     "ReduceMean": Reduction(1, "", True),
-    "ReduceMin": Reduction(1, "xy"),
+    "ReduceMin": Reduction(1, "xy", statistics=_ONE),
     "ReduceProd": Reduction(1, "xy"),
     "ReduceSum": Reduction(1, "", True),
     "ReduceSumSquare": Reduction(2, "x", True),
     "GlobalAveragePool": Reduction(1, "", True),
-    "GlobalMaxPool": Reduction(1, "xy"),
+    "GlobalMaxPool": Reduction(1, "xy", statistics=_ONE),
     "GlobalLpPool": Reduction(2, "xy"),
 }
 
@@ -83,16 +88,20 @@ def _reduce(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
 
 
-rule(*REDUCTIONS, ports=(0,))(_reduce)
+for _op, _entry in REDUCTIONS.items():
+    Rule(ports=(0,), values=() if _op.startswith("Global") else (1,), statistics=_entry.statistics).register(
+        _op, build=_reduce
+    )
 
 
-@rule("ArgMax", "ArgMin", ports=())
+@Rule(ports=()).of("ArgMax", "ArgMin")
 def arg_extremum(site: Site) -> OpSpec:
     """Place of the largest or smallest element along an axis; no gradient."""
     return streaming(site, reduction_nest(site, DimKind.COUPLED, float(site.input(0).elements)))
 
 
-@rule("CumSum", "CumProd", ports=(0,))
+@Rule(ports=(0,), values=(1,)).of("CumSum")
+@Rule(ports=(0,)).of("CumProd")
 def scan(site: Site) -> OpSpec:
     """Running sums or products along an axis; products keep input and output."""
     x = site.input(0)
@@ -106,7 +115,7 @@ def scan(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=float(x.elements))
 
 
-@rule("Det")
+@Rule().of("Det")
 def determinant(site: Site) -> OpSpec:
     """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
     x = site.input(0)
