@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
-from planner.operators.classes import call_classes
 from planner.operators.regions import find_expert_products
+from planner.operators.specs import call_classes
 
 
 def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,12 +21,11 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, TensorKind
-from planner.operators.classes import call_classes
-from planner.operators.regions import Attention, ExpertProduct, find_attention, find_expert_products
+from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
+from planner.operators.specs import call_classes
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
 from planner.operators.unseen import folded_batchnorms, logits_of
-from planner.operators.written_activations import find_activations
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.importers.load import load_graph
-from planner.importers.types import FORMATS, Format, ImportOptions
+from planner.importers.formats import FORMATS, Format, ImportOptions, load_graph
 
 if TYPE_CHECKING:
     from planner.importers.onnx import graph_from_proto

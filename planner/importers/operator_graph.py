@@ -22,7 +22,7 @@ from typing import Any
 
 from planner.errors import ModelError, Problem
 from planner.graph import Note, NoteLevel
-from planner.importers.types import MOST_INSTANCE_DEVICES
+from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.json_text import LARGEST_FIGURE, JsonError, is_figure, read_json
 
 _SHOWN = 8

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, remember
-from planner.operators.classes import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 from planner.operators.flow import Flow, Mark, Marks, along_nests
 from planner.operators.site import rule_of
+from planner.operators.specs import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 
 _MOST_TRIES = 40
 

@@ -72,6 +72,17 @@ class Site:
         """Outputs as results of a loop nest."""
         return [(p, self.output(p).shape) for p in positions]
 
+    def line(self, reads: Mapping[int, str], writes: Mapping[int, str]) -> tuple[str, list[Operand], list[Operand]]:
+        """A loop nest's line over those operands that the call has, and these: the first arguments of `loop_nest`.
+
+        Args:
+            reads: what indexes each input, by position.
+            writes: what indexes each output, by position.
+        """
+        given, made = [p for p in reads if self.has(p)], [p for p in writes if self.has_output(p)]
+        text = f"{', '.join(reads[p] for p in given)} -> {', '.join(writes[p] for p in made)}"
+        return text, self.reads(*given), self.writes(*made)
+
     def need(self, position: int) -> bool:
         """Whether that input's gradient is needed; false for an absent one."""
         return position < len(self.needs) and self.needs[position]

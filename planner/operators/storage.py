@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import Graph, Node, Tensor
-from planner.operators.classes import call_classes
+from planner.operators.specs import call_classes
 
 _CONDITIONAL = frozenset({"Dropout", "Gather"})
 _KEEPS_LAYOUT = frozenset(

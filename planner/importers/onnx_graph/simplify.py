@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
-from planner.importers.types import ImportOptions
 from planner.operators import rule_of
 
 _RANDOM = frozenset({

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
-from planner.importers.types import ImportOptions
 from planner.operators import Role, rule_of
 
 _REARRANGING = frozenset({

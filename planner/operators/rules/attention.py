@@ -164,10 +164,7 @@ def _thirds(heads: Heads, width: int) -> str:
 
 def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
     """The nest over those inputs and outputs that the call has."""
-    reads = [p for p in given if site.has(p)]
-    writes = [p for p in results if site.has_output(p)]
-    text = f"{', '.join(given[p] for p in reads)} -> {', '.join(results[p] for p in writes)}"
-    return _nest(text, site.reads(*reads), site.writes(*writes), heads, flops)
+    return _nest(*site.line(given, results), heads, flops)
 
 
 @Rule(ports=(0, 1, 2, 3, 4, 5), heavy=True, joint=JointCut.RING).of("Attention")
@@ -341,13 +338,9 @@ def _projected_nests(site: Site, heads: Heads, past_position: int, projection: f
     """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
     packed = _thirds(heads, site.input(1).shape[1])
     first = {0: "b u i", 1: f"i {packed}", 2: packed}
-    reads = [p for p in first if site.has(p)]
     kinds = {**_KINDS, "e": DimKind.WHOLE}
     sizes = {"g": heads.key_heads, "d": heads.head, "three": 3}
-    inside = loop_nest(
-        f"{', '.join(first[p] for p in reads)} ->", site.reads(*reads), [], sizes=sizes, kinds=kinds,
-        matrix_flops=projection,
-    )  # fmt: skip
+    inside = loop_nest(*site.line(first, {}), sizes=sizes, kinds=kinds, matrix_flops=projection)
     mask = 5 if site.call.op.endswith("QAttention") else 3
     given = {0: "b u i", mask: _padding_terms(site, mask, heads), past_position: "two b g p d"}
     given |= {5: _mask_terms(site, 5, heads)} if mask == 3 else {}
@@ -369,9 +362,7 @@ def rotary_embedding(site: Site) -> OpSpec:
     names = "b g s h" if len(x.shape) == 4 else "b s (g h)" if heads else "b s h"
     terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
     nest = loop_nest(
-        f"{', '.join([names, *terms.values()])} -> {names}",
-        site.reads(0, *terms),
-        site.writes(0),
+        *site.line({0: names, **terms}, {0: names}),
         sizes={"g": heads, "h": x.shape[-1] // heads} if heads else {},
         kinds={**dict.fromkeys("bgs", DimKind.PARALLEL), "h": DimKind.COUPLED, "v": DimKind.WHOLE, "f": DimKind.WHOLE},
         vector_flops=3.0 * x.elements,

@@ -7,6 +7,7 @@ function unit and its correction take, so the numbers steer nothing but the rare
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from planner.operators.assemble import (
 )
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import Role, Rule, Shaped, Site, as_first, like
-from planner.operators.types import LoopNest, OpSpec, Saved
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,19 @@ COMPARISONS = (
 )  # fmt: skip
 
 
-def broadcast_nest(site: Site, positions: tuple[int, ...], vector_flops: float) -> LoopNest:
-    """Operands aligned from the right, size 1 broadcast, every dimension parallel; all results of one shape."""
+def broadcast_nest(
+    site: Site, positions: tuple[int, ...], vector_flops: float, *, coupled: Iterable[int] = ()
+) -> LoopNest:
+    """Operands aligned from the right, size 1 broadcast, all results of one shape.
+
+    Every dimension is parallel but those of the results, by number, whose points depend on each other.
+    """
     outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
     names = dim_names("d", len(site.output(outputs[0] if outputs else 0).shape))
     reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
     text = f"{', '.join(reads)} -> {', '.join([' '.join(names)] * len(outputs))}"
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), vector_flops=vector_flops)
+    kinds = {names[k]: DimKind.COUPLED for k in coupled}
+    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds, vector_flops=vector_flops)
 
 
 def _unary(site: Site) -> OpSpec:

@@ -28,14 +28,11 @@ def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flo
     flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
     inner = _inner_terms(site, weights)
     own = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
-    terms = [" ".join([*rows, "h"]), f"{flat} e", *own.values()]
     result = " ".join([*rows, "h"])
     names = [name for p in own for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
     kinds = {**dict.fromkeys(["h", "half", *names], DimKind.WHOLE), "e": DimKind.REDUCED, "f": DimKind.REDUCED}
     nest = loop_nest(
-        f"{', '.join(terms)} -> {result}",
-        site.reads(0, 1, *own),
-        site.writes(0),
+        *site.line({0: result, 1: f"{flat} e", **own}, {0: result}),
         sizes={"half": 2},
         kinds=kinds,
         matrix_flops=matrix_flops,

@@ -170,10 +170,10 @@ def tensor_scatter(site: Site) -> OpSpec:
     names = dim_names("d", len(cache.shape))
     axis = site.axis("axis", -2, len(cache.shape))
     news = ["u" if k == axis else name for k, name in enumerate(names)]
-    positions = (0, 1, 2) if site.has(2) else (0, 1)
-    reads = ", ".join([" ".join(names), " ".join(news), names[0]][: len(positions)])
     kinds = {"u": DimKind.WHOLE, names[axis]: DimKind.WHOLE}
-    nest = loop_nest(f"{reads} -> {' '.join(names)}", site.reads(*positions), site.writes(0), kinds=kinds)
+    nest = loop_nest(
+        *site.line({0: " ".join(names), 1: " ".join(news), 2: names[0]}, {0: " ".join(names)}), kinds=kinds
+    )
     return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 
@@ -200,13 +200,9 @@ def top_k(site: Site) -> OpSpec:
     axis = site.axis("axis", -1, len(x.shape))
     names = dim_names("d", len(x.shape))
     chosen = ["k" if i == axis else name for i, name in enumerate(names)]
-    positions = [p for p in (0, 1) if site.has_output(p)]
-    k = site.output(positions[0]).shape[axis]
-    text = f"{' '.join(names)} -> {', '.join([' '.join(chosen)] * len(positions))}"
+    k = site.results()[0].shape[axis]
     nest = loop_nest(
-        text,
-        site.reads(0),
-        site.writes(*positions),
+        *site.line({0: " ".join(names)}, dict.fromkeys((0, 1), " ".join(chosen))),
         kinds={names[axis]: DimKind.COUPLED, "k": DimKind.COUPLED},
         vector_flops=float(x.elements * max(1, k.bit_length())),
     )

@@ -111,15 +111,12 @@ def _quantised_nest(site: Site, vector_flops: float) -> LoopNest:
         scaled = list(data)
     elif len(scale.shape) == 1 and rank:
         scaled = [data[axis]]
-    reads = [0, 1, *((2,) if site.has(2) else ())]
-    terms = [" ".join(data)]
-    for position in reads[1:]:
+    terms = {0: " ".join(data)}
+    for position in (p for p in (1, 2) if site.has(p)):
         own = len(site.input(position).shape)
-        terms.append(" ".join(scaled if own == len(scaled) else ["1"] * own))
-    left = ", ".join(terms)
+        terms[position] = " ".join(scaled if own == len(scaled) else ["1"] * own)
     kinds = dict.fromkeys(("ragged", "blocks", "block"), DimKind.WHOLE)
-    text = f"{left} -> {' '.join(data)}"
-    return loop_nest(text, site.reads(*reads), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+    return loop_nest(*site.line(terms, {0: " ".join(data)}), kinds=kinds, vector_flops=vector_flops)
 
 
 def _quantised_results(site: Site) -> list[Shaped | None]:
@@ -152,11 +149,9 @@ def dequantize(site: Site) -> OpSpec:
 def dynamic_quantize(site: Site) -> OpSpec:
     """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
     x = site.input(0)
-    return streaming(site, _whole(6.0 * x.elements), forward=traffic(*site.results(), x, x), kernels=2)
-
-
-def _whole(flops: float) -> LoopNest:
-    return LoopNest((), (), (), vector_flops=flops)
+    names = " ".join(dim_names("d", len(x.shape)))
+    nest = loop_nest(*site.line({0: names}, {0: names, 1: "", 2: ""}), vector_flops=6.0 * x.elements)
+    return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
 
 
 def _most_places(site: Site) -> list[Shaped | None]:
@@ -186,4 +181,4 @@ def data_dependent(site: Site) -> OpSpec:
     if site.call.op == "NonMaxSuppression":
         boxes = site.input(0).shape[-2]
         elements = 10.0 * boxes * site.input(1).elements
-    return streaming(site, _whole(elements))
+    return streaming(site, LoopNest((), (), (), vector_flops=elements))

@@ -78,12 +78,8 @@ def _nest(site: Site, batch_first: bool, sizes: dict[str, int], matrix_flops: fl
     terms = {0: "b t i" if batch_first else "t b i", 1: "d (g h) i", 2: "d (g h) j", 3: "d bias", 4: "b", 7: "d peep"}
     terms |= {5: state, 6: state}
     results = {0: "b t d h" if batch_first else "t d b h", 1: state, 2: state}
-    reads = [p for p in sorted(terms) if site.has(p)]
-    writes = [p for p in sorted(results) if site.has_output(p)]
     return loop_nest(
-        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
-        site.reads(*reads),
-        site.writes(*writes),
+        *site.line(dict(sorted(terms.items())), results),
         sizes=sizes,
         kinds=_KINDS,
         matrix_flops=matrix_flops,

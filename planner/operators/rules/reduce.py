@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
+from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Rule, Site, Statistics
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
@@ -105,12 +106,9 @@ def arg_extremum(site: Site) -> OpSpec:
 def scan(site: Site) -> OpSpec:
     """Running sums or products along an axis; products keep input and output."""
     x = site.input(0)
-    names = dim_names("d", len(x.shape))
-    axis = site.constant_ints(1)
-    coupled = names if not axis or not names else [names[axis[0] % len(names)]]
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
-    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=float(x.elements))
+    axis, rank = site.constant_ints(1), len(x.shape)
+    coupled = [axis[0] % rank] if axis and rank else range(rank)
+    nest = broadcast_nest(site, (0,), float(x.elements), coupled=coupled)
     saved = (*keep_inputs(site, 0), *keep_outputs(0)) if site.call.op == "CumProd" else ()
     return streaming(site, nest, saved=saved, backward_flops=float(x.elements))
 

@@ -13,6 +13,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
+from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
@@ -26,16 +27,12 @@ BACKWARD_FLOPS = 4.0
 
 def _coupled_nest(site: Site, vector_flops: float) -> LoopNest:
     """The normalised dimension is coupled; before operator set 13 that is every dimension from `axis` on."""
-    x = site.input(0)
-    rank = len(x.shape)
-    names = dim_names("d", rank)
+    rank = len(site.input(0).shape)
     if site.call.opset >= 13:
-        coupled = [names[site.axis("axis", -1, rank)]] if rank else []
+        coupled = [site.axis("axis", -1, rank)] if rank else []
     else:
-        coupled = names[site.axis("axis", 1, rank) :]
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
-    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+        coupled = list(range(site.axis("axis", 1, rank), rank))
+    return broadcast_nest(site, (0,), vector_flops, coupled=coupled)
 
 
 @Rule(statistics=SOFTMAX_STATISTICS).of("Softmax", "LogSoftmax")
@@ -56,11 +53,7 @@ def hardmax(site: Site) -> OpSpec:
 def bias_softmax(site: Site) -> OpSpec:
     """Bias added, then softmax, in one kernel."""
     elements = site.input(0).elements
-    names = dim_names("d", len(site.input(0).shape))
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    nest = loop_nest(
-        text, site.reads(0), site.writes(0), kinds={names[-1]: DimKind.COUPLED}, vector_flops=6.0 * elements
-    )
+    nest = broadcast_nest(site, (0,), 6.0 * elements, coupled=[-1])
     return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
@@ -69,15 +62,9 @@ def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
     spatial = dim_names("s", len(site.input(0).shape) - 2)
     rows, full = " ".join(["n", *spatial]), " ".join(["n", "c", *spatial])
     whole = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
-    reads = [p for p in (0, 1, 2) if site.has(p)]
-    writes = [p for p in (0, 1) if site.has_output(p)]
-    terms = {0: full, 1: rows, 2: "c"}
-    results = {0: rows if whole else "", 1: full}
     row_kind = DimKind.PARALLEL if whole else DimKind.REDUCED
     return loop_nest(
-        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
-        site.reads(*reads),
-        site.writes(*writes),
+        *site.line({0: full, 1: rows, 2: "c"}, {0: rows if whole else "", 1: full}),
         kinds={**dict.fromkeys(["n", *spatial], row_kind), "c": classes},
         vector_flops=vector_flops,
     )
