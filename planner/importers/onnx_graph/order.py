@@ -47,24 +47,14 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     needs = [[owner[name] for name in reads(node) if name in owner] for node in nodes]
     if all(j < i for i, group in enumerate(needs) for j in group):
         return nodes
-    order: list[int] = []
-    state = [0] * len(nodes)
-    for root in range(len(nodes)):
-        stack = [] if state[root] else [(root, iter(needs[root]))]
-        state[root] = state[root] or 1
-        while stack:
-            index, pending = stack[-1]
-            child = next(pending, None)
-            if child is None:
-                state[index] = 2
-                order.append(index)
-                stack.pop()
-            elif state[child] == 1:
-                raise _cycle(nodes[child], where)
-            elif state[child] == 0:
-                state[child] = 1
-                stack.append((child, iter(needs[child])))
-    return [nodes[i] for i in order]
+    import networkx
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    graph.add_edges_from((i, j) for i, group in enumerate(needs) for j in group)
+    if not networkx.is_directed_acyclic_graph(graph):
+        raise _cycle(nodes[networkx.find_cycle(graph)[-1][1]], where)
+    return [nodes[i] for i in networkx.dfs_postorder_nodes(graph)]
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:

@@ -6,6 +6,7 @@ outputs. Only small tensors get here, so plain numpy is enough.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,30 +53,19 @@ def _axes(inputs: Sequence[Any], attributes: Attributes, position: int = 1) -> l
     return list(attributes["axes"]) if "axes" in attributes else None
 
 
-def _unary(function: Callable[[Any], Any]) -> Evaluator:
-    return lambda x, a, v: [np.asarray(function(x[0]), dtype=x[0].dtype)]
+def _of(function: Callable[..., Any]) -> Evaluator:
+    """One result, of the type that numpy gives it."""
+    return lambda x, a, v: [np.asarray(function(*x))]
 
 
-def _predicate(function: Callable[[Any], Any]) -> Evaluator:
-    return lambda x, a, v: [np.asarray(function(x[0]))]
-
-
-def _binary(function: Callable[[Any, Any], Any]) -> Evaluator:
-    return lambda x, a, v: [np.asarray(function(x[0], x[1]), dtype=x[0].dtype)]
-
-
-def _compare(function: Callable[[Any, Any], Any]) -> Evaluator:
-    return lambda x, a, v: [np.asarray(function(x[0], x[1]))]
+def _typed(function: Callable[..., Any]) -> Evaluator:
+    """One result of the first operand's type."""
+    return lambda x, a, v: [np.asarray(function(*x), dtype=x[0].dtype)]
 
 
 def _variadic(function: Callable[[Any, Any], Any]) -> Evaluator:
-    def run(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-        result = x[0]
-        for other in x[1:]:
-            result = function(result, other)
-        return [np.asarray(result, dtype=x[0].dtype)]
-
-    return run
+    """Any number of operands, from left to right."""
+    return _typed(lambda *x: functools.reduce(function, x))
 
 
 def _divide(a: Array, b: Array) -> Array:
@@ -207,36 +197,36 @@ _EVALUATORS: dict[str, Evaluator] = {
     "Expand": lambda x, a, v: [x[0] * np.ones(_ints(x[1]), dtype=x[0].dtype)],
     "Tile": lambda x, a, v: [np.tile(x[0], _ints(x[1]))],
     "Range": _range,
-    "Where": lambda x, a, v: [np.asarray(np.where(x[0], x[1], x[2]))],
-    "Add": _binary(np.add),
-    "Sub": _binary(np.subtract),
-    "Mul": _binary(np.multiply),
-    "Div": _binary(_divide),
+    "Where": _of(np.where),
+    "Add": _typed(np.add),
+    "Sub": _typed(np.subtract),
+    "Mul": _typed(np.multiply),
+    "Div": _typed(_divide),
     "Mod": _mod,
-    "Pow": _binary(np.power),
+    "Pow": _typed(np.power),
     "Max": _variadic(np.maximum),
     "Min": _variadic(np.minimum),
     "Sum": _variadic(np.add),
-    "Neg": _unary(np.negative),
-    "Abs": _unary(np.abs),
-    "Sign": _unary(np.sign),
-    "Floor": _unary(np.floor),
-    "Ceil": _unary(np.ceil),
-    "Round": _unary(np.round),
-    "Sqrt": _unary(np.sqrt),
-    "Exp": _unary(np.exp),
-    "Log": _unary(np.log),
-    "Reciprocal": _unary(lambda x: 1 / x),
-    "Not": _predicate(np.logical_not),
-    "IsNaN": _predicate(np.isnan),
-    "Equal": _compare(np.equal),
-    "Less": _compare(np.less),
-    "LessOrEqual": _compare(np.less_equal),
-    "Greater": _compare(np.greater),
-    "GreaterOrEqual": _compare(np.greater_equal),
-    "And": _compare(np.logical_and),
-    "Or": _compare(np.logical_or),
-    "Xor": _compare(np.logical_xor),
+    "Neg": _typed(np.negative),
+    "Abs": _typed(np.abs),
+    "Sign": _typed(np.sign),
+    "Floor": _typed(np.floor),
+    "Ceil": _typed(np.ceil),
+    "Round": _typed(np.round),
+    "Sqrt": _typed(np.sqrt),
+    "Exp": _typed(np.exp),
+    "Log": _typed(np.log),
+    "Reciprocal": _typed(lambda x: 1 / x),
+    "Not": _of(np.logical_not),
+    "IsNaN": _of(np.isnan),
+    "Equal": _of(np.equal),
+    "Less": _of(np.less),
+    "LessOrEqual": _of(np.less_equal),
+    "Greater": _of(np.greater),
+    "GreaterOrEqual": _of(np.greater_equal),
+    "And": _of(np.logical_and),
+    "Or": _of(np.logical_or),
+    "Xor": _of(np.logical_xor),
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),
     "ReduceMax": _reduce(np.max),
