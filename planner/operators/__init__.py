@@ -6,6 +6,7 @@ from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Sit
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.splits import Layout, Placement, Split, splits
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved
+from planner.operators.values import evaluate
 
 __all__ = [
     "RULES",
@@ -28,6 +29,7 @@ __all__ = [
     "Statistics",
     "batch_flow",
     "call_classes",
+    "evaluate",
     "gradient_nest",
     "graph_specs",
     "like",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from planner.errors import ModelError
 from planner.graph import DType, Node, Tensor, TensorKind
@@ -142,6 +144,12 @@ OutputTypes = Callable[[Site], Sequence[Shaped | None]]
 """Shapes and types of the results of a call, read off its inputs alone."""
 
 
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+Evaluator = Callable[[Sequence[Any], Attributes, int], list[Array]]
+"""Results on known operands (None where absent), given the attributes and the operator set version."""
+
+
 class Role(StrEnum):
     """What a weight is that an operator reads at some position."""
 
@@ -199,6 +207,7 @@ class Rule:
         ports: inputs that a gradient can flow to; None means every floating-point input.
         straight_through: integer outputs pass gradients on as if the operator were the identity (quantisation).
         travel: how the batch travels, where the loop nests do not say it.
+        compute: results on small known operands, where they may say a shape.
         infer: shape and type of each result by position (None where open), for what ONNX's own inference leaves open.
         most: the same at its largest, where the size of a result depends on data.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
@@ -216,6 +225,7 @@ class Rule:
     ports: tuple[int, ...] | None = None
     straight_through: bool = False
     travel: Travel | None = None
+    compute: Evaluator | None = None
     infer: OutputTypes | None = None
     most: OutputTypes | None = None
     values: tuple[int, ...] = ()

@@ -12,7 +12,6 @@ import numpy as np
 from planner.errors import ModelError
 from planner.graph import Tensor, TensorKind
 from planner.importers.onnx_graph.signature import Signature, check_call, contradiction, signature_of
-from planner.importers.onnx_graph.values import evaluate
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -21,7 +20,7 @@ from planner.importers.onnx_graph.work import (
     WorkGraph,
     WorkNode,
 )
-from planner.operators import OpCall, OutputTypes, Site, rule_of
+from planner.operators import OpCall, OutputTypes, Site, evaluate, rule_of
 
 if TYPE_CHECKING:
     import onnx

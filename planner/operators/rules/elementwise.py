@@ -7,8 +7,9 @@ function unit and its correction take, so the numbers steer nothing but the rare
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,21 +24,26 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Role, Rule, Shaped, Site, as_first, like
+from planner.operators.site import Array, Attributes, Evaluator, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.values import folded, plain, typed
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A function of one tensor: flops an element forward and backward, and which of `x`, `y` is kept."""
+    """A function of one tensor: flops an element forward and backward, which of `x`, `y` is kept, its value.
+
+    Without work backward no gradient flows through it.
+    """
 
     forward: float
-    backward: float
+    backward: float = 0.0
     keeps: str = ""
+    compute: Evaluator | None = None
 
 
 UNARY = {
-    "Abs": Unary(1, 2, "x"),
+    "Abs": Unary(1, 2, "x", compute=typed(np.abs)),
     "Acos": Unary(8, 5, "x"),
     "Acosh": Unary(10, 5, "x"),
     "Asin": Unary(8, 5, "x"),
@@ -50,15 +56,15 @@ UNARY = {
     "Cosh": Unary(8, 9, "x"),
     "Elu": Unary(7, 7, "x"),
     "Erf": Unary(8, 7, "x"),
-    "Exp": Unary(4, 1, "y"),
+    "Exp": Unary(4, 1, "y", compute=typed(np.exp)),
     "Gelu": Unary(12, 16, "x"),
     "HardSigmoid": Unary(4, 3, "x"),
     "HardSwish": Unary(5, 5, "x"),
     "LeakyRelu": Unary(2, 2, "x"),
-    "Log": Unary(4, 1, "x"),
+    "Log": Unary(4, 1, "x", compute=typed(np.log)),
     "Mish": Unary(14, 18, "x"),
-    "Neg": Unary(1, 1),
-    "Reciprocal": Unary(2, 3, "y"),
+    "Neg": Unary(1, 1, compute=typed(np.negative)),
+    "Reciprocal": Unary(2, 3, "y", compute=typed(lambda x: 1 / x)),
     "Relu": Unary(1, 1, "y"),
     "Selu": Unary(7, 7, "x"),
     "Shrink": Unary(3, 2, "x"),
@@ -67,7 +73,7 @@ UNARY = {
     "Sinh": Unary(8, 9, "x"),
     "Softplus": Unary(8, 7, "x"),
     "Softsign": Unary(3, 5, "x"),
-    "Sqrt": Unary(2, 3, "y"),
+    "Sqrt": Unary(2, 3, "y", compute=typed(np.sqrt)),
     "Swish": Unary(7, 9, "x"),
     "Tan": Unary(8, 3, "y"),
     "Tanh": Unary(6, 3, "y"),
@@ -75,24 +81,31 @@ UNARY = {
     "com.microsoft.FastGelu": Unary(10, 16, "x"),
     "com.microsoft.Gelu": Unary(12, 16, "x"),
     "com.microsoft.QuickGelu": Unary(8, 10, "x"),
+    "BitwiseNot": Unary(1),
+    "Ceil": Unary(1, compute=typed(np.ceil)),
+    "Floor": Unary(1, compute=typed(np.floor)),
+    "IsInf": Unary(2),
+    "IsNaN": Unary(1, compute=plain(np.isnan)),
+    "Not": Unary(1, compute=plain(np.logical_not)),
+    "Round": Unary(1, compute=typed(np.round)),
+    "Sign": Unary(2, compute=typed(np.sign)),
 }
 
-STEPS = {
-    "BitwiseNot": 1.0,
-    "Ceil": 1.0,
-    "Floor": 1.0,
-    "IsInf": 2.0,
-    "IsNaN": 1.0,
-    "Not": 1.0,
-    "Round": 1.0,
-    "Sign": 2.0,
+COMPARISONS = {
+    "And": plain(np.logical_and),
+    "BitShift": None,
+    "BitwiseAnd": None,
+    "BitwiseOr": None,
+    "BitwiseXor": None,
+    "Equal": plain(np.equal),
+    "Greater": plain(np.greater),
+    "GreaterOrEqual": plain(np.greater_equal),
+    "Less": plain(np.less),
+    "LessOrEqual": plain(np.less_equal),
+    "Or": plain(np.logical_or),
+    "Xor": plain(np.logical_xor),
 }
-"""Functions of one tensor without a useful gradient: flops an element."""
-
-COMPARISONS = (
-    "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "Or", "Xor",
-)  # fmt: skip
+"""Functions of two tensors without a gradient, and how known operands are compared."""
 
 
 def broadcast_nest(
@@ -122,18 +135,17 @@ def _unary(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=entry.backward * elements)
 
 
-def _step(site: Site) -> OpSpec:
-    return streaming(site, broadcast_nest(site, (0,), STEPS[site.call.op] * site.output().elements))
-
-
 def _comparison(site: Site) -> OpSpec:
     return streaming(site, broadcast_nest(site, (0, 1), float(site.output().elements)))
 
 
-Rule(ports=(0,)).register(*(op for op in UNARY if "." not in op), build=_unary)
-Rule(ports=(0,), infer=as_first, weights={1: Role.BIAS}).register(*(op for op in UNARY if "." in op), build=_unary)
-Rule(ports=()).register(*STEPS, build=_step)
-Rule(ports=()).register(*COMPARISONS, build=_comparison)
+for _op, _entry in UNARY.items():
+    _ports = (0,) if _entry.backward else ()
+    _fused = Rule(ports=_ports, infer=as_first, weights={1: Role.BIAS})
+    _rule = _fused if _op.startswith("com.microsoft.") else Rule(ports=_ports, compute=_entry.compute)
+    _rule.register(_op, build=_unary)
+for _op, _compute in COMPARISONS.items():
+    Rule(ports=(), compute=_compute).register(_op, build=_comparison)
 
 
 def _small(site: Site, position: int) -> bool:
@@ -149,9 +161,9 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@Rule(weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
-@Rule(weights={1: Role.ADDED}, linear=True).of("Sub")
-@Rule(linear=True).of("Sum")
+@Rule(compute=typed(np.add), weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
+@Rule(compute=typed(np.subtract), weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(compute=folded(np.add), linear=True).of("Sum")
 @Rule().of("Mean")
 def add(site: Site) -> OpSpec:
     """Sums, differences, means of several tensors; nothing is kept."""
@@ -208,19 +220,25 @@ def _binary(
     )
 
 
-@Rule(weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
+@Rule(compute=typed(np.multiply), weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
 
 
-@Rule(weights={1: Role.SCALE}).of("Div")
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind in "iu":
+        return np.trunc(np.true_divide(a, b)).astype(a.dtype) if np.all(b) else np.zeros_like(a)
+    return np.asarray(np.true_divide(a, b))
+
+
+@Rule(compute=typed(_divide), weights={1: Role.SCALE}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@Rule().of("Pow")
+@Rule(compute=typed(np.power)).of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):
@@ -233,13 +251,18 @@ def _general_power(site: Site) -> bool:
     return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
 
 
-@Rule().of("Mod")
+def _mod_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.asarray(np.fmod(x[0], x[1]) if a.get("fmod") else np.mod(x[0], x[1]))]
+
+
+@Rule(compute=_mod_value).of("Mod")
 def modulo(site: Site) -> OpSpec:
     """Remainder; only the divisor's gradient needs anything."""
     return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
 
 
-@Rule().of("Max", "Min")
+@Rule(compute=folded(np.maximum)).of("Max")
+@Rule(compute=folded(np.minimum)).of("Min")
 def extremum(site: Site) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -253,7 +276,7 @@ def extremum(site: Site) -> OpSpec:
     )
 
 
-@Rule(ports=(1, 2)).of("Where")
+@Rule(ports=(1, 2), compute=plain(np.where)).of("Where")
 def where(site: Site) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
     elements = site.output().elements

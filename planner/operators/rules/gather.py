@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from planner.graph import Node, Tensor
 from planner.operators.assemble import (
@@ -15,7 +19,7 @@ from planner.operators.assemble import (
 )
 from planner.operators.flow import Flow, Mark, along_nests
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Role, Rule, Shaped, Site, like
+from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -61,7 +65,11 @@ Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quant
 )
 
 
-@Rule(ports=(0,), travel=_gather_travel, weights={0: Role.TABLE}).of("Gather")
+def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
+
+
+@Rule(ports=(0,), travel=_gather_travel, compute=_gather_value, weights={0: Role.TABLE}).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table, indices = site.input(0), site.input(1)
@@ -72,7 +80,15 @@ def gather(site: Site) -> OpSpec:
     return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0)))
 
 
-@Rule(ports=(0,), weights={0: Role.TABLE}).of("GatherElements")
+def _gather_elements_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 0))
+    others = [n for i, n in enumerate(x[0].shape) if i != axis % x[0].ndim]
+    if others != [n for i, n in enumerate(x[1].shape) if i != axis % x[0].ndim]:
+        raise ValueError("an index that leaves out rows")
+    return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
+
+
+@Rule(ports=(0,), compute=_gather_elements_value, weights={0: Role.TABLE}).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -133,7 +149,14 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterND")
+def _scatter_nd_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    result = np.array(x[0])
+    for index in np.ndindex(x[1].shape[:-1]):
+        result[tuple(x[1][index])] = x[2][index]
+    return [result]
+
+
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), compute=_scatter_nd_value).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
     data, indices = site.input(0), site.input(1)

@@ -7,16 +7,20 @@ the one that its reader makes. `details["alias"]` marks them: their results own 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
 from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Rule, Site, as_first
+from planner.operators.site import Array, Attributes, Rule, Site, as_first
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
+from planner.operators.values import axes_of, converted, integers, plain
 
 ALIAS = {"alias": 1.0}
 
@@ -103,15 +107,41 @@ def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-@Rule(ports=(0,), travel=_reshape_travel, values=(1,), linear=True).of("Reshape", "Flatten")
-@Rule(ports=(0,), travel=_squeeze_travel, values=(1,), linear=True).of("Squeeze")
-@Rule(ports=(0,), travel=_unsqueeze_travel, values=(1,), linear=True).of("Unsqueeze")
+def _reshape_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    target = [x[0].shape[i] if d == 0 and not a.get("allowzero") else d for i, d in enumerate(integers(x[1]))]
+    return [x[0].reshape(target)]
+
+
+def _flatten_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 1))
+    axis = axis + x[0].ndim if axis < 0 else axis
+    return [x[0].reshape(math.prod(x[0].shape[:axis]), -1)]
+
+
+def _squeeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axes = axes_of(x, a)
+    return [np.squeeze(x[0], axis=tuple(axes) if axes else None)]
+
+
+def _unsqueeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axes = axes_of(x, a) or []
+    rank = x[0].ndim + len(axes)
+    value = x[0]
+    for axis in sorted(axis % rank for axis in axes):
+        value = np.expand_dims(value, axis)
+    return [value]
+
+
+@Rule(ports=(0,), travel=_reshape_travel, compute=_reshape_value, values=(1,), linear=True).of("Reshape")
+@Rule(ports=(0,), travel=_reshape_travel, compute=_flatten_value, linear=True).of("Flatten")
+@Rule(ports=(0,), travel=_squeeze_travel, compute=_squeeze_value, values=(1,), linear=True).of("Squeeze")
+@Rule(ports=(0,), travel=_unsqueeze_travel, compute=_unsqueeze_value, values=(1,), linear=True).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
 
 
-@Rule(ports=(0,), linear=True).of("Identity")
+@Rule(ports=(0,), compute=plain(np.asarray), linear=True).of("Identity")
 @Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
 def identity(site: Site) -> OpSpec:
     """The same tensor under another name."""
@@ -165,12 +195,29 @@ def _slice_travel(flow: Flow, i: int, node: Node) -> None:
         flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
 
 
-Rule(ports=(0,), travel=_slice_travel, values=(1, 2, 3, 4), linear=True).register("Slice", build=_result_only)
+def _slice_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    starts, ends = (integers(x[1]), integers(x[2])) if len(x) > 2 else (list(a["starts"]), list(a["ends"]))
+    axes = axes_of(x, a, 3) or list(range(len(starts)))
+    steps = integers(x[4]) if len(x) > 4 and x[4] is not None else [1] * len(starts)
+    index = [slice(None)] * x[0].ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = x[0].shape[axis]
+        last = None if step < 0 and end < -size else end
+        index[axis] = slice(start, last, step)
+    return [x[0][tuple(index)]]
+
+
+_SLICE = Rule(ports=(0,), travel=_slice_travel, compute=_slice_value, values=(1, 2, 3, 4), linear=True)
+_SLICE.register("Slice", build=_result_only)
 Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
 
 
-@Rule(ports=(0,), linear=True).of("Transpose")
+def _transpose_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.transpose(x[0], a.get("perm"))]
+
+
+@Rule(ports=(0,), compute=_transpose_value, linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
@@ -198,7 +245,11 @@ def _concat_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-@Rule(travel=_concat_travel, linear=True).of("Concat")
+def _concat_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.concatenate(list(x), axis=int(a["axis"]))]
+
+
+@Rule(travel=_concat_travel, compute=_concat_value, linear=True).of("Concat")
 def concat(site: Site) -> OpSpec:
     """Tensors one after the other along an axis."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -206,8 +257,22 @@ def concat(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, positions, (axis,)), backward_kernels=max(1, sum(site.needs)))
 
 
+def _split_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 0))
+    size = x[0].shape[axis]
+    if len(x) > 1 and x[1] is not None:
+        parts = integers(x[1])
+    elif "split" in a:
+        parts = list(a["split"])
+    else:
+        count = int(a["num_outputs"])
+        parts = [-(-size // count)] * (count - 1)
+    return [np.asarray(part) for part in np.split(x[0], np.cumsum(parts)[: len(parts) - (sum(parts) == size)], axis)]
+
+
 @Rule(
     ports=(0,),
+    compute=_split_value,
     travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
     values=(1,),
     linear=True,
@@ -232,7 +297,11 @@ def _expand_travel(flow: Flow, i: int, node: Node) -> None:
     flow.note_shape(i, 1, node.outputs[0])
 
 
-@Rule(ports=(0,), travel=_expand_travel, values=(1,), linear=True).of("Expand")
+def _expand_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [x[0] * np.ones(integers(x[1]), dtype=x[0].dtype)]
+
+
+@Rule(ports=(0,), travel=_expand_travel, compute=_expand_value, values=(1,), linear=True).of("Expand")
 def expand(site: Site) -> OpSpec:
     """Dimensions of size 1 repeated; backward sums them."""
     if site.input(0).elements == site.output().elements and len(site.input(0).shape) == len(site.output().shape):
@@ -253,15 +322,24 @@ def _tile_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-@Rule(ports=(0,), travel=_tile_travel, values=(1,)).of("Tile")
+def _tile_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.tile(x[0], integers(x[1]))]
+
+
+@Rule(ports=(0,), travel=_tile_travel, compute=_tile_value, values=(1,)).of("Tile")
 def tile(site: Site) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
     return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
 
 
+def _trilu_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    k = int(x[1]) if len(x) > 1 and x[1] is not None else 0
+    return [np.triu(x[0], k) if a.get("upper", 1) else np.tril(x[0], k)]
+
+
 @Rule(ports=(0,), values=(1, 3)).of("Pad")
 @Rule(ports=(0,)).of("ReverseSequence")
-@Rule(ports=(0,), infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
+@Rule(ports=(0,), compute=_trilu_value, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
 def pad(site: Site) -> OpSpec:
     """A copy with a border, in another order, or with a triangle blanked."""
     whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(site.call.op.split(".")[-1], ())
@@ -297,8 +375,8 @@ def resize(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-@Rule(ports=(0,), linear=True).of("Cast")
-@Rule(ports=(0,)).of("CastLike")
+@Rule(ports=(0,), compute=converted, linear=True).of("Cast")
+@Rule(ports=(0,), compute=converted).of("CastLike")
 def cast(site: Site) -> OpSpec:
     """Another element type; a cast to the same type is a view."""
     nest = broadcast_nest(site, (0,), 0.0)
