@@ -150,6 +150,10 @@ Evaluator = Callable[[Sequence[Any], Attributes, int], list[Array]]
 """Results on known operands (None where absent), given the attributes and the operator set version."""
 
 
+Strides = Callable[[Site, tuple[int, ...]], tuple[int, ...] | None]
+"""Strides of a result that is a view of the first input, given that one's; None where it must be a copy."""
+
+
 class Role(StrEnum):
     """What a weight is that an operator reads at some position."""
 
@@ -210,6 +214,10 @@ class Rule:
         compute: results on small known operands, where they may say a shape.
         infer: shape and type of each result by position (None where open), for what ONNX's own inference leaves open.
         most: the same at its largest, where the size of a result depends on data.
+        strides: how its first result lies in the storage of its first input, where frameworks make that a view.
+        keeps_layout: results have the order of dimensions in memory of the first operand of their shape.
+        hands_on: where result and first input have one shape and type they are one tensor.
+        random: results differ from run to run.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
         weights: positions of inputs that take weights, and what a weight there is.
         ranks: numbers of dimensions that an input may have, by position, where ONNX does not check it.
@@ -228,6 +236,10 @@ class Rule:
     compute: Evaluator | None = None
     infer: OutputTypes | None = None
     most: OutputTypes | None = None
+    strides: Strides | None = None
+    keeps_layout: bool = False
+    hands_on: bool = False
+    random: bool = False
     values: tuple[int, ...] = ()
     weights: Mapping[int, Role] = field(default_factory=dict)
     ranks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

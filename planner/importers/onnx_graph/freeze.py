@@ -9,6 +9,7 @@ from types import MappingProxyType
 from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
 from planner.importers.onnx_graph.work import Array, WorkGraph
+from planner.operators import rule_of
 
 
 def freeze(work: WorkGraph) -> Graph:
@@ -108,9 +109,6 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-_SAME_ORDER = frozenset(("Identity", "Cast", "CastLike"))
-
-
 def permuted_weights(work: WorkGraph, tensors: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
     """For weight tensors that are one stored weight transposed: for each dimension, the stored one's.
 
@@ -133,7 +131,7 @@ def _order(work: WorkGraph, tensor: str, sources: tuple[str, ...]) -> tuple[int,
             given = node.attributes.get("perm")
             perm = [int(axis) for axis in given] if isinstance(given, (tuple, list)) else list(range(rank))[::-1]
             order = tuple(perm[axis] for axis in order)
-        elif node.op not in _SAME_ORDER:
+        elif not rule_of(node.op).hands_on or work.types[name].shape != work.types[node.inputs[0]].shape:
             return None
         name = node.inputs[0]
     return order if sources == (name,) else None

@@ -349,7 +349,7 @@ def _projected_nests(site: Site, heads: Heads, past_position: int, projection: f
     return inside, replace(nest, dims=whole)
 
 
-@Rule(ports=(0,), travel=partial(along_nests, broadcast=False), infer=as_first).of(
+@Rule(ports=(0,), travel=partial(along_nests, broadcast=False), infer=as_first, keeps_layout=True).of(
     "RotaryEmbedding", "com.microsoft.RotaryEmbedding"
 )
 def rotary_embedding(site: Site) -> OpSpec:

@@ -141,8 +141,12 @@ def _comparison(site: Site) -> OpSpec:
 
 for _op, _entry in UNARY.items():
     _ports = (0,) if _entry.backward else ()
-    _fused = Rule(ports=_ports, infer=as_first, weights={1: Role.BIAS})
-    _rule = _fused if _op.startswith("com.microsoft.") else Rule(ports=_ports, compute=_entry.compute)
+    _fused = Rule(ports=_ports, infer=as_first, keeps_layout=True, weights={1: Role.BIAS})
+    _rule = (
+        _fused
+        if _op.startswith("com.microsoft.")
+        else Rule(ports=_ports, compute=_entry.compute, keeps_layout=bool(_ports))
+    )
     _rule.register(_op, build=_unary)
 for _op, _compute in COMPARISONS.items():
     Rule(ports=(), compute=_compute).register(_op, build=_comparison)
@@ -161,8 +165,8 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@Rule(compute=typed(np.add), weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
-@Rule(compute=typed(np.subtract), weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(compute=typed(np.add), keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
+@Rule(compute=typed(np.subtract), keeps_layout=True, weights={1: Role.ADDED}, linear=True).of("Sub")
 @Rule(compute=folded(np.add), linear=True).of("Sum")
 @Rule().of("Mean")
 def add(site: Site) -> OpSpec:
@@ -220,7 +224,7 @@ def _binary(
     )
 
 
-@Rule(compute=typed(np.multiply), weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
+@Rule(compute=typed(np.multiply), keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
@@ -232,13 +236,13 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(np.true_divide(a, b))
 
 
-@Rule(compute=typed(_divide), weights={1: Role.SCALE}).of("Div")
+@Rule(compute=typed(_divide), keeps_layout=True, weights={1: Role.SCALE}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@Rule(compute=typed(np.power)).of("Pow")
+@Rule(compute=typed(np.power), keeps_layout=True).of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):
@@ -261,8 +265,8 @@ def modulo(site: Site) -> OpSpec:
     return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
 
 
-@Rule(compute=folded(np.maximum)).of("Max")
-@Rule(compute=folded(np.minimum)).of("Min")
+@Rule(compute=folded(np.maximum), keeps_layout=True).of("Max")
+@Rule(compute=folded(np.minimum), keeps_layout=True).of("Min")
 def extremum(site: Site) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -276,7 +280,7 @@ def extremum(site: Site) -> OpSpec:
     )
 
 
-@Rule(ports=(1, 2), compute=plain(np.where)).of("Where")
+@Rule(ports=(1, 2), compute=plain(np.where), keeps_layout=True).of("Where")
 def where(site: Site) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
     elements = site.output().elements
@@ -289,7 +293,7 @@ def where(site: Site) -> OpSpec:
     )
 
 
-@Rule(weights={1: Role.MATRIX}).of("PRelu")
+@Rule(keeps_layout=True, weights={1: Role.MATRIX}).of("PRelu")
 def prelu(site: Site) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
     return _binary(site, (0, 1), 2, 2)
@@ -312,7 +316,7 @@ Rule(infer=as_first).register("com.microsoft.QLinearSigmoid", "com.microsoft.QLi
 Rule(infer=_quantised_results).register("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul")
 
 
-@Rule(infer=as_first, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
+@Rule(infer=as_first, keeps_layout=True, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
 def bias_gelu(site: Site) -> OpSpec:
     """Bias added, then GELU, in one kernel; the sum is made and kept."""
     x = site.input(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.graph import Node, Tensor
+from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
     Traffic,
     elements_like,
@@ -51,6 +51,15 @@ def _gather_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
 
 
+def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """One fixed position of an activation, which frameworks pick as a view."""
+    fixed = site.has(1) and site.input(1).elements == 1 and site.constant_ints(1) is not None
+    if not fixed or site.input(0).kind is not TensorKind.ACTIVATION:
+        return None
+    axis, new = site.axis("axis", 0, len(strides)), len(site.output().shape) - len(strides) + 1
+    return (*strides[:axis], *(0,) * new, *strides[axis + 1 :])
+
+
 def _quantised_rows(site: Site) -> list[Shaped | None]:
     """Rows of a table of few bits, several to a stored byte, of the scales' type."""
     table, indices, scales = site.input(0), site.input(1), site.input(2)
@@ -69,7 +78,9 @@ def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
 
 
-@Rule(ports=(0,), travel=_gather_travel, compute=_gather_value, weights={0: Role.TABLE}).of("Gather")
+@Rule(ports=(0,), travel=_gather_travel, compute=_gather_value, strides=_selected_strides, weights={0: Role.TABLE}).of(
+    "Gather"
+)
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table, indices = site.input(0), site.input(1)

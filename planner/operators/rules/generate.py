@@ -33,7 +33,7 @@ def _with_mask(site: Site) -> list[Shaped | None]:
 Rule(infer=_with_mask).register("com.microsoft.BitmaskDropout")
 
 
-@Rule(ports=(0,), infer=_with_mask).of("Dropout")
+@Rule(ports=(0,), infer=_with_mask, keeps_layout=True).of("Dropout")
 def dropout(site: Site) -> OpSpec:
     """Elements zeroed at random and the rest scaled; the mask is kept, in the input's type as eager frameworks do.
 
@@ -75,13 +75,13 @@ def _made(site: Site, flops: float) -> OpSpec:
     return streaming(site, nest, forward=traffic(site.output()))
 
 
-@Rule(ports=()).of("Bernoulli")
+@Rule(ports=(), random=True).of("Bernoulli")
 def bernoulli(site: Site) -> OpSpec:
     """A random bit for each probability."""
     return streaming(site, broadcast_nest(site, (0,), 20.0 * site.input(0).elements))
 
 
-@Rule(ports=()).of("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
+@Rule(ports=(), random=True).of("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
 def random_numbers(site: Site) -> OpSpec:
     """Random numbers: about twenty operations each."""
     return _made(site, 20.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Rule, Site, as_first
+from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 from planner.operators.values import axes_of, converted, integers, plain
 
@@ -132,16 +134,27 @@ def _unsqueeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [value]
 
 
-@Rule(ports=(0,), travel=_reshape_travel, compute=_reshape_value, values=(1,), linear=True).of("Reshape")
-@Rule(ports=(0,), travel=_reshape_travel, compute=_flatten_value, linear=True).of("Flatten")
-@Rule(ports=(0,), travel=_squeeze_travel, compute=_squeeze_value, values=(1,), linear=True).of("Squeeze")
-@Rule(ports=(0,), travel=_unsqueeze_travel, compute=_unsqueeze_value, values=(1,), linear=True).of("Unsqueeze")
+def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return reshaped_strides(site.input(0).shape, strides, site.output().shape)
+
+
+_VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), linear=True)
+
+
+@replace(_VIEW, travel=_reshape_travel, compute=_reshape_value).of("Reshape")
+@replace(_VIEW, travel=_reshape_travel, compute=_flatten_value).of("Flatten")
+@replace(_VIEW, travel=_squeeze_travel, compute=_squeeze_value).of("Squeeze")
+@replace(_VIEW, travel=_unsqueeze_travel, compute=_unsqueeze_value).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
 
 
-@Rule(ports=(0,), compute=plain(np.asarray), linear=True).of("Identity")
+def _same_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return strides if len(site.input(0).shape) == len(site.results()[0].shape) else None
+
+
+@Rule(ports=(0,), compute=plain(np.asarray), strides=_same_strides, hands_on=True, linear=True).of("Identity")
 @Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
 def identity(site: Site) -> OpSpec:
     """The same tensor under another name."""
@@ -207,8 +220,14 @@ def _slice_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [x[0][tuple(index)]]
 
 
-_SLICE = Rule(ports=(0,), travel=_slice_travel, compute=_slice_value, values=(1, 2, 3, 4), linear=True)
-_SLICE.register("Slice", build=_result_only)
+Rule(
+    ports=(0,),
+    travel=_slice_travel,
+    compute=_slice_value,
+    strides=_same_strides,
+    values=(1, 2, 3, 4),
+    linear=True,
+).register("Slice", build=_result_only)
 Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
 
@@ -217,7 +236,11 @@ def _transpose_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.transpose(x[0], a.get("perm"))]
 
 
-@Rule(ports=(0,), compute=_transpose_value, linear=True).of("Transpose")
+def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return tuple(strides[p] for p in site.ints("perm", tuple(reversed(range(len(strides))))))
+
+
+@Rule(ports=(0,), compute=_transpose_value, strides=_transposed_strides, linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
@@ -273,6 +296,7 @@ def _split_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
 @Rule(
     ports=(0,),
     compute=_split_value,
+    strides=_same_strides,
     travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
     values=(1,),
     linear=True,
@@ -301,7 +325,24 @@ def _expand_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [x[0] * np.ones(integers(x[1]), dtype=x[0].dtype)]
 
 
-@Rule(ports=(0,), travel=_expand_travel, compute=_expand_value, values=(1,), linear=True).of("Expand")
+def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    source, result = site.input(0).shape, site.output().shape
+    lead = len(result) - len(source)
+    if lead < 0:
+        return None
+    inner = (s if a == b else 0 for s, a, b in zip(strides, source, result[lead:], strict=True))
+    return (*((0,) * lead), *inner)
+
+
+@Rule(
+    ports=(0,),
+    travel=_expand_travel,
+    compute=_expand_value,
+    strides=_expanded_strides,
+    hands_on=True,
+    values=(1,),
+    linear=True,
+).of("Expand")
 def expand(site: Site) -> OpSpec:
     """Dimensions of size 1 repeated; backward sums them."""
     if site.input(0).elements == site.output().elements and len(site.input(0).shape) == len(site.output().shape):
@@ -326,7 +367,7 @@ def _tile_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.tile(x[0], integers(x[1]))]
 
 
-@Rule(ports=(0,), travel=_tile_travel, compute=_tile_value, values=(1,)).of("Tile")
+@Rule(ports=(0,), travel=_tile_travel, compute=_tile_value, hands_on=True, values=(1,)).of("Tile")
 def tile(site: Site) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
     return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
@@ -375,8 +416,11 @@ def resize(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-@Rule(ports=(0,), compute=converted, linear=True).of("Cast")
-@Rule(ports=(0,), compute=converted).of("CastLike")
+_CAST = Rule(ports=(0,), compute=converted, hands_on=True)
+
+
+@replace(_CAST, keeps_layout=True, linear=True).of("Cast")
+@_CAST.of("CastLike")
 def cast(site: Site) -> OpSpec:
     """Another element type; a cast to the same type is a view."""
     nest = broadcast_nest(site, (0,), 0.0)

@@ -48,9 +48,12 @@ def _broadcast(names: list[str], tensor: Tensor) -> str:
     return " ".join(names[len(names) - len(tensor.shape) :])
 
 
-@Rule(ports=(0, 1, 2), weights={1: Role.MATRIX, 2: Role.BIAS, 3: Role.MEAN, 4: Role.VARIANCE}, statistics=MOMENTS).of(
-    "BatchNormalization"
-)
+@Rule(
+    ports=(0, 1, 2),
+    keeps_layout=True,
+    weights={**WEIGHT_AND_BIAS, 3: Role.MEAN, 4: Role.VARIANCE},
+    statistics=MOMENTS,
+).of("BatchNormalization")
 def batch_norm(site: Site) -> OpSpec:
     """Batch normalisation; statistics over batch and space in training, fixed per channel at inference.
 
