@@ -22,6 +22,7 @@ from planner.costs.precision import Precision
 from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
+from planner.operators.site import rule_of
 from planner.operators.specs import call_classes
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
@@ -31,7 +32,6 @@ _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _FUSED_ATTENTION_SHARE = 0.75
 """What a fused attention kernel reaches of a plain product's rate: about 60% of an A100's peak against 80%
 (Dao 2023, FlashAttention-2: 50 to 73%)."""
@@ -302,7 +302,7 @@ def _free_views(
                 rows[i, :4] = 0.0
                 if node.op == "Transpose":
                     rows[i] = 0.0
-        elif spec.view and node.op in _RESHAPES and storages.root(node.outputs[0]) == node.outputs[0]:
+        elif spec.view and rule_of(node.op).strides and storages.root(node.outputs[0]) == node.outputs[0]:
             tensor = graph.tensors[node.outputs[0]]
             if tensor.kind is TensorKind.ACTIVATION:
                 rows[i, 2] += 2 * tensor.elements * sizes[tensor.dtype]

@@ -217,6 +217,7 @@ class Rule:
         strides: how its first result lies in the storage of its first input, where frameworks make that a view.
         keeps_layout: results have the order of dimensions in memory of the first operand of their shape.
         hands_on: where result and first input have one shape and type they are one tensor.
+        rearranges: its results hold elements of the first input, moved, picked or in another format.
         random: results differ from run to run.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
         weights: positions of inputs that take weights, and what a weight there is.
@@ -239,6 +240,7 @@ class Rule:
     strides: Strides | None = None
     keeps_layout: bool = False
     hands_on: bool = False
+    rearranges: bool = False
     random: bool = False
     values: tuple[int, ...] = ()
     weights: Mapping[int, Role] = field(default_factory=dict)

@@ -16,11 +16,6 @@ from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
-_REARRANGING = frozenset({
-    "Identity", "Cast", "CastLike", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Expand",
-    "Tile", "Pad", "Split", "Gather", "GatherND", "GatherElements", "DequantizeLinear",
-    "com.microsoft.DequantizeLinear", "QuantizeLinear",
-})  # fmt: skip
 _JOINING = frozenset({
     "Concat", "Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Sum", "Sqrt", "Pow", "Einsum", "ReduceSum", "ReduceMean",
     "ReduceL2", "Neg", "Reciprocal", "Conv",
@@ -115,7 +110,8 @@ def _trace(
 def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
     if node.op.endswith("DequantizeLinear") and slot > 0:
         return Role.QUANTIZATION
-    if node.op in _REARRANGING:
+    rule = rule_of(node.op)
+    if rule.rearranges or rule.hands_on:
         if slot > 0:
             return Role.OTHER
         return Role.TABLE if node.op.startswith("Gather") and role in (Role.ADDED, Role.OTHER) else role

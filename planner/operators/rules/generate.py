@@ -138,17 +138,17 @@ def _restored_results(site: Site) -> list[Shaped | None]:
 
 
 Rule(infer=_quantised_results).register("com.microsoft.QuantizeLinear")
-Rule(infer=_restored_results).register("com.microsoft.DequantizeLinear")
+Rule(infer=_restored_results, rearranges=True).register("com.microsoft.DequantizeLinear")
 
 
-@Rule(ports=(0,), straight_through=True).of("QuantizeLinear")
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear")
 def quantize(site: Site) -> OpSpec:
     """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
     x = site.input(0)
     return streaming(site, _quantised_nest(site, 4.0 * x.elements), backward_flops=float(x.elements))
 
 
-@Rule(ports=(0,), straight_through=True).of("DequantizeLinear")
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("DequantizeLinear")
 def dequantize(site: Site) -> OpSpec:
     """Few bits back to floating point."""
     x = site.input(0)

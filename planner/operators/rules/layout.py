@@ -225,6 +225,7 @@ Rule(
     travel=_slice_travel,
     compute=_slice_value,
     strides=_same_strides,
+    rearranges=True,
     values=(1, 2, 3, 4),
     linear=True,
 ).register("Slice", build=_result_only)
@@ -240,7 +241,7 @@ def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...]
     return tuple(strides[p] for p in site.ints("perm", tuple(reversed(range(len(strides))))))
 
 
-@Rule(ports=(0,), compute=_transpose_value, strides=_transposed_strides, linear=True).of("Transpose")
+@Rule(ports=(0,), compute=_transpose_value, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
@@ -297,6 +298,7 @@ def _split_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     ports=(0,),
     compute=_split_value,
     strides=_same_strides,
+    rearranges=True,
     travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
     values=(1,),
     linear=True,
@@ -378,7 +380,7 @@ def _trilu_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.triu(x[0], k) if a.get("upper", 1) else np.tril(x[0], k)]
 
 
-@Rule(ports=(0,), values=(1, 3)).of("Pad")
+@Rule(ports=(0,), rearranges=True, values=(1, 3)).of("Pad")
 @Rule(ports=(0,)).of("ReverseSequence")
 @Rule(ports=(0,), compute=_trilu_value, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
 def pad(site: Site) -> OpSpec:
