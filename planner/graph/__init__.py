@@ -3,12 +3,15 @@
 from planner.graph.blocks import Block, Chain, build_chain, layer_of, structural_hash
 from planner.graph.ideals import (
     ancestor_bits,
+    bit_row,
     components,
     enumerate_ideals,
     prefix_ideals,
     topological_line,
     topological_lines,
+    words,
 )
+from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
 from planner.graph.types import (
     AttributeValue,
     ConstantValue,
@@ -41,15 +44,20 @@ __all__ = [
     "Tensor",
     "TensorKind",
     "ancestor_bits",
+    "bit_row",
     "build_chain",
     "components",
+    "crossing_bytes",
+    "depth_first_order",
     "enumerate_ideals",
     "hand_on",
     "layer_of",
     "per_graph",
     "prefix_ideals",
     "remember",
+    "side_nodes",
     "structural_hash",
     "topological_line",
     "topological_lines",
+    "words",
 ]

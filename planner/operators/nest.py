@@ -170,11 +170,6 @@ def loop_nest(
     return LoopNest(dims, tuple(access[: len(reads)]), tuple(access[len(reads) :]), flops, vector_flops)
 
 
-def points(nest: LoopNest) -> int:
-    """Number of points of the iteration space."""
-    return math.prod(d.size for d in nest.dims)
-
-
 def result_shapes(
     text: str, reads: Sequence[tuple[int, ...]], sizes: Mapping[str, int] | None = None
 ) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.graph.ideals import (
+from planner.graph import (
     ancestor_bits,
     bit_row,
     components,

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import planner
-from planner.importers.operator_graph import operator_graph_from
-from planner.importers.piper import piper_from_document
+from planner.importers import operator_graph_from, piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition._deadline import NEVER, Deadline, OutOfTime
 from planner.solvers.partition.auto import solve

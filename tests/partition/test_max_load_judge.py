@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.errors import JobError, UsageError
-from planner.importers.operator_graph import OperatorGraph, OperatorNode
+from planner.importers import OperatorGraph, OperatorNode
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
 from planner.space.partition.max_load_grow import mirrored, repeated, widened
 from tests.partition.max_load_instances import problem

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.importers.piper import piper_from_document
+from planner.importers import piper_from_document
 from planner.solvers.partition.bapipe_brute import try_everything as bapipe_by_force
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.brute_force_max_load import solve_by_enumeration

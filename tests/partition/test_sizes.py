@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import planner
 from planner.errors import JobError, UsageError
-from planner.importers.piper import piper_from_document
+from planner.importers import piper_from_document
 from planner.solvers.partition.brute_force_max_load import solve_by_enumeration
 from planner.solvers.partition.piper_brute import solve_piper_by_force
 from planner.space.divisors import MOST_SAMPLES, divisors
