@@ -16,10 +16,7 @@ from functools import partial
 from planner.errors import ModelError
 from planner.graph import TensorKind
 from planner.operators.assemble import (
-    Traffic,
-    details,
     elements_like,
-    gradient_traffic,
     keep_extra,
     keep_inputs,
     keep_outputs,
@@ -112,27 +109,17 @@ def _spec(
     """
     query, key, value = roles
     scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
-    kept = (*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)) if site.trains else ()
-    forward = traffic(*site.present(), *site.results())
-    backward = gradient_traffic(site, kept) if site.trains else Traffic()
-    return OpSpec(
-        nests=(nest,),
-        saved=kept,
+    again = 2.0 * heads.scores * heads.head if site.trains else 0.0
+    return streaming(
+        site,
+        nest,
+        saved=(*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)),
         kernels=1 + projections,
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=(2 + 2 * projections) if site.trains else 0,
-        input_grad_matrix_flops=2.0 * heads.scores * scores + input_grad,
-        weight_grad_matrix_flops=weight_grad,
-        backward_vector_flops=BACKWARD_FLOPS * heads.scores if site.trains else 0.0,
-        details=details(
-            forward,
-            backward,
-            {
-                "score_elements": float(heads.scores),
-                "recompute_matrix_flops": 2.0 * heads.scores * heads.head if site.trains else 0.0,
-            },
-        ),
+        backward_kernels=2 + 2 * projections,
+        backward_flops=BACKWARD_FLOPS * heads.scores,
+        input_grad=2.0 * heads.scores * scores + input_grad,
+        weight_grad=weight_grad,
+        extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again},
     )
 
 
@@ -325,7 +312,7 @@ def projected_attention(site: Site) -> OpSpec:
         site,
         nest,
         heads,
-        (*keep_inputs(site, 0), made, *keep_outputs(0)) if site.trains else (),
+        (*keep_inputs(site, 0), made, *keep_outputs(0)),
         roles,
         input_grad=towards,
         weight_grad=weighted,

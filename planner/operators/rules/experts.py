@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from planner.graph import TensorKind
-from planner.operators.assemble import details, elements_like, gradient_traffic, keep_extra, keep_inputs, traffic
+from planner.operators.assemble import elements_like, gradient_traffic, keep_extra, keep_inputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import JointCut, Role, Rule, Site, as_first
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 _SECOND_BIAS = 5
 
@@ -106,24 +106,20 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
         tensor = site.input(position)
         forward += elements_like(tensor, tensor.elements * touched)
     forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
-    saved: tuple[Saved, ...] = ()
-    if site.trains:
-        # rows gathered by expert, what goes into the activation, what comes out of it
-        made = keep_extra(0, rows * chosen * (hidden + widths + inner), x)
-        saved = (*keep_inputs(site, 0, 1), made)
+    # rows gathered by expert, what goes into the activation, what comes out of it
+    saved = (*keep_inputs(site, 0, 1), keep_extra(0, rows * chosen * (hidden + widths + inner), x))
     weighted = sum(2.0 * rows * chosen * site.input(p).elements / max(1, experts) for p in weights if _weight(site, p))
-    backward = gradient_traffic(site, saved) + forward if site.trains else traffic()
-    return OpSpec(
-        nests=_nests(site, weights, work, 10.0 * rows * chosen * inner),
+    return streaming(
+        site,
+        _nests(site, weights, work, 10.0 * rows * chosen * inner),
         saved=saved,
+        forward=forward,
+        backward=gradient_traffic(site, saved) + forward,
         kernels=3 + len(weights),
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=3 + 2 * len(weights) if site.trains else 0,
-        input_grad_matrix_flops=work if site.trains else 0.0,
-        weight_grad_matrix_flops=weighted,
-        backward_vector_flops=15.0 * rows * chosen * inner if site.trains else 0.0,
-        details=details(forward, backward),
+        backward_kernels=3 + 2 * len(weights),
+        backward_flops=15.0 * rows * chosen * inner,
+        input_grad=work,
+        weight_grad=weighted,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner.errors import ModelError
-from planner.operators.assemble import contraction, details, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.assemble import contraction, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest, result_shapes
 from planner.operators.site import TWO_MATRICES, WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
@@ -199,16 +199,9 @@ def matmul_nbits(site: Site) -> OpSpec:
     left = " ".join([*rows, "k"])
     out = " ".join([*rows, "n"])
     nest = loop_nest(f"{left}, n k -> {out}", [(0, x.shape), (1, (n, k))], site.writes(0), contraction=True)
-    forward = traffic(*site.present(), *site.results())
-    backward = traffic(x, site.output(), site.input(1)) if site.need(0) else traffic()
-    return OpSpec(
-        nests=(nest,),
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=int(site.need(0)),
-        input_grad_matrix_flops=nest.matrix_flops if site.need(0) else 0.0,
-        details=details(forward, backward, {"dequantised_elements": float(n * k)}),
-    )
+    backward = traffic(x, site.output(), site.input(1))
+    extra = {"dequantised_elements": float(n * k)}
+    return streaming(site, nest, backward=backward, input_grad=nest.matrix_flops, extra=extra)
 
 
 def _labels(site: Site) -> tuple[list[list[str]], list[str]]:

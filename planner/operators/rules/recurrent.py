@@ -12,11 +12,11 @@ from functools import partial
 
 from planner.errors import ModelError
 from planner.graph import TensorKind
-from planner.operators.assemble import Traffic, details, elements_like, keep_extra, keep_inputs, keep_outputs, traffic
+from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.flow import along_nests
 from planner.operators.nest import loop_nest
 from planner.operators.site import Role, Rule, Site
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 _KINDS = {
     **dict.fromkeys("thj", DimKind.COUPLED),
@@ -46,29 +46,24 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
     sizes = {"g": gates, "h": hidden}
     nest = _nest(site, batch_first, sizes, inputs + recurrent, flops_per_unit * units)
     input_grad, weight_grad = _gradient_flops(site, inputs, recurrent, steps)
-    saved: tuple[Saved, ...] = ()
-    if site.trains:
-        kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
-        whole = keep_outputs(0) if site.has_output(0) else (keep_extra(1, units, x),)
-        saved = (*keep_inputs(site, 0, 5, 6), *whole, *kept)
+    kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
+    outputs = keep_outputs(0) if site.has_output(0) else (keep_extra(1, units, x),)
     pre = elements_like(x, 2.0 * units * gates)
     forward = traffic(*site.present(), *site.results()) + traffic(r) * (steps - 1) + pre
-    backward = Traffic()
-    if site.trains:
-        backward = forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r)
     stepwise = 2 * steps * directions
     library = {"library_kernels": float(stepwise), "library_back_kernels": float(stepwise if site.trains else 0)}
-    return OpSpec(
-        nests=(nest,),
-        saved=saved,
+    return streaming(
+        site,
+        nest,
+        saved=(*keep_inputs(site, 0, 5, 6), *outputs, *kept),
+        forward=forward,
+        backward=forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r),
         kernels=1 + stepwise,
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=3 + stepwise if site.trains else 0,
-        input_grad_matrix_flops=input_grad,
-        weight_grad_matrix_flops=weight_grad,
-        backward_vector_flops=1.5 * flops_per_unit * units if site.trains else 0.0,
-        details=details(forward, backward, library),
+        backward_kernels=3 + stepwise,
+        backward_flops=1.5 * flops_per_unit * units,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        extra=library,
     )
 
 
