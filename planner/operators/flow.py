@@ -204,17 +204,19 @@ class _Travel:
                 yield name, d, indices
 
     def read(self, refusal: str) -> None:
+        """Find the iteration dimensions that follow the batch."""
         for name, d, indices in self.reads():
             mark = self.flow.of(name)[d]
             if mark is None:
                 continue
             factor = self.factor(mark, indices, self.flow.shape(name)[d])
-            lost = factor is None or (
-                factor[0] not in self.written and (bool(refusal) or self.dims[factor[0]].kind is DimKind.WHOLE)
-            )
-            if factor is None or lost:
+            if factor is None or not (factor[0] in self.written or self.may_end(factor[0], refusal)):
                 raise self.flow.fail(self.i, refusal or self.loss(name, d))
             self.marked.setdefault(*factor)
+
+    def may_end(self, dim: str, refusal: str) -> bool:
+        """Whether the batch may be in a dimension that no result has: one that is summed over, or coupled."""
+        return not refusal and self.dims[dim].kind is not DimKind.WHOLE
 
     def factor(self, mark: Mark, indices: tuple[str, ...], size: int) -> tuple[str, Mark] | None:
         """The iteration dimension that holds the batch of a marked dimension; None where there is none."""
@@ -243,6 +245,7 @@ class _Travel:
         return None
 
     def require(self, broadcast: bool) -> None:
+        """Make all operands follow the batch in the dimensions that those index."""
         flow = self.flow
         for name, d, indices in self.reads():
             tensor, mark = flow.graph.tensors[name], self.mark_of(indices, flow.shape(name)[d])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,14 +79,10 @@ def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
 
 
-@Rule(
-    ports=(0,),
-    travel=_gather_travel,
-    compute=_gather_value,
-    strides=_selected_strides,
-    rearranges=True,
-    weights={0: Role.TABLE},
-).of("Gather")
+_TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
+
+
+@replace(_TABLE, travel=_gather_travel, compute=_gather_value, strides=_selected_strides).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table, indices = site.input(0), site.input(1)
@@ -104,7 +101,7 @@ def _gather_elements_value(x: Sequence[Any], a: Attributes, v: int) -> list[Arra
     return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
 
 
-@Rule(ports=(0,), compute=_gather_elements_value, rearranges=True, weights={0: Role.TABLE}).of("GatherElements")
+@replace(_TABLE, compute=_gather_elements_value).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -129,7 +126,7 @@ def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
     along_nests(flow, i, node, broadcast=False)
 
 
-@Rule(ports=(0,), travel=_gather_nd_travel, rearranges=True, weights={0: Role.TABLE}).of("GatherND")
+@replace(_TABLE, travel=_gather_nd_travel).of("GatherND")
 def gather_nd(site: Site) -> OpSpec:
     """Slices of a table, each found by a tuple of indices."""
     table, indices = site.input(0), site.input(1)
