@@ -1,7 +1,7 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import batch_flow, rebatch
-from planner.operators.nest import gradient_nest, loop_nest
+from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
 from planner.operators.regions import find_activations, find_attention, find_expert_products
 from planner.operators.saved import (
     SavedOptions,
@@ -13,7 +13,6 @@ from planner.operators.saved import (
 )
 from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, like, rule_of
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
-from planner.operators.splits import PARTIAL, REPLICATE, Layout, Placement, Split, splits
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
 from planner.operators.unseen import folded_batchnorms, logits_of
