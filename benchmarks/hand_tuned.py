@@ -24,7 +24,7 @@ from benchmarks.runs import PUBLISHED
 from benchmarks.tensor_parallel import megatron_costs
 from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
-from planner.graph.blocks import layer_of
+from planner.graph import layer_of
 from planner.importers import graph_from_proto
 from planner.play import StageTimes, play
 from planner.space import simulate_decision

@@ -18,10 +18,8 @@ from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from benchmarks.instances.max_load import repeated, widened
 from benchmarks.partition_cases import Case
 from planner.errors import InfeasibleError
-from planner.graph.ideals import components, enumerate_ideals
-from planner.importers import load_graph
-from planner.importers.operator_graph import OperatorGraph, load_operator_graph
-from planner.importers.piper import piper_from_document
+from planner.graph import components, enumerate_ideals
+from planner.importers import OperatorGraph, load_graph, load_operator_graph, piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.auto import solve
 from planner.space.partition.latency import latency_problem

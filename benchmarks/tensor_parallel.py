@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.published import NOT_SPLIT
-from planner.costs.precision import optimizer_state_bytes, precision
+from planner.costs import optimizer_state_bytes, precision
 from planner.graph import Chain, Graph
 from planner.hardware import Cluster
 from planner.operators import needs_gradient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
+from planner.costs.work import tensor_bytes
 from planner.errors import UsageError
 from planner.graph import Graph, Node, Note, NoteLevel
 from planner.operators.batching import rebatch

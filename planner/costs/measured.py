@@ -24,8 +24,8 @@ import numpy as np
 from planner.costs.one_node import call_bytes, one_node_model
 from planner.costs.precision import precision as precision_named
 from planner.costs.pricing import saved_options
-from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
+from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, OutputError, UsageError
 from planner.files import write_whole
 from planner.graph import Graph, Note, NoteLevel

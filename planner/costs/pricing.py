@@ -10,9 +10,8 @@ import numpy as np
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.precision import Precision, supported_precision
 from planner.costs.roofline import price
-from planner.costs.tensors import tensor_bytes
 from planner.costs.types import Profile
-from planner.costs.work import node_work, training_types
+from planner.costs.work import node_work, tensor_bytes, training_types
 from planner.errors import ModelError, Problem
 from planner.graph import Graph
 from planner.hardware.types import Device

@@ -36,7 +36,7 @@ from planner.errors import HardwareError
 from planner.graph import DType, Graph, Note, NoteLevel, TensorKind
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Device
-from planner.operators.classes import needs_gradient
+from planner.operators.specs import needs_gradient
 
 _PEAK_NAMES = {
     DType.FLOAT64: "fp64",

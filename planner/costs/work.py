@@ -20,19 +20,18 @@ import numpy as np
 
 from planner.costs.precision import Precision
 from planner.costs.winograd import FastConvolutions, fast_convolutions
-from planner.graph import DType, Graph, TensorKind
-from planner.operators.classes import call_classes
-from planner.operators.regions import Attention, ExpertProduct, find_attention, find_expert_products
+from planner.graph import DType, Graph, Node, Tensor, TensorKind
+from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
+from planner.operators.site import rule_of
+from planner.operators.specs import call_classes
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
 from planner.operators.unseen import folded_batchnorms, logits_of
-from planner.operators.written_activations import find_activations
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _FUSED_ATTENTION_SHARE = 0.75
 """What a fused attention kernel reaches of a plain product's rate: about 60% of an A100's peak against 80%
 (Dao 2023, FlashAttention-2: 50 to 73%)."""
@@ -303,8 +302,41 @@ def _free_views(
                 rows[i, :4] = 0.0
                 if node.op == "Transpose":
                     rows[i] = 0.0
-        elif spec.view and node.op in _RESHAPES and storages.root(node.outputs[0]) == node.outputs[0]:
+        elif spec.view and rule_of(node.op).strides and storages.root(node.outputs[0]) == node.outputs[0]:
             tensor = graph.tensors[node.outputs[0]]
             if tensor.kind is TensorKind.ACTIVATION:
                 rows[i, 2] += 2 * tensor.elements * sizes[tensor.dtype]
                 rows[i, 3] += 1
+
+
+def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each node's results, and of the gradients of its results and computed operands.
+
+    Args:
+        graph: the graph.
+        sizes: bytes an element takes in training, by file type.
+
+    Returns:
+        Two float64 arrays of shape [nodes]: results, and what is transient while the node's backward pass runs.
+    """
+    classes = call_classes(graph)
+    own = np.array([_own_bytes(graph, graph.nodes[i], sizes, {}) for i in classes.first]).reshape(-1, 2)
+    outputs, workspace = own[classes.index].T.copy()
+    absent = {graph.nodes[e.gather].outputs[0]: 0.0 for e in find_expert_products(graph)}
+    for i in {i for e in find_expert_products(graph) for i in (e.gather, e.product)}:
+        outputs[i], workspace[i] = _own_bytes(graph, graph.nodes[i], sizes, absent)
+    return outputs, workspace
+
+
+def _own_bytes(
+    graph: Graph, node: Node, sizes: Mapping[DType, float], known: Mapping[str, float]
+) -> tuple[float, float]:
+    """Bytes of a node's results, and of the gradients of its results and computed operands."""
+
+    def size(tensor: Tensor) -> float:
+        return known.get(tensor.name, tensor.elements * sizes[tensor.dtype])
+
+    results = [graph.tensors[n] for n in node.outputs if n in graph.tensors]
+    operands = [graph.tensors[n] for n in dict.fromkeys(node.inputs) if n]
+    floats = [t for t in (*results, *(t for t in operands if t.kind is TensorKind.ACTIVATION)) if t.dtype.is_float]
+    return sum(map(size, results)), sum(map(size, floats))

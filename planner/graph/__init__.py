@@ -1,7 +1,17 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
 from planner.graph.blocks import Block, Chain, build_chain, layer_of, structural_hash
-from planner.graph.memo import hand_on, per_graph, remember
+from planner.graph.ideals import (
+    ancestor_bits,
+    bit_row,
+    components,
+    enumerate_ideals,
+    prefix_ideals,
+    topological_line,
+    topological_lines,
+    words,
+)
+from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
 from planner.graph.types import (
     AttributeValue,
     ConstantValue,
@@ -14,6 +24,9 @@ from planner.graph.types import (
     Parameter,
     Tensor,
     TensorKind,
+    hand_on,
+    per_graph,
+    remember,
 )
 
 __all__ = [
@@ -30,10 +43,21 @@ __all__ = [
     "Parameter",
     "Tensor",
     "TensorKind",
+    "ancestor_bits",
+    "bit_row",
     "build_chain",
+    "components",
+    "crossing_bytes",
+    "depth_first_order",
+    "enumerate_ideals",
     "hand_on",
     "layer_of",
     "per_graph",
+    "prefix_ideals",
     "remember",
+    "side_nodes",
     "structural_hash",
+    "topological_line",
+    "topological_lines",
+    "words",
 ]

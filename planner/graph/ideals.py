@@ -6,7 +6,6 @@ exponentially many, yet few in practice: networks are long and narrow.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -59,42 +58,17 @@ def ancestor_bits(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def components(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
-    """The strongly connected component of each node, named by its smallest member; O(count + arcs), no recursion."""
-    targets, _ = _neighbours(count, arcs)
-    number = [-1] * count
-    low = [0] * count
-    name = [-1] * count
-    stack: list[int] = []
-    met = 0
-    for root in range(count):
-        if number[root] >= 0:
-            continue
-        trail = [(root, 0)]
-        while trail:
-            node, step = trail.pop()
-            if step == 0:
-                number[node] = low[node] = met
-                met += 1
-                stack.append(node)
-            else:
-                low[node] = min(low[node], low[targets[node][step - 1]])
-            descended = False
-            for position in range(step, len(targets[node])):
-                after = targets[node][position]
-                if number[after] < 0:
-                    trail += [(node, position + 1), (after, 0)]
-                    descended = True
-                    break
-                if name[after] < 0:
-                    low[node] = min(low[node], number[after])
-            if not descended and low[node] == number[node]:
-                members = [stack.pop()]
-                while members[-1] != node:
-                    members.append(stack.pop())
-                smallest = min(members)
-                for member in members:
-                    name[member] = smallest
-    return name
+    """The strongly connected component of each node, named by its smallest member; O(count + arcs)."""
+    import networkx
+
+    graph = networkx.DiGraph(arcs)
+    graph.add_nodes_from(range(count))
+    names = [0] * count
+    for group in networkx.strongly_connected_components(graph):
+        smallest = min(group)
+        for member in group:
+            names[member] = smallest
+    return names
 
 
 def words(count: int) -> int:
@@ -207,14 +181,8 @@ def _deep_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _numbered_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
-    targets, waiting = _neighbours(count, arcs)
-    ready = [i for i in range(count) if waiting[i] == 0]
-    line = []
-    while ready:
-        node = heapq.heappop(ready)
-        line.append(node)
-        for after in targets[node]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                heapq.heappush(ready, after)
-    return line
+    import networkx
+
+    graph = networkx.DiGraph((a, b) for a, b in arcs if a != b)
+    graph.add_nodes_from(range(count))
+    return list(networkx.lexicographical_topological_sort(graph))

@@ -1,12 +1,16 @@
-"""The model as a DAG of operators over named tensors, independent of the file format it came from."""
+"""The model as a DAG of operators over named tensors, independent of the file format it came from.
+
+Results of functions of a graph alone are kept with the graph: computed once, gone when the graph goes.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 
@@ -262,3 +266,48 @@ class Graph:
     def parameter_count(self, *, trainable_only: bool = True) -> int:
         """Number of weight elements, a tied copy counted once."""
         return sum(p.elements for p in self.parameters if not p.tied_to and (p.trainable or not trainable_only))
+
+
+T = TypeVar("T")
+
+
+def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Make a function compute its result once for each graph object.
+
+    The function must depend on the graph alone, and nobody may change what it returns.
+    """
+    key = _key(function)
+
+    @functools.wraps(function)
+    def remembered(graph: Graph) -> T:
+        kept = vars(graph)
+        if key not in kept:
+            kept[key] = function(graph)
+        result: T = kept[key]
+        return result
+
+    return remembered
+
+
+def remember(graph: Graph, function: Callable[[Graph], T], result: T) -> None:
+    """Give a graph the result of a function that is remembered, which then is not called."""
+    vars(graph)[_key(function)] = result
+
+
+def hand_on(source: Graph, target: Graph, functions: Iterable[Callable[[Graph], object]], *properties: str) -> None:
+    """Give a graph those results of another that are known: for graphs that differ in nothing these depend on.
+
+    Args:
+        source: the graph that has them.
+        target: the graph that gets them.
+        functions: functions that are remembered.
+        properties: names of cached properties of graphs.
+    """
+    known = vars(source)
+    for key in (*map(_key, functions), *properties):
+        if key in known:
+            vars(target)[key] = known[key]
+
+
+def _key(function: Callable[[Graph], object]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

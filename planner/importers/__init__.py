@@ -1,21 +1,30 @@
 """Model files to graphs, one module a format; ONNX passes live in `onnx_graph`."""
 
-from __future__ import annotations
+from planner.importers.formats import FORMATS, Format, ImportOptions, load_graph
+from planner.importers.onnx import graph_from_proto
+from planner.importers.operator_graph import (
+    OperatorGraph,
+    OperatorNode,
+    is_operator_graph,
+    load_operator_graph,
+    operator_graph_from,
+)
+from planner.importers.piper import PiperFile, PiperNode, piper_from_document, read_piper, sniff_piper
 
-from typing import TYPE_CHECKING
-
-from planner.importers.load import load_graph
-from planner.importers.types import FORMATS, Format, ImportOptions
-
-if TYPE_CHECKING:
-    from planner.importers.onnx import graph_from_proto
-
-__all__ = ["FORMATS", "Format", "ImportOptions", "graph_from_proto", "load_graph"]
-
-
-def __getattr__(name: str) -> object:
-    if name == "graph_from_proto":
-        from planner.importers.onnx import graph_from_proto
-
-        return graph_from_proto
-    raise AttributeError(f"module 'planner.importers' has no attribute {name!r}")
+__all__ = [
+    "FORMATS",
+    "Format",
+    "ImportOptions",
+    "OperatorGraph",
+    "OperatorNode",
+    "PiperFile",
+    "PiperNode",
+    "graph_from_proto",
+    "is_operator_graph",
+    "load_graph",
+    "load_operator_graph",
+    "operator_graph_from",
+    "piper_from_document",
+    "read_piper",
+    "sniff_piper",
+]

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
 from planner.graph import Graph
-from planner.importers.onnx_graph.expansion import require_bounded
+from planner.importers.formats import FORMATS, Format, ImportOptions
+from planner.importers.onnx_graph.attributes import assign_modules
 from planner.importers.onnx_graph.freeze import freeze
-from planner.importers.onnx_graph.modules import assign_modules
+from planner.importers.onnx_graph.order import require_bounded
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
-from planner.importers.onnx_graph.sharing import note_ties, order_weights, separate_merged
+from planner.importers.onnx_graph.resolve import Resolver
 from planner.importers.onnx_graph.simplify import (
     collapse_aliases,
     drop_final_softmax,
@@ -25,11 +26,9 @@ from planner.importers.onnx_graph.suspicions import (
     note_missing_biases,
     note_possible_tables,
 )
-from planner.importers.onnx_graph.ties import restore_ties
-from planner.importers.onnx_graph.walk import resolve
+from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
-from planner.importers.types import FORMATS, Format, ImportOptions
 
 if TYPE_CHECKING:
     import onnx
@@ -77,7 +76,7 @@ def graph_from_proto(
     """
     check_model(model, where)
     require_bounded(model, where)
-    work = resolve(model, name, dims or {}, where)
+    work = Resolver(model, name, dims or {}, where).run()
     for transform in PASSES:
         transform(work, options or ImportOptions())
     if not work.nodes:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError, Problem
-from planner.graph import Note, NoteLevel
-from planner.importers.types import MOST_INSTANCE_DEVICES
+from planner.graph import Note, NoteLevel, topological_line
+from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.json_text import LARGEST_FIGURE, JsonError, is_figure, read_json
 
 _SHOWN = 8
@@ -289,28 +289,16 @@ def _some(items: Iterable[object]) -> str:
 
 
 def _refuse_cycle(nodes: list[OperatorNode], edges: list[tuple[int, int]], where: str) -> None:
-    waiting = [0] * len(nodes)
-    readers: list[list[int]] = [[] for _ in nodes]
-    for source, target in edges:
-        waiting[target] += 1
-        readers[source].append(target)
-    ready = [i for i, count in enumerate(waiting) if count == 0]
-    for node in ready:
-        for reader in readers[node]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                ready.append(reader)
-    if len(ready) == len(nodes):
+    if len(topological_line(len(nodes), edges)) == len(nodes):
         return
-    sources: dict[int, int] = {target: source for source, target in edges if waiting[source] and waiting[target]}
-    trail = [next(iter(sources))]
-    while trail.count(trail[-1]) < 2:
-        trail.append(sources[trail[-1]])
-    cycle = [nodes[i].id for i in reversed(trail[trail.index(trail[-1]) :])]
+    import networkx
+
+    cycle = [nodes[source].id for source, _ in networkx.find_cycle(networkx.DiGraph(edges))]
     raise ModelError(
-        f"the edges run in a circle: {' -> '.join(map(str, cycle))}", where=f"{where}: edges" if where else "edges",
+        f"the edges run in a circle: {' -> '.join(map(str, [*cycle, cycle[0]]))}",
+        where=f"{where}: edges" if where else "edges",
         hint="an operator graph has no cycles; unroll loops",
-    )  # fmt: skip
+    )
 
 
 def _note_training(read: _Reader, nodes: list[OperatorNode]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from planner.errors import ModelError, Problem
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
-from planner.importers.types import FORMATS, Format, ImportOptions
+from planner.importers.formats import FORMATS, Format, ImportOptions
 from planner.json_text import LARGEST_FIGURE, is_figure
 
 _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError, Problem
-from planner.graph import Note, NoteLevel
-from planner.importers.types import MOST_INSTANCE_DEVICES
+from planner.graph import Note, NoteLevel, topological_line
+from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.json_text import LARGEST_FIGURE, MOST_DIGITS, JsonError, is_figure, read_json
 
 _SLOW_SAMPLE_S = 1.0
@@ -255,21 +255,10 @@ class _Reader:
             yield (ends[0], ends[1], self.number(entry, "communicationCost", at))  # type: ignore[misc]
 
     def check_order(self, nodes: tuple[PiperNode, ...], edges: tuple[tuple[int, int, float], ...]) -> None:
-        waiting = {node.id: 0 for node in nodes}
-        after: dict[int, list[int]] = {node.id: [] for node in nodes}
-        for source, target, _ in edges:
-            waiting[target] += 1
-            after[source].append(target)
-        ready = [number for number, count in waiting.items() if count == 0]
-        done = 0
-        while ready:
-            done += 1
-            for target in after[ready.pop()]:
-                waiting[target] -= 1
-                if waiting[target] == 0:
-                    ready.append(target)
-        if done < len(nodes):
-            stuck = min(number for number, count in waiting.items() if count > 0)
+        index = {node.id: i for i, node in enumerate(nodes)}
+        line = topological_line(len(nodes), [(index[source], index[target]) for source, target, _ in edges])
+        if len(line) < len(nodes):
+            stuck = min(set(index) - {nodes[i].id for i in line})
             self.complain("edges", f"form a cycle that node {stuck} waits for", "layers must form an acyclic graph")
 
     def orient(self, nodes: tuple[PiperNode, ...], edges: tuple[tuple[int, int, float], ...]) -> tuple[PiperNode, ...]:

@@ -1,32 +1,69 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
-from planner.operators.classes import needs_gradient
-from planner.operators.nest import gradient_nest, loop_nest
-from planner.operators.site import RULES, Rule, Site, rule
-from planner.operators.specs import graph_specs, spec
-from planner.operators.splits import Layout, Placement, Split, splits
-from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved
+from planner.operators.batching import batch_flow, rebatch
+from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
+from planner.operators.regions import find_activations, find_attention, find_expert_products
+from planner.operators.saved import (
+    SavedOptions,
+    checkpoint_bytes,
+    element_bytes,
+    saved_for_backward,
+    saved_notes,
+    unique_bytes,
+)
+from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, like, rule_of
+from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
+from planner.operators.storage import Storages, dense_strides, reshaped_strides
+from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
+from planner.operators.unseen import folded_batchnorms, logits_of
+from planner.operators.values import evaluate
 
 __all__ = [
+    "PARTIAL",
+    "REPLICATE",
     "RULES",
     "Access",
     "Dim",
     "DimKind",
+    "JointCut",
     "Layout",
     "LoopNest",
     "OpCall",
     "OpSpec",
     "Origin",
+    "OutputTypes",
     "Placement",
+    "Role",
     "Rule",
     "Saved",
+    "SavedBytes",
+    "SavedOptions",
     "Site",
     "Split",
+    "Statistics",
+    "Storages",
+    "batch_flow",
+    "call_classes",
+    "checkpoint_bytes",
+    "dense_strides",
+    "element_bytes",
+    "evaluate",
+    "find_activations",
+    "find_attention",
+    "find_expert_products",
+    "folded_batchnorms",
     "gradient_nest",
     "graph_specs",
+    "like",
+    "logits_of",
     "loop_nest",
     "needs_gradient",
-    "rule",
+    "rebatch",
+    "reshaped_strides",
+    "rule_of",
+    "saved_for_backward",
+    "saved_notes",
     "spec",
     "splits",
+    "unique_bytes",
 ]

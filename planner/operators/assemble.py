@@ -186,6 +186,8 @@ def streaming(
     *,
     saved: Sequence[Saved] = (),
     backward_flops: float = 0.0,
+    input_grad: float = 0.0,
+    weight_grad: float = 0.0,
     forward: Traffic | None = None,
     backward: Traffic | None = None,
     kernels: int = 1,
@@ -193,7 +195,7 @@ def streaming(
     origin: Origin = Origin.RULE,
     extra: Mapping[str, float] | None = None,
 ) -> OpSpec:
-    """An operator bound by memory: one pass over its operands and results, and the like in backward.
+    """One pass over operands and results, and the like in backward; matrix work where it is not a plain contraction's.
 
     Where no gradient is needed nothing is kept and backward costs nothing.
 
@@ -202,6 +204,8 @@ def streaming(
         nests: its loop nests.
         saved: what backward needs.
         backward_flops: element-wise work of the backward pass.
+        input_grad: matrix work of the gradients towards activations.
+        weight_grad: matrix work of the gradients towards weights.
         forward: traffic where it is not all inputs plus all outputs.
         backward: traffic where it is not that of one fused kernel.
         kernels: kernels of the forward pass.
@@ -221,6 +225,8 @@ def streaming(
         forward_bytes=there.byte_count,
         backward_bytes=back.byte_count,
         backward_kernels=backward_kernels if site.trains and back.byte_count else 0,
+        input_grad_matrix_flops=input_grad if site.trains else 0.0,
+        weight_grad_matrix_flops=weight_grad if site.trains else 0.0,
         backward_vector_flops=backward_flops if site.trains else 0.0,
         origin=origin,
         details=details(there, back, extra),

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind
-from planner.operators.regions import Attention, find_attention, find_expert_products
+from planner.operators.regions import Activation, Attention, find_activations, find_attention, find_expert_products
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 from planner.operators.unseen import folded_batchnorms, logits_of, residual_branches
-from planner.operators.written_activations import Activation, find_activations
 
 _FP32_BYTES = 4
 

@@ -1,15 +1,22 @@
-"""What a rule sees: one operator call, and for which of its inputs training needs a gradient."""
+"""An operator's one entry, and what its rule sees: a call, and for which inputs training needs a gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from planner.errors import ModelError
-from planner.graph import Tensor, TensorKind
+from planner.graph import DType, Node, Tensor, TensorKind
 from planner.operators.nest import Operand
 from planner.operators.types import OpCall, OpSpec
 from planner.registry import Registry
+
+if TYPE_CHECKING:
+    from planner.operators.flow import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,17 @@ class Site:
         """Outputs as results of a loop nest."""
         return [(p, self.output(p).shape) for p in positions]
 
+    def line(self, reads: Mapping[int, str], writes: Mapping[int, str]) -> tuple[str, list[Operand], list[Operand]]:
+        """A loop nest's line over those operands that the call has, and these: the first arguments of `loop_nest`.
+
+        Args:
+            reads: what indexes each input, by position.
+            writes: what indexes each output, by position.
+        """
+        given, made = [p for p in reads if self.has(p)], [p for p in writes if self.has_output(p)]
+        text = f"{', '.join(reads[p] for p in given)} -> {', '.join(writes[p] for p in made)}"
+        return text, self.reads(*given), self.writes(*made)
+
     def need(self, position: int) -> bool:
         """Whether that input's gradient is needed; false for an absent one."""
         return position < len(self.needs) and self.needs[position]
@@ -118,53 +136,177 @@ class Site:
 
 
 RuleFunction = Callable[[Site], OpSpec]
+Travel = Callable[["Flow", int, Node], None]
+"""How the batch travels through a node of a graph, given its index: marks results, and operands that follow."""
+Shaped = tuple[tuple[int, ...], DType]
+"""Shape and element type of a result."""
+OutputTypes = Callable[[Site], Sequence[Shaped | None]]
+"""Shapes and types of the results of a call, read off its inputs alone."""
+
+
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+Evaluator = Callable[[Sequence[Any], Attributes, int], list[Array]]
+"""Results on known operands (None where absent), given the attributes and the operator set version."""
+
+
+Strides = Callable[[Site, tuple[int, ...]], tuple[int, ...] | None]
+"""Strides of a result that is a view of the first input, given that one's; None where it must be a copy."""
+
+
+class Role(StrEnum):
+    """What a weight is that an operator reads at some position."""
+
+    MATRIX = "weight"
+    BIAS = "bias"
+    TABLE = "table"
+    ADDED = "added"
+    SCALE = "scale"
+    MEAN = "running_mean"
+    VARIANCE = "running_var"
+    QUANTIZATION = "quantization"
+    OF_INPUT = "weight_ih"
+    OF_STATE = "weight_hh"
+    PEEPHOLE = "weight_peephole"
+    OTHER = "other"
+
+
+WEIGHT_AND_BIAS: Mapping[int, Role] = {1: Role.MATRIX, 2: Role.BIAS}
+TWO_MATRICES: Mapping[int, Role] = {0: Role.MATRIX, 1: Role.MATRIX}
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Numbers a row that ranks must reduce so that a coupled dimension may be cut, one entry a collective in order.
+
+    A row is one combination of the dimensions that are not coupled. The numbers are fp32.
+
+    Attributes:
+        forward: for instance a maximum, then a sum: (1, 1).
+        backward: the same for the gradients.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...] = ()
+
+
+class JointCut(StrEnum):
+    """Two iteration dimensions that an operator lets ranks cut together, though neither alone."""
+
+    RING = "ring"
+    """An attention's queries `s` and keys `u`: keys and values go around the ranks in a ring. `e`, the head size of
+    values, is not cut: every rank would compute all scores."""
+    EXPERTS = "experts"
+    """A mixture's rows `m0`, `m1`, ... and experts `e`: each row is sent to the ranks of the experts that it picks, and
+    what they make of it comes back. Every expert is taken to be picked equally often; a cut of `e` alone leaves the
+    scores (input 1) whole, since a row picks among all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How calls of one operator are described.
+    """All that is known of one operator.
 
     Attributes:
-        build: makes the description of a call.
+        build: describes a call; None for an operator that is priced as one element-wise pass.
         ports: inputs that a gradient can flow to; None means every floating-point input.
         straight_through: integer outputs pass gradients on as if the operator were the identity (quantisation).
+        travel: how the batch travels, where the loop nests do not say it.
+        compute: results on small known operands, where they may say a shape.
+        infer: shape and type of each result by position (None where open), for what ONNX's own inference leaves open.
+        most: the same at its largest, where the size of a result depends on data.
+        strides: how its first result lies in the storage of its first input, where frameworks make that a view.
+        keeps_layout: results have the order of dimensions in memory of the first operand of their shape.
+        hands_on: where result and first input have one shape and type they are one tensor.
+        rearranges: its results hold elements of the first input, moved, picked or in another format.
+        random: results differ from run to run.
+        values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
+        weights: positions of inputs that take weights, and what a weight there is.
+        ranks: numbers of dimensions that an input may have, by position, where ONNX does not check it.
+        window: position of the weights of a window that slides over the first input, -1 for one without weights.
+        heavy: the work depends on shapes so much that a guess is worse than an error.
+        quantised: its weights are integers.
+        linear: it commutes with sums, so that partial operands give partial results.
+        statistics: what cuts of its coupled dimensions exchange; None where no exchange is known.
+        joint: dimensions that may be cut together.
     """
 
-    build: RuleFunction
-    ports: frozenset[int] | None = None
+    build: RuleFunction | None = None
+    ports: tuple[int, ...] | None = None
     straight_through: bool = False
+    travel: Travel | None = None
+    compute: Evaluator | None = None
+    infer: OutputTypes | None = None
+    most: OutputTypes | None = None
+    strides: Strides | None = None
+    keeps_layout: bool = False
+    hands_on: bool = False
+    rearranges: bool = False
+    random: bool = False
+    values: tuple[int, ...] = ()
+    weights: Mapping[int, Role] = field(default_factory=dict)
+    ranks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    window: int | None = None
+    heavy: bool = False
+    quantised: bool = False
+    linear: bool = False
+    statistics: Statistics | None = None
+    joint: JointCut | None = None
+
+    @property
+    def uncut(self) -> frozenset[str]:
+        """Dimensions that a nest lets one cut but that would repeat most of the work on every rank."""
+        return frozenset("e" if self.joint is JointCut.RING else ())
+
+    @property
+    def whole_reads(self) -> frozenset[tuple[int, str]]:
+        """Inputs, by position, that a cut of that dimension alone leaves whole."""
+        return frozenset({(1, "e")} if self.joint is JointCut.EXPERTS else ())
+
+    def of(self, *names: str) -> Callable[[RuleFunction], RuleFunction]:
+        """Decorator that registers a function as what describes calls of one or several operators with these facts."""
+
+        def register(build: RuleFunction) -> RuleFunction:
+            self.register(*names, build=build)
+            return build
+
+        return register
+
+    def register(self, *names: str, build: RuleFunction | None = None) -> None:
+        """Register operators with these facts."""
+        for name in names:
+            RULES.register(name, replace(self, build=build))
+
+    def differentiable(self, position: int) -> bool:
+        """Whether a gradient can flow to that input."""
+        return self.ports is None or position in self.ports
+
+
+def like(tensor: Tensor, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Shaped:
+    """A result of a tensor's shape and type, or of another shape or type."""
+    return tuple(tensor.shape if shape is None else shape), dtype or tensor.dtype
+
+
+def as_first(site: Site) -> list[Shaped | None]:
+    """Results of operators that hand on the shape and type of their first input."""
+    return [like(site.input(0))] * len(site.call.outputs)
 
 
 RULES: Registry[Rule] = Registry("planner.operators.rules", "operator")
+_UNKNOWN = Rule()
 
 
-def rule(
-    *names: str, ports: tuple[int, ...] | None = None, straight_through: bool = False
-) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a function as the rule of one or several operators."""
-
-    def register(build: RuleFunction) -> RuleFunction:
-        entry = Rule(build, None if ports is None else frozenset(ports), straight_through)
-        for name in names:
-            RULES.register(name, entry)
-        return build
-
-    return register
-
-
-def find_rule(op: str) -> Rule | None:
-    """The rule of an operator, None when there is none."""
-    return RULES.find(op)
+def rule_of(op: str) -> Rule:
+    """What is known of an operator; of an unknown one that it may be anything."""
+    return RULES.find(op) or _UNKNOWN
 
 
 def default_needs(call: OpCall) -> tuple[bool, ...]:
     """Which inputs need a gradient when the graph around is unknown: floating-point weights and activations."""
-    known = find_rule(call.op)
-    ports = known.ports if known is not None else None
+    rule = rule_of(call.op)
     return tuple(
         tensor is not None
         and tensor.kind in (TensorKind.PARAMETER, TensorKind.ACTIVATION)
         and tensor.dtype.is_float
-        and (ports is None or position in ports)
+        and rule.differentiable(position)
         for position, tensor in enumerate(call.inputs)
     )

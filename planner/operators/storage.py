@@ -7,21 +7,13 @@ view where the strides allow it and copies otherwise; element-wise results keep 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import Graph, Node, Tensor
-from planner.operators.classes import call_classes
-
-_CONDITIONAL = frozenset({"Dropout", "Gather"})
-_KEEPS_LAYOUT = frozenset(
-    {
-        "Abs", "Add", "BatchNormalization", "BiasGelu", "Cast", "Celu", "Clip", "Div", "Dropout", "Elu", "Erf", "Exp",
-        "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow",
-        "Reciprocal", "Relu", "RotaryEmbedding", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Swish",
-        "Tanh", "Where",
-    }
-)  # fmt: skip
+from planner.operators.site import Site, rule_of
+from planner.operators.specs import call_classes
+from planner.operators.types import OpCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +118,16 @@ class Storages:
 
     def _lay(self, node: Node, tensor: Tensor, identity: bool) -> tuple[bool, tuple[int, ...]]:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
-        if identity or _selects_one(self._graph, node) or (node.op in _VIEWS and node.op not in _CONDITIONAL):
-            strides = self._view(node, tensor, identity)
-            if strides is not None:
-                return True, strides
-        return False, self._fresh_strides(node, tensor)
+        rule = rule_of(node.op)
+        source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
+        strides = self.layout(source.name).strides if source is not None else None
+        if strides is not None and not identity:
+            same_type = source is not None and source.dtype == tensor.dtype
+            view = rule.strides if same_type else None
+            strides = view(Site(OpCall.of(self._graph, node), ()), strides) if view is not None else None
+        if strides is not None:
+            return True, strides
+        return False, self._fresh_strides(node, tensor, rule.keeps_layout)
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor; those that no node writes own their storage and are row-major."""
@@ -141,16 +138,9 @@ class Storages:
         """Name of the tensor that owns a tensor's storage."""
         return self._roots.get(name, name)
 
-    def _view(self, node: Node, tensor: Tensor, identity: bool) -> tuple[int, ...] | None:
-        """Strides of a result as a view of the node's first input, None where it must be a copy."""
-        source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
-        if source is None or (not identity and source.dtype != tensor.dtype):
-            return None
-        return _VIEWS.get(node.op, _reshape)(node, source, self.layout(source.name).strides, tensor)
-
-    def _fresh_strides(self, node: Node, tensor: Tensor) -> tuple[int, ...]:
-        """Strides of a new storage: element-wise results keep the order in memory of their first full operand."""
-        if node.op.rpartition(".")[2] in _KEEPS_LAYOUT:
+    def _fresh_strides(self, node: Node, tensor: Tensor, keeps_layout: bool) -> tuple[int, ...]:
+        """Strides of a new storage, which may keep the order in memory of the first full operand."""
+        if keeps_layout:
             for name in node.inputs:
                 operand = self._graph.tensors.get(name) if name else None
                 if operand is not None and operand.shape == tensor.shape:
@@ -159,55 +149,3 @@ class Storages:
                         order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
                         return dense_strides(tensor.shape, order)
         return dense_strides(tensor.shape)
-
-
-def _selects_one(graph: Graph, node: Node) -> bool:
-    """Whether a Gather picks one fixed position of an activation, which frameworks do as a view."""
-    if node.op != "Gather" or len(node.inputs) < 2 or node.inputs[0] not in graph.producer:
-        return False
-    index = graph.tensors.get(node.inputs[1])
-    return index is not None and index.elements == 1 and node.inputs[1] in graph.constants
-
-
-def _reshape(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    return reshaped_strides(source.shape, strides, result.shape)
-
-
-def _same(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    return strides
-
-
-def _transpose(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    perm = node.attributes.get("perm")
-    order = tuple(int(p) for p in perm) if isinstance(perm, tuple) else tuple(reversed(range(len(strides))))
-    return tuple(strides[p] for p in order)
-
-
-def _expand(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    lead = len(result.shape) - len(source.shape)
-    if lead < 0:
-        return None
-    inner = (s if a == b else 0 for s, a, b in zip(strides, source.shape, result.shape[lead:], strict=True))
-    return (*((0,) * lead), *inner)
-
-
-def _slice(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    return strides if len(source.shape) == len(result.shape) else None
-
-
-def _select(node: Node, source: Tensor, strides: tuple[int, ...], result: Tensor) -> tuple[int, ...] | None:
-    axis = node.attributes.get("axis", 0)
-    at = int(axis) % len(strides) if isinstance(axis, int) and strides else 0
-    kept = strides[:at] + strides[at + 1 :]
-    return (
-        kept
-        if len(result.shape) == len(kept)
-        else (*strides[:at], *(0,) * (len(result.shape) - len(kept)), *strides[at + 1 :])
-    )
-
-
-_Strides = Callable[[Node, Tensor, tuple[int, ...], Tensor], tuple[int, ...] | None]
-_VIEWS: Mapping[str, _Strides] = {
-    "Reshape": _reshape, "Flatten": _reshape, "Squeeze": _reshape, "Unsqueeze": _reshape, "Identity": _same,
-    "Dropout": _same, "Transpose": _transpose, "Expand": _expand, "Slice": _slice, "Split": _slice, "Gather": _select,
-}  # fmt: skip

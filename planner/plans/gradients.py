@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from planner.graph import Graph, Node
-from planner.operators import needs_gradient
-from planner.operators.site import find_rule
+from planner.operators import needs_gradient, rule_of
 from planner.space.blocks import loss_outputs
 
 
@@ -22,6 +21,5 @@ def differentiable(graph: Graph) -> frozenset[str]:
 
 
 def _smooth_inputs(node: Node) -> tuple[str, ...]:
-    rule = find_rule(node.op)
-    ports = None if rule is None else rule.ports
-    return tuple(name for i, name in enumerate(node.inputs) if name and (ports is None or i in ports))
+    rule = rule_of(node.op)
+    return tuple(name for i, name in enumerate(node.inputs) if name and rule.differentiable(i))

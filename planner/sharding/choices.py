@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from planner.operators import Access, Dim, DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION, STATISTICS, UNCUT_DIMS, WHOLE_READS
+from planner.operators import Access, Dim, DimKind, JointCut, LoopNest, OpCall, OpSpec, rule_of
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
 
 MOST_BLOCKS = 8
@@ -108,11 +107,12 @@ def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Optio
         found.append(Choice(Means.REPEAT, "", {}, {}, Local(local.nests, local.share, (*local.means, Means.REPEAT))))
     if ranks == 1:
         return found
+    rule = rule_of(call.op)
     for dim in {d.name: d for nest in local.nests for d in nest.dims}.values():
-        if dim.size < 2 or dim.name in UNCUT_DIMS.get(call.op, ()) or not divides(dim.size, ranks, options.padded):
+        if dim.size < 2 or dim.name in rule.uncut or not divides(dim.size, ranks, options.padded):
             continue
         means = Means.CUT
-        if dim.kind is DimKind.COUPLED and options.coupled and call.op in STATISTICS:
+        if dim.kind is DimKind.COUPLED and options.coupled and rule.statistics is not None:
             means = Means.STATISTICS
         elif dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
             continue
@@ -125,11 +125,7 @@ def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Optio
         found += _cut_choice(call, local, ("s", "u"), DimKind.PARALLEL, Means.RING, ranks)
     for row in _dispatched(call, local, ranks) if options.coupled else ():
         found += _cut_choice(call, local, (row, "e"), DimKind.PARALLEL, Means.EXPERTS, ranks)
-    if (
-        options.partial
-        and call.op in LINEAR
-        and all(m in (Means.REPEAT, Means.PARTIAL, Means.CUT) for m in local.means)
-    ):
+    if options.partial and rule.linear and all(m in (Means.REPEAT, Means.PARTIAL, Means.CUT) for m in local.means):
         found.append(_pass_partial(local))
     if not options.interleaved:
         return [c for c in found if not _interleaves(c)]
@@ -176,7 +172,7 @@ def _parts(
     call: OpCall, nests: Sequence[LoopNest], names: Sequence[str], kind: DimKind
 ) -> tuple[dict[int, Part], dict[int, Part]] | None:
     """Parts of reads and writes when those dimensions are cut together, each access having at most one of them."""
-    whole = WHOLE_READS.get(call.op, frozenset())
+    whole = rule_of(call.op).whole_reads
     reads: dict[int, Part] = {}
     writes: dict[int, Part] = {}
     for nest in nests:
@@ -266,7 +262,7 @@ def _window_fits(call: OpCall, extent: int, spatial: int, results: int, local: i
 
 def _may_ring(call: OpCall, local: Local, ranks: int) -> bool:
     """Attention over its own steps, without a cache, cut once."""
-    if call.op not in RING_ATTENTION or len(local.nests) != 1 or Means.RING in local.means:
+    if rule_of(call.op).joint is not JointCut.RING or len(local.nests) != 1 or Means.RING in local.means:
         return False
     nest = local.nests[0]
     names = {n for access in (*nest.reads, *nest.writes) for term in access.dims for n in term}
@@ -277,7 +273,7 @@ def _may_ring(call: OpCall, local: Local, ranks: int) -> bool:
 
 def _dispatched(call: OpCall, local: Local, ranks: int) -> list[str]:
     """The outermost dimension of a mixture's rows that can be cut evenly together with its experts."""
-    if call.op not in MIXTURES:
+    if rule_of(call.op).joint is not JointCut.EXPERTS:
         return []
     sizes = {d.name: d.size for d in local.nests[0].dims}
     rows = [name for name in sizes if name.startswith("m") and sizes[name] % ranks == 0]

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.errors import Problem
 from planner.graph import Graph, Node
-from planner.operators import DimKind, OpCall, OpSpec, graph_specs
+from planner.operators import DimKind, OpCall, OpSpec, graph_specs, rule_of
 from planner.registry import did_you_mean
 from planner.sharding.choices import Local, Means, Options, choices, divides, evenly_or_alone
-from planner.sharding.coupled import LINEAR, MIXTURES, RING_ATTENTION, STATISTICS, UNCUT_DIMS
 from planner.sharding.layout import named_nests
 from planner.sharding.mesh import Mesh
 from planner.sharding.strategies import Strategy
@@ -130,9 +129,9 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         found |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
         most = max((n for n in result_ranks(call) if n is not None), default=0)
         found |= {str(k) for k in range(-most, most)}
-        found |= {Means.RING.value} if call.op in RING_ATTENTION else set()
-        found |= {Means.EXPERTS.value} if call.op in MIXTURES else set()
-        found |= {Means.PARTIAL.value} if call.op in LINEAR else set()
+        rule = rule_of(call.op)
+        found |= {rule.joint.value} if rule.joint is not None else set()
+        found |= {Means.PARTIAL.value} if rule.linear else set()
     return found
 
 
@@ -152,9 +151,9 @@ def split_refusals(call: OpCall, spec: OpSpec, ranks: int, options: Options | No
 def _why(call: OpCall, local: Local, name: str, size: int, kind: DimKind, ranks: int, options: Options) -> str:
     if kind is DimKind.WHOLE:
         return "is never cut"
-    if name in UNCUT_DIMS.get(call.op, ()):
+    if name in rule_of(call.op).uncut:
         return "would repeat most of the work on every rank"
-    if kind is DimKind.COUPLED and call.op not in STATISTICS:
+    if kind is DimKind.COUPLED and rule_of(call.op).statistics is None:
         return "has points that depend on each other, and no exchange is known that would part them"
     if kind is DimKind.COUPLED and not options.coupled:
         return "has points that depend on each other, and exchanges of statistics are switched off"

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.hardware import Collective, moved_bytes
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec, Statistics, rule_of
 from planner.sharding.choices import Choice, Local, Means, Options, choices, has
-from planner.sharding.coupled import STATISTIC_BYTES, STATISTICS
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -30,6 +29,9 @@ from planner.sharding.layout import (
     shard_shape,
 )
 from planner.sharding.mesh import Mesh
+
+_STATISTIC_BYTES = 4.0
+"""Statistics travel in fp32."""
 
 
 class Reason(StrEnum):
@@ -130,10 +132,10 @@ def _statistics(call: OpCall, nests: Sequence[LoopNest], name: str, axis: int) -
     """Reductions of a few numbers for each row that a rank holds."""
     nest = next(n for n in nests if has(n, name))
     rows = math.prod(d.size for d in nest.dims if d.kind not in (DimKind.COUPLED, DimKind.WHOLE))
-    known = STATISTICS[call.op]
+    known = rule_of(call.op).statistics or Statistics(())
     for backward, numbers in ((False, known.forward), (True, known.backward)):
         for n in numbers:
-            payload = rows * n * STATISTIC_BYTES
+            payload = rows * n * _STATISTIC_BYTES
             yield Exchange(Reason.STATISTICS, Collective.ALL_REDUCE, axis, payload, 1, backward)
 
 

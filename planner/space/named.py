@@ -11,7 +11,7 @@ import numpy as np
 from planner.errors import JobError, UsageError
 from planner.graph import Chain, Graph
 from planner.graph.blocks import layer_of
-from planner.graph.memo import per_graph
+from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import get

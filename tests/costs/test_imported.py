@@ -9,8 +9,7 @@ import pytest
 from planner.costs import imported_profile, is_priced, profile
 from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
-from planner.operators.batching import rebatch
-from planner.operators.saved import unique_bytes
+from planner.operators import rebatch, unique_bytes
 from tests.costs.test_roofline import DEVICE, product
 from tests.shared_data import shared_path
 

@@ -15,7 +15,7 @@ from planner.costs.measured import machine_name
 from planner.costs.one_node import one_node_model
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Node
-from planner.operators.types import OpCall
+from planner.operators import OpCall
 from tests.operators import calls
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -12,7 +12,7 @@ from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph, Node
 from planner.hardware.types import Curve, Device
 from planner.importers import load_graph
-from planner.operators.types import Origin
+from planner.operators import Origin
 from tests.operators import calls
 from tests.shared_data import shared_path
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from planner.errors import ModelError, UsageError
 from planner.exchange import Servers, Step, Variable, choose, fabric_of, get, step_of
-from planner.graph import DType, Graph, Node, Parameter, Tensor
-from planner.graph.types import TensorKind
+from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
 from planner.hardware import load_cluster
 from tests.exchange import wires as w
 

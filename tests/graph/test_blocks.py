@@ -6,8 +6,7 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.graph import Graph, build_chain, layer_of, structural_hash
-from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
+from planner.graph import Graph, build_chain, crossing_bytes, depth_first_order, layer_of, side_nodes, structural_hash
 from tests.graph import make_graph
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ModelError
-from planner.importers.operator_graph import is_operator_graph, load_operator_graph, operator_graph_from
+from planner.importers import is_operator_graph, load_operator_graph, operator_graph_from
 from tests.shared_data import shared_path
 
 

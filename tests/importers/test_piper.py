@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ModelError
-from planner.importers.piper import piper_from_document, read_piper, sniff_piper
+from planner.importers import piper_from_document, read_piper, sniff_piper
 from tests.shared_data import shared_path
 
 

@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from planner.importers.onnx_graph.attributes import plain_attributes
-from planner.importers.onnx_graph.values import evaluate
+from planner.operators import evaluate
 from tests.importers.build import model, node, value
 
 V = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int64)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from planner.importers.onnx_graph.wire import KEEP_BYTES, WireError, strip_tensor_data
+from planner.importers.onnx_graph.read import KEEP_BYTES, WireError, strip_tensor_data
 from tests.importers.build import model, node, value
 
 BIG = KEEP_BYTES // 4 + 1

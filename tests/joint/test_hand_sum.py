@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from planner.costs.precision import precision
-from planner.graph import Chain
-from planner.graph.blocks import Block
-from planner.operators.types import SavedBytes
+from planner.costs import precision
+from planner.graph import Block, Chain
+from planner.operators import SavedBytes
 from planner.sharding.boundary import Boundary
 from planner.sharding.inner import InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on

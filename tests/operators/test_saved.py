@@ -12,17 +12,17 @@ import pytest
 
 from planner.graph import Graph
 from planner.importers import load_graph
-from planner.operators import graph_specs
-from planner.operators.batching import rebatch
-from planner.operators.saved import (
+from planner.operators import (
+    SavedBytes,
     SavedOptions,
     checkpoint_bytes,
+    folded_batchnorms,
+    graph_specs,
+    rebatch,
     saved_for_backward,
     saved_notes,
     unique_bytes,
 )
-from planner.operators.types import SavedBytes
-from planner.operators.unseen import folded_batchnorms
 from tests.shared_data import shared_path
 
 COMPOSITE_MASK_BYTES = 4.0

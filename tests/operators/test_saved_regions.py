@@ -13,11 +13,17 @@ from onnx import TensorProto, helper
 
 from planner.graph import Graph, Node
 from planner.importers import load_graph
-from planner.operators import graph_specs
-from planner.operators.regions import find_attention
-from planner.operators.saved import SavedOptions, saved_for_backward, unique_bytes
-from planner.operators.storage import Storages, dense_strides, reshaped_strides
-from planner.operators.written_activations import find_activations
+from planner.operators import (
+    SavedOptions,
+    Storages,
+    dense_strides,
+    find_activations,
+    find_attention,
+    graph_specs,
+    reshaped_strides,
+    saved_for_backward,
+    unique_bytes,
+)
 from tests.operators import calls
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.operators import Layout, OpCall, Placement, Split, spec, splits
-from planner.operators.splits import PARTIAL, REPLICATE
+from planner.operators import PARTIAL, REPLICATE, Layout, OpCall, Placement, Split, spec, splits
 from tests.operators.calls import call
 
 Function = Callable[..., np.ndarray]

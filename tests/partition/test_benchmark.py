@@ -118,7 +118,7 @@ def test_every_shared_case_can_be_built() -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 3])
 def test_deeper_piper_instances_stay_whole(more: int) -> None:
-    from planner.importers.piper import piper_from_document
+    from planner.importers import piper_from_document
 
     document = json.loads(shared_path("instances/piper/bert32a100.json").read_text())
     deeper = deepened(document, more)

@@ -17,8 +17,7 @@ import pytest
 import planner
 from benchmarks.instances.iteration import synthetic_iteration_problem
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
-from planner.importers.operator_graph import operator_graph_from
-from planner.importers.piper import piper_from_document
+from planner.importers import operator_graph_from, piper_from_document
 from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, OutOfTime
 from planner.solvers.partition.auto import solve
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat

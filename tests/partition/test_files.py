@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
-from planner.importers.operator_graph import operator_graph_from
+from planner.importers import operator_graph_from
 from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import seal
 from planner.partitions.options import FLAGS, Options, read_options, seconds

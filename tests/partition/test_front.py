@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InfeasibleError, UsageError
-from planner.importers.operator_graph import operator_graph_from
+from planner.importers import operator_graph_from
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Result
 from planner.solvers.partition.auto import solve, solvers_for
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import JobError, UsageError
-from planner.importers.operator_graph import load_operator_graph
+from planner.importers import load_operator_graph
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
 from planner.solvers.partition.latency_list import latency_bound, solve_latency_by_list

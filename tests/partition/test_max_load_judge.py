@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.instances.max_load import mirrored, repeated, widened
 from planner.errors import JobError, UsageError
-from planner.importers.operator_graph import OperatorGraph, OperatorNode
+from planner.importers import OperatorGraph, OperatorNode
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
 from tests.partition.max_load_instances import problem
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from planner.importers.operator_graph import load_operator_graph
+from planner.importers import load_operator_graph
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
 from planner.solvers.partition.max_load import solve_max_load
 from planner.space.partition.max_load import MaxLoadDecision, max_load_problem

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import JobError
-from planner.graph.ideals import enumerate_ideals
+from planner.graph import enumerate_ideals
 from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Result
 from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_bound, result, simple_bound
 from planner.solvers.partition._max_load_chain import best_chain

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.importers.piper import piper_from_document
+from planner.importers import piper_from_document
 from planner.solvers.partition.bapipe_dp import solve_bapipe
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.hetpipe_dp import solve_hetpipe

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from planner.importers.piper import piper_from_document
+from planner.importers import piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS
 from planner.solvers.partition.piper_dp import solve_piper
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem

@@ -8,10 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from planner.costs import profile
-from planner.costs.precision import precision
-from planner.graph import Chain, Graph, build_chain
-from planner.graph.blocks import Block
+from planner.costs import precision, profile
+from planner.graph import Block, Chain, Graph, build_chain
 from planner.hardware import load_cluster
 from planner.importers import load_graph
 from planner.operators import needs_gradient

@@ -13,8 +13,7 @@ from planner.costs import profile
 from planner.errors import InfeasibleError
 from planner.graph import Graph, build_chain
 from planner.hardware import Collective, load_cluster
-from planner.importers import load_graph
-from planner.importers.onnx import graph_from_proto
+from planner.importers import graph_from_proto, load_graph
 from planner.sharding import (
     Boundary,
     Setting,

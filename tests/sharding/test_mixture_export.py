@@ -11,8 +11,7 @@ from onnx import TensorProto, helper
 
 from planner.graph import Graph
 from planner.importers import load_graph
-from planner.operators import OpCall, graph_specs
-from planner.operators.batching import rebatch
+from planner.operators import OpCall, graph_specs, rebatch
 from planner.sharding import Reason, Setting, ideal_mesh, layout_text, strategies
 from planner.sharding.searches import get
 

@@ -114,5 +114,5 @@ def test_every_rule_is_executed_or_listed() -> None:
     cases += [coupled_cases.convolution(), coupled_cases.attention()]
     cases += [coupled_cases.pooling(op) for op in ("MaxPool", "AveragePool", "LpPool")]
     executed = {RULES.get(case.call.op).build.__name__ for case in cases}
-    every = {rule.build.__name__ for _, rule in RULES.items()}
+    every = {rule.build.__name__ for _, rule in RULES.items() if rule.build is not None}
     assert every - executed == NOT_EXECUTED | SAME_NEST

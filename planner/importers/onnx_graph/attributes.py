@@ -1,13 +1,15 @@
-"""ONNX attributes and node metadata as plain Python."""
+"""ONNX attributes and node metadata as plain Python, and the module that each node belongs to."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.graph import AttributeValue
-from planner.importers.onnx_graph.work import Array, Scope
+from planner.importers.formats import ImportOptions
+from planner.importers.onnx_graph.work import Array, Scope, WorkGraph, WorkNode
 
 if TYPE_CHECKING:
     import onnx
@@ -115,3 +117,47 @@ def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | N
         if name == "value_strings":
             return (len(attribute.strings),), 8, None
     return None
+
+
+def assign_modules(graph: WorkGraph, options: ImportOptions) -> None:
+    """Nodes about which the exporter says nothing join the module of what they read, else of what reads them."""
+    said = [node for node in graph.nodes if node.scope.module is not None]
+    if len(said) < len(graph.nodes):
+        if said:
+            _join_producers(graph)
+            _join_consumers(graph)
+        for node in graph.nodes:
+            if node.scope.module is None:
+                node.scope = replace(node.scope, module="")
+    for node in graph.nodes:
+        if node.op == "Conv" and "BatchNorm" in node.scope.module_class:
+            _return_to_convolution(node)
+
+
+def _join_producers(graph: WorkGraph) -> None:
+    producer: dict[str, WorkNode] = {}
+    for node in graph.nodes:
+        if node.scope.module is None:
+            found = next(
+                (producer[n] for n in node.inputs if n in producer and producer[n].scope.module is not None), None
+            )
+            if found is not None:
+                node.scope = replace(node.scope, module=found.scope.module)
+        producer.update((name, node) for name in node.outputs if name)
+
+
+def _join_consumers(graph: WorkGraph) -> None:
+    reader: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        if node.scope.module is None:
+            module = next((reader[name] for name in node.outputs if name in reader), None)
+            node.scope = replace(node.scope, module=module)
+        if node.scope.module is not None:
+            reader.update((name, node.scope.module) for name in node.inputs if name)
+
+
+def _return_to_convolution(node: WorkNode) -> None:
+    """A convolution with a batch norm folded into it carries the norm's path; its weight knows the convolution's."""
+    owner, _, last = node.inputs[1].rpartition(".")
+    if last == "weight" and owner:
+        node.scope = replace(node.scope, module=owner)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
-from planner.importers.onnx_graph.permuted import permuted_weights
 from planner.importers.onnx_graph.work import Array, WorkGraph
+from planner.operators import rule_of
 
 
 def freeze(work: WorkGraph) -> Graph:
@@ -107,3 +107,31 @@ def _fingerprint(
     for p in parameters:
         digest.update(repr((p.name, p.shape, p.dtype.value, p.trainable, p.tied_to)).encode())
     return digest.hexdigest()
+
+
+def permuted_weights(work: WorkGraph, tensors: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
+    """For weight tensors that are one stored weight transposed: for each dimension, the stored one's.
+
+    Tensors in the stored order and those computed otherwise are not in it. O(folded operators).
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, sources in work.weight_sources.items():
+        order = _order(work, name, sources) if name in tensors else None
+        if order is not None and order != tuple(range(len(order))):
+            found[name] = order
+    return MappingProxyType(found)
+
+
+def _order(work: WorkGraph, tensor: str, sources: tuple[str, ...]) -> tuple[int, ...] | None:
+    rank = len(work.types[tensor].shape)
+    order, name = tuple(range(rank)), tensor
+    while name in work.region:
+        node = work.region[name]
+        if node.op == "Transpose":
+            given = node.attributes.get("perm")
+            perm = [int(axis) for axis in given] if isinstance(given, (tuple, list)) else list(range(rank))[::-1]
+            order = tuple(perm[axis] for axis in order)
+        elif not rule_of(node.op).hands_on or work.types[name].shape != work.types[node.inputs[0]].shape:
+            return None
+        name = node.inputs[0]
+    return order if sources == (name,) else None

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.foreign import infer_foreign
-from planner.importers.onnx_graph.ranks import contradiction
-from planner.importers.onnx_graph.shapes import SHAPE_INPUTS, Partial, standard_form
-from planner.importers.onnx_graph.signature import Signature, check_call, signature_of
-from planner.importers.onnx_graph.values import evaluate
-from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS, Array, TensorType, WorkGraph, WorkNode
+from planner.graph import Tensor, TensorKind
+from planner.importers.onnx_graph.signature import Signature, check_call, contradiction, signature_of
+from planner.importers.onnx_graph.work import (
+    ELEMENT_TYPES,
+    MAX_CONSTANT_ELEMENTS,
+    Array,
+    TensorType,
+    WorkGraph,
+    WorkNode,
+)
+from planner.operators import OpCall, OutputTypes, Site, evaluate, rule_of
 
 if TYPE_CHECKING:
     import onnx
@@ -24,7 +29,48 @@ _NUMPY: dict[int, Any] = {
     1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_,
     10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 16: np.float32,
 }  # fmt: skip
-_INT64 = 7
+_ELEMENTS = {dtype: number for number, dtype in reversed(ELEMENT_TYPES.items())}
+_STANDARD_FORMS = {("com.microsoft", "FusedConv"): "Conv"}
+"""Fused operators as the standard one whose shapes they share, by domain and type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A type of which some dimensions, the rank or the element type may be open (None)."""
+
+    shape: tuple[int | None, ...] | None
+    element: int | None
+
+    @staticmethod
+    def of(proto: onnx.TypeProto, dims: Mapping[str, int]) -> Partial:
+        """What an ONNX type says; symbolic axes that have a size count as known."""
+        tensor = proto.tensor_type
+        element = tensor.elem_type if tensor.elem_type in ELEMENT_TYPES else None
+        if not tensor.HasField("shape"):
+            return Partial(None, element)
+        shape = tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dims.get(dim.dim_param)
+            for dim in tensor.shape.dim
+        )
+        return Partial(shape, element)
+
+    @property
+    def complete(self) -> TensorType | None:
+        """The type, when nothing is open."""
+        if self.shape is None or self.element is None:
+            return None
+        known = [size for size in self.shape if size is not None]
+        return TensorType(tuple(known), self.element) if len(known) == len(self.shape) else None
+
+    def or_else(self, other: Partial | None) -> Partial:
+        """What is open here taken from another statement about the same value, where the ranks agree."""
+        if other is None:
+            return self
+        element = self.element if self.element is not None else other.element
+        if self.shape is None or other.shape is None or len(self.shape) != len(other.shape):
+            return Partial(self.shape if self.shape is not None else other.shape, element)
+        pairs = zip(self.shape, other.shape, strict=True)
+        return Partial(tuple(mine if mine is not None else theirs for mine, theirs in pairs), element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +127,7 @@ class Inference:
 
     def shape_operands(self, node: WorkNode) -> list[str]:
         """Inputs that a node needs by value to know its output shape."""
-        slots = SHAPE_INPUTS.get(node.op, ())
-        return [node.inputs[i] for i in slots if i < len(node.inputs) and node.inputs[i]]
+        return [node.inputs[i] for i in rule_of(node.op).values if i < len(node.inputs) and node.inputs[i]]
 
     def _standard(
         self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
@@ -92,7 +137,7 @@ class Inference:
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         nothing: list[Partial | None] = [None] * len(node.outputs)
-        proto = standard_form(proto)
+        proto = _standard_form(proto)
         signature = self._signature(proto.op_type, proto.domain, versions)
         if signature is None:
             return nothing, ""
@@ -123,7 +168,7 @@ class Inference:
         """
         if any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute):
             return None
-        work, slots = self._work, SHAPE_INPUTS.get(node.op, ())
+        work, slots = self._work, rule_of(node.op).values
         if len(set(proto.input)) < len(proto.input):
             return None
         values = tuple(
@@ -144,8 +189,7 @@ class Inference:
         self, proto: onnx.NodeProto, node: WorkNode, partial: Sequence[Partial | None], versions: Mapping[str, int]
     ) -> list[Partial | None]:
         """What ONNX left open, by our own rules, then by the file's own statement."""
-        inputs = [self._work.types[name] if name else None for name in node.inputs]
-        ours = infer_foreign(node, inputs)
+        ours = self.by_rule(node, rule_of(node.op).infer)
         result: list[Partial | None] = []
         for i, name in enumerate(node.outputs):
             merged = partial[i]
@@ -159,6 +203,24 @@ class Inference:
         if not known and result[0] is not None and result[0].complete is not None:
             self.unknown_operators[node.op] += 1
         return result
+
+    def by_rule(self, node: WorkNode, rule: OutputTypes | None) -> list[Partial | None] | None:
+        """Output types as an operator's entry says them; None without such a rule, open where it does not apply."""
+        if rule is None:
+            return None
+        inputs = tuple(self._tensor(name) if name else None for name in node.inputs)
+        values = tuple(self._work.values.get(name) for name in node.inputs)
+        constants = tuple(None if value is None else tuple(value.reshape(-1).tolist()) for value in values)
+        call = OpCall(node.op, self._work.opset, inputs, (None,) * len(node.outputs), node.attributes, constants)
+        try:
+            found = rule(Site(call, ()))
+        except (ModelError, IndexError, ValueError, ZeroDivisionError):
+            return [None] * len(node.outputs)
+        return [None if f is None else Partial(f[0], _ELEMENTS[f[1]]) for f in found]
+
+    def _tensor(self, name: str) -> Tensor:
+        kind = self._work.types[name]
+        return Tensor(name, kind.shape, kind.dtype, TensorKind.ACTIVATION)
 
     def _evaluate(self, node: WorkNode, kinds: Sequence[TensorType | None], version: int) -> list[Array]:
         """Values of the outputs where the inputs' are known and small, else an empty list."""
@@ -207,6 +269,23 @@ class Inference:
     def _signature(self, op: str, domain: str, versions: Mapping[str, int]) -> Signature | None:
         domain = plain_domain(domain)
         return signature_of(op, domain, versions.get(domain, self._versions.get(domain, 1)))
+
+
+def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A fused operator as the standard one whose shapes it shares, for inference; others as they are."""
+    standard = _STANDARD_FORMS.get((node.domain, node.op_type))
+    if standard is None:
+        return node
+    from onnx import NodeProto
+
+    form = NodeProto()
+    form.CopyFrom(node)
+    form.domain, form.op_type = "", standard
+    kept = [a for a in node.attribute if a.name not in ("activation", "activation_params")]
+    del form.attribute[:]
+    form.attribute.extend(kept)
+    del form.input[3:]
+    return form
 
 
 def plain_domain(domain: str) -> str:

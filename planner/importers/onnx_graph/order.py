@@ -1,8 +1,11 @@
-"""Order and liveness of a list of file nodes, bodies of control flow included."""
+"""Lists of file nodes, bodies of control flow included: their order, which are needed, and how many they stand for.
+
+Models that grow beyond bounds once their functions are written out are refused before anything is written out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
@@ -44,24 +47,14 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     needs = [[owner[name] for name in reads(node) if name in owner] for node in nodes]
     if all(j < i for i, group in enumerate(needs) for j in group):
         return nodes
-    order: list[int] = []
-    state = [0] * len(nodes)
-    for root in range(len(nodes)):
-        stack = [] if state[root] else [(root, iter(needs[root]))]
-        state[root] = state[root] or 1
-        while stack:
-            index, pending = stack[-1]
-            child = next(pending, None)
-            if child is None:
-                state[index] = 2
-                order.append(index)
-                stack.pop()
-            elif state[child] == 1:
-                raise _cycle(nodes[child], where)
-            elif state[child] == 0:
-                state[child] = 1
-                stack.append((child, iter(needs[child])))
-    return [nodes[i] for i in order]
+    import networkx
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    graph.add_edges_from((i, j) for i, group in enumerate(needs) for j in group)
+    if not networkx.is_directed_acyclic_graph(graph):
+        raise _cycle(nodes[networkx.find_cycle(graph)[-1][1]], where)
+    return [nodes[i] for i in networkx.dfs_postorder_nodes(graph)]
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
@@ -81,3 +74,48 @@ def _cycle(node: onnx.NodeProto, where: str) -> ModelError:
         where=where,
         hint="the file is damaged: export it again",
     )
+
+
+MOST_NODES = 1 << 20
+"""Operators of a model at the most, all functions written out."""
+MOST_NESTED = 64
+"""Depth of calls inside calls at the most."""
+
+_Key = tuple[str, str, str]
+
+
+def require_bounded(model: onnx.ModelProto, where: str) -> None:
+    """Refuse a model whose functions call themselves, or grow beyond `MOST_NODES` operators. Linear in the file.
+
+    Raises:
+        ModelError: names the function.
+    """
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    known: dict[_Key, int] = {}
+    calling: list[_Key] = []
+
+    def written_out(nodes: Iterable[onnx.NodeProto]) -> int:
+        count = 0
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            count += body_of(key) if key in functions else 1
+            count += sum(written_out(graph.node) for graph in subgraphs(node))
+        return count
+
+    def body_of(key: _Key) -> int:
+        if key in calling or len(calling) >= MOST_NESTED:
+            why = "calls itself" if key in calling else f"is called more than {MOST_NESTED} calls deep"
+            raise _damaged(f"the function {key[1]!r} {why}", where)
+        if key not in known:
+            calling.append(key)
+            known[key] = written_out(functions[key].node)
+            calling.pop()
+        return known[key]
+
+    count = written_out(model.graph.node)
+    if count > MOST_NODES:
+        raise _damaged(f"with its functions written out the model has {count:,} operators, over {MOST_NODES:,}", where)
+
+
+def _damaged(message: str, where: str) -> ModelError:
+    return ModelError(message, where=where, hint="the file is damaged: export it again")

@@ -23,9 +23,11 @@ from planner.importers.onnx_graph.attributes import (
     string_list,
     tensor_value,
 )
+from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
+from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
-from planner.importers.onnx_graph.shapes import HEAVY, upper_bound
+from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
@@ -37,10 +39,14 @@ from planner.importers.onnx_graph.work import (
     WorkGraph,
     WorkNode,
 )
+from planner.operators import rule_of
 
 if TYPE_CHECKING:
     import onnx
 
+
+_HANDLERS = {**CONTROL_FLOW, **SEQUENCES}
+"""What is done with operators that stand for more than one node, by operator type."""
 
 MOST_ELEMENTS = 1 << 56
 """Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
@@ -56,7 +62,6 @@ class Frame:
 
 
 Handler = Callable[["Resolver", "onnx.NodeProto", Frame], None]
-Caller = Callable[["Resolver", "onnx.NodeProto", "onnx.FunctionProto", Frame], None]
 
 
 class Resolver:
@@ -67,24 +72,10 @@ class Resolver:
         name: a name for the graph, "" for the file's own.
         dims: sizes of symbolic axes and trip counts of loops.
         where: the file, for messages.
-        loops: names of the loops that `dims` may give a trip count.
-        handlers: what is done with operators that stand for more than one node, by operator type.
-        call: what is done with a call of a model-local function.
     """
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        name: str,
-        dims: Mapping[str, int],
-        where: str,
-        *,
-        loops: list[str],
-        handlers: Mapping[str, Handler],
-        call: Caller,
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, name: str, dims: Mapping[str, int], where: str) -> None:
         self.model, self.dims, self.where = model, dims, where
-        self.handlers, self.call = handlers, call
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.hints: dict[str, onnx.TypeProto] = {}
@@ -94,7 +85,7 @@ class Resolver:
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs, where)
-        types = axis_binding.bind(inputs, names, dims, loops, where)
+        types = axis_binding.bind(inputs, names, dims, loop_names(graph), where)
         self.work = WorkGraph(
             name or graph.name or "model", self.versions.get("", 0), [], {}, {}, {}, {}, {}, list(names),
             [value.name for value in graph.output], names,
@@ -103,7 +94,12 @@ class Resolver:
         self.inference = Inference(self.work, self.hints, dims, self.versions, model.ir_version or 10, where)
 
     def run(self) -> WorkGraph:
-        """Walk the whole model."""
+        """Walk the whole model.
+
+        Raises:
+            ModelError: a name that nothing defines, shapes that contradict each other, or a shape that cannot be found
+                at an operator whose cost depends on it.
+        """
         graph, work = self.model.graph, self.work
         self._read_statements(graph)
         self.store_initializers(graph, {})
@@ -263,11 +259,12 @@ class Resolver:
     def _process(self, node: onnx.NodeProto, frame: Frame) -> None:
         key = (node.domain, node.op_type, node.overload)
         if key in self.functions:
-            self.call(self, node, self.functions[key], frame)
+            call_function(self, node, self.functions[key], frame)
             return
         self.inference.check(node, frame.versions)
-        if plain_domain(node.domain) == "" and node.op_type in self.handlers:
-            self.handlers[node.op_type](self, node, frame)
+        handler = _HANDLERS.get(node.op_type) if plain_domain(node.domain) == "" else None
+        if handler is not None:
+            handler(self, node, frame)
         elif node.op_type == "Constant" and plain_domain(node.domain) == "":
             self._constant(node)
         elif node.op_type == "ConstantOfShape" and node.input[0] in self.work.stored:
@@ -319,14 +316,15 @@ class Resolver:
         self, node: WorkNode, inputs: Sequence[TensorType | None], kinds: Sequence[TensorType | None], failure: str
     ) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
-        bound = None if failure else upper_bound(node.op, inputs, self.work.values, node)
-        if bound is not None:
+        said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
+        bound = [kind.complete if kind is not None else None for kind in said]
+        if bound and bound[0] is not None:
             self.work.warn(
                 "data-dependent-shape",
                 f"the size of {node.label}'s result depends on data; its upper bound {list(bound[0].shape)} is used",
                 node.outputs[0],
             )
-            return list(bound)
+            return bound
         for name in self.inference.shape_operands(node):
             if name in self.work.stored and name not in self.work.values:
                 raise self._missing_value(name, node.label)
@@ -339,7 +337,7 @@ class Resolver:
                 hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
             )  # fmt: skip
         first = next((kind for kind in inputs if kind is not None), None)
-        if node.op in HEAVY or first is None:
+        if rule_of(node.op).heavy or first is None:
             raise ModelError(
                 f"the output shape of {node.label} cannot be found", where=self.where,
                 hint="export with shape information (onnx.shape_inference or value_info for this output)",
@@ -357,7 +355,7 @@ class Resolver:
         origin = next((self.assumed[name] for name in node.inputs if name in self.assumed), None)
         if origin is None:
             return
-        if node.op in HEAVY:
+        if rule_of(node.op).heavy:
             raise self._rests_on_guess(node, origin)
         for name in node.outputs:
             self.assumed[name] = origin

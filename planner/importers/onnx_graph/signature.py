@@ -1,14 +1,20 @@
-"""Hold nodes of a file against the operator standard: how many inputs and outputs, which attributes of which kind."""
+"""Hold nodes of a file against what their operators take.
+
+That is the standard's number of inputs and outputs and kinds of attributes, and where ONNX does not look: dimensions of
+inputs, windows, counts of heads.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
+from planner.importers.onnx_graph.work import TensorType, WorkNode
+from planner.operators import rule_of
 
 if TYPE_CHECKING:
     import onnx
@@ -116,3 +122,37 @@ _KINDS = {
     1: "FLOAT", 2: "INT", 3: "STRING", 4: "TENSOR", 5: "GRAPH", 6: "FLOATS", 7: "INTS", 8: "STRINGS", 9: "TENSORS",
     10: "GRAPHS", 11: "SPARSE_TENSOR", 12: "SPARSE_TENSORS", 13: "TYPE_PROTO", 14: "TYPE_PROTOS",
 }  # fmt: skip
+
+_WINDOW = {"kernel_shape": 1, "strides": 1, "dilations": 1, "pads": 2}
+"""Entries of a window's attributes for each spatial dimension."""
+_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads", "group", "block_size")
+
+
+def contradiction(node: WorkNode, inputs: Sequence[TensorType | None]) -> str:
+    """What an operator cannot do with its inputs and attributes, "" for nothing. O(1)."""
+    return next(_contradictions(node, inputs), "")
+
+
+def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None]) -> Iterator[str]:
+    for position, ranks in rule_of(node.op).ranks.items():
+        kind = inputs[position] if position < len(inputs) else None
+        if kind is not None and len(kind.shape) not in ranks:
+            expected = " or ".join(map(str, ranks))
+            yield f"reads {node.inputs[position]!r} of {len(kind.shape)} dimensions, where it takes {expected}"
+    for name in _COUNTS:
+        count = node.attributes.get(name, 1)
+        if isinstance(count, int | float) and count < 1 and node.op.startswith(("com.microsoft.", "Conv")):
+            yield f"has the attribute {name!r} = {count}"
+    parts = node.attributes.get("num_outputs", len(node.outputs)) if node.op == "Split" else len(node.outputs)
+    if parts != len(node.outputs):  # onnx's inference would end the whole process
+        yield f"splits into {parts} parts and has {len(node.outputs)} outputs"
+    slot = rule_of(node.op).window
+    if slot is not None and inputs and inputs[0] is not None:
+        spatial = len(inputs[0].shape) - 2
+        weight = inputs[slot] if 0 <= slot < len(inputs) else None
+        if weight is not None and len(weight.shape) != spatial + 2:
+            yield f"reads {len(weight.shape)}-dimensional weights, its input has {spatial + 2} dimensions"
+        for name, each in _WINDOW.items():
+            window = node.attributes.get(name)
+            if isinstance(window, tuple) and len(window) != each * spatial:
+                yield f"has {len(window)} {name} for {spatial} spatial dimensions"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from planner.importers.onnx_graph.shapes import SHAPE_INPUTS
+from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
-from planner.importers.types import ImportOptions
+from planner.operators import rule_of
 
-_RANDOM = frozenset({
-    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
-})  # fmt: skip
-_RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile"})
 _FOLDS_OF_ONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 _DROPOUT_WITH_MODE = 12
 
@@ -38,7 +34,7 @@ def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
 
 
 def _foldable(node: WorkNode, graph: WorkGraph) -> bool:
-    if node.op in _RANDOM or "pinned" in node.attributes:
+    if rule_of(node.op).random or "pinned" in node.attributes:
         return False
     return node.op != "Dropout" or not _drops(node, graph)
 
@@ -67,7 +63,7 @@ def _hands_on(node: WorkNode, graph: WorkGraph) -> bool:
         return False
     if node.op == "Identity":
         return "pinned" not in node.attributes or not graph.is_constant(node.inputs[0])
-    if node.op in ("Cast", "CastLike") or node.op in _RESHAPING:
+    if rule_of(node.op).hands_on:
         return True
     if node.op in _FOLDS_OF_ONE:
         return len(node.inputs) == 1
@@ -130,7 +126,7 @@ def remove_dead(graph: WorkGraph, options: ImportOptions) -> None:
     for node in live:
         if node.op == "Range":
             continue
-        for slot in SHAPE_INPUTS.get(node.op, ()):
+        for slot in rule_of(node.op).values:
             if slot < len(node.inputs) and node.inputs[slot] and not graph.is_constant(node.inputs[slot]):
                 node.inputs[slot] = ""
     needed = _live(graph)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import BUFFER_NAMES
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
-from planner.importers.types import ImportOptions
 
 
 def note_folded_batch_norms(graph: WorkGraph, options: ImportOptions) -> None:

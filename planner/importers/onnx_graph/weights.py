@@ -12,56 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
-from planner.importers.types import ImportOptions
+from planner.operators import Role, rule_of
 
-_MATRIX, _BIAS, _TABLE, _ADDED, _SCALE, _OTHER = "weight", "bias", "table", "added", "scale", "other"
-_MEAN, _VARIANCE, _QUANTIZATION = "running_mean", "running_var", "quantization"
-
-_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: _BIAS, 7: "weight_peephole"}
-_NORM = {1: "weight", 2: _BIAS}
-WEIGHT_SLOTS: dict[str, dict[int, str]] = {
-    "MatMul": {0: _MATRIX, 1: _MATRIX}, "Gemm": {0: _MATRIX, 1: _MATRIX, 2: _BIAS},
-    "Conv": {1: _MATRIX, 2: _BIAS}, "ConvTranspose": {1: _MATRIX, 2: _BIAS}, "DeformConv": {1: _MATRIX, 3: _BIAS},
-    "ConvInteger": {1: _MATRIX}, "MatMulInteger": {0: _MATRIX, 1: _MATRIX},
-    "QLinearMatMul": {3: _MATRIX, 4: _QUANTIZATION}, "QLinearConv": {3: _MATRIX, 4: _QUANTIZATION, 8: _BIAS},
-    "BatchNormalization": {**_NORM, 3: _MEAN, 4: _VARIANCE}, "InstanceNormalization": _NORM,
-    "GroupNormalization": _NORM, "LayerNormalization": _NORM, "RMSNormalization": {1: "weight"},
-    "SimplifiedLayerNormalization": {1: "weight"}, "PRelu": {1: "weight"},
-    "Gather": {0: _TABLE}, "GatherND": {0: _TABLE}, "GatherElements": {0: _TABLE},
-    "LSTM": _RECURRENT, "GRU": _RECURRENT, "RNN": _RECURRENT, "Einsum": dict.fromkeys(range(8), _MATRIX),
-    "Add": {0: _ADDED, 1: _ADDED}, "Sub": {1: _ADDED}, "Mul": {0: _SCALE, 1: _SCALE}, "Div": {1: _SCALE},
-    "com.microsoft.Attention": {1: _MATRIX, 2: _BIAS}, "com.microsoft.QAttention": {1: _MATRIX, 2: _BIAS},
-    "com.microsoft.PackedAttention": {1: _MATRIX, 2: _BIAS}, "com.microsoft.MultiHeadAttention": {3: _BIAS},
-    "com.microsoft.SkipLayerNormalization": {2: "weight", 3: _BIAS, 4: _BIAS},
-    "com.microsoft.SkipSimplifiedLayerNormalization": {2: "weight", 3: _BIAS},
-    "com.microsoft.SimplifiedLayerNormalization": {1: "weight"},
-    "com.microsoft.EmbedLayerNormalization": {2: _TABLE, 3: _TABLE, 4: _TABLE, 5: "weight", 6: _BIAS},
-    "com.microsoft.GroupNorm": _NORM, "com.microsoft.SkipGroupNorm": {**_NORM, 4: _BIAS},
-    "com.microsoft.BiasGelu": {1: _BIAS}, "com.microsoft.FastGelu": {1: _BIAS}, "com.microsoft.BiasAdd": {1: _BIAS},
-    "com.microsoft.BiasSplitGelu": {1: _BIAS}, "com.microsoft.BiasDropout": {1: _BIAS},
-    "com.microsoft.FusedMatMul": {0: _MATRIX, 1: _MATRIX}, "com.microsoft.TransposeMatMul": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.FusedMatMulActivation": {0: _MATRIX, 1: _MATRIX},
-    "com.microsoft.FusedGemm": {1: _MATRIX, 2: _BIAS}, "com.microsoft.GemmFastGelu": {1: _MATRIX, 2: _BIAS},
-    "com.microsoft.FusedConv": {1: _MATRIX, 2: _BIAS},
-    "com.microsoft.MatMulNBits": {1: _MATRIX, 2: _QUANTIZATION, 3: _QUANTIZATION, 5: _BIAS},
-    "com.microsoft.MatMulBnb4": {1: _MATRIX, 2: _QUANTIZATION},
-    "com.microsoft.MatMulIntegerToFloat": {1: _MATRIX, 3: _QUANTIZATION, 6: _BIAS},
-    "com.microsoft.DynamicQuantizeMatMul": {1: _MATRIX, 2: _QUANTIZATION, 4: _BIAS},
-    "com.microsoft.GatherBlockQuantized": {0: _TABLE, 2: _QUANTIZATION},
-    "com.microsoft.MoE": {2: _MATRIX, 3: _BIAS, 4: _MATRIX, 5: _BIAS, 6: _MATRIX, 7: _BIAS},
-    "com.microsoft.QMoE": {
-        2: _MATRIX, 3: _QUANTIZATION, 4: _BIAS, 5: _MATRIX, 6: _QUANTIZATION, 7: _BIAS, 8: _MATRIX, 9: _QUANTIZATION,
-        10: _BIAS,
-    },
-}  # fmt: skip
-"""For each operator, the input positions that take weights and what a weight there is."""
-
-_REARRANGING = frozenset({
-    "Identity", "Cast", "CastLike", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Expand",
-    "Tile", "Pad", "Split", "Gather", "GatherND", "GatherElements", "DequantizeLinear",
-    "com.microsoft.DequantizeLinear", "QuantizeLinear",
-})  # fmt: skip
 _JOINING = frozenset({
     "Concat", "Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Sum", "Sqrt", "Pow", "Einsum", "ReduceSum", "ReduceMean",
     "ReduceL2", "Neg", "Reciprocal", "Conv",
@@ -72,7 +26,17 @@ BUFFER_NAMES = re.compile(
     r"(inv_freq|freqs_cis|(cos|sin)_cache|(cos|sin)_cached|position_ids|causal_mask|attn_mask|masked_bias|"
     r"num_batches_tracked|relative_position_index|token_type_ids)"
 )
-_SUFFIX = {_TABLE: "weight", _ADDED: "bias", _SCALE: "weight", _OTHER: "weight", _QUANTIZATION: "scale"}
+_SUFFIX = {
+    Role.TABLE: "weight",
+    Role.ADDED: "bias",
+    Role.SCALE: "weight",
+    Role.OTHER: "weight",
+    Role.QUANTIZATION: "scale",
+}
+
+
+Origin = tuple[str, Role, bool, bool]
+"""A stored tensor behind a constant one: name, role, whether dequantised or its last two axes swapped on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +47,7 @@ class Use:
     slot: int
     tensor: str
     stored: str
-    role: str
+    role: Role
     quantized: bool = False
     flipped: bool = False
 
@@ -109,20 +73,20 @@ def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
 
 def uses(graph: WorkGraph) -> Iterator[Use]:
     """Every stored tensor that reaches a node, in order of nodes."""
-    memo: dict[tuple[str, str], tuple[tuple[str, str, bool, bool], ...]] = {}
+    memo: dict[tuple[str, Role], tuple[Origin, ...]] = {}
     for node in graph.nodes:
-        slots = WEIGHT_SLOTS.get(node.op, {})
+        slots = rule_of(node.op).weights
         for slot, tensor in enumerate(node.inputs):
             if tensor and graph.is_constant(tensor):
-                role = slots.get(slot, _OTHER)
+                role = slots.get(slot, Role.OTHER)
                 for stored, final, quantized, flipped in _trace(graph, tensor, role, memo):
                     yield Use(node, slot, tensor, stored, final, quantized, flipped)
 
 
 def _trace(
-    graph: WorkGraph, tensor: str, role: str, memo: dict[tuple[str, str], tuple[tuple[str, str, bool, bool], ...]]
-) -> tuple[tuple[str, str, bool, bool], ...]:
-    """Stored tensors behind a constant one: (name, role, dequantised on the way, last two axes swapped on the way)."""
+    graph: WorkGraph, tensor: str, role: Role, memo: dict[tuple[str, Role], tuple[Origin, ...]]
+) -> tuple[Origin, ...]:
+    """Stored tensors behind a constant one."""
     if tensor not in graph.region:
         return ((tensor, role, False, False),) if tensor in graph.stored else ()
     key = (tensor, role)
@@ -131,7 +95,7 @@ def _trace(
     node = graph.region[tensor]
     if node.op in ("Shape", "Size"):
         return ()
-    found: dict[tuple[str, str, bool, bool], None] = {}
+    found: dict[Origin, None] = {}
     flips = node.op == "Transpose" and _swaps_last(node, len(graph.types[tensor].shape))
     dequantizes = node.op.endswith("DequantizeLinear")
     for slot, name in enumerate(node.inputs):
@@ -143,14 +107,15 @@ def _trace(
     return memo[key]
 
 
-def _role_inside(node: WorkNode, slot: int, role: str) -> str:
+def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
     if node.op.endswith("DequantizeLinear") and slot > 0:
-        return _QUANTIZATION
-    if node.op in _REARRANGING:
+        return Role.QUANTIZATION
+    rule = rule_of(node.op)
+    if rule.rearranges or rule.hands_on:
         if slot > 0:
-            return _OTHER
-        return _TABLE if node.op.startswith("Gather") and role in (_ADDED, _OTHER) else role
-    return role if node.op in _JOINING else _OTHER
+            return Role.OTHER
+        return Role.TABLE if node.op.startswith("Gather") and role in (Role.ADDED, Role.OTHER) else role
+    return role if node.op in _JOINING else Role.OTHER
 
 
 def _swaps_last(node: WorkNode, rank: int) -> bool:
@@ -161,12 +126,12 @@ def _swaps_last(node: WorkNode, rank: int) -> bool:
 def _weight(graph: WorkGraph, use: Use) -> Weight | None:
     name, kind = use.stored, graph.kinds.get(use.stored, "")
     stored = graph.types[name]
-    is_buffer = kind == "BUFFER" or use.role in (_MEAN, _VARIANCE)
+    is_buffer = kind == "BUFFER" or use.role in (Role.MEAN, Role.VARIANCE)
     if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
     if kind != "PARAMETER" and not _plausible(graph, use, is_buffer):
         return None
-    trainable = stored.dtype.is_float and not is_buffer and use.role != _QUANTIZATION
+    trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
     label = _label(graph, use)
     module = label.rpartition(".")[0] if is_path(label) else use.node.scope.module or ""
     return Weight(name, label, module, trainable, _is_transposed(graph, use))
@@ -175,23 +140,23 @@ def _weight(graph: WorkGraph, use: Use) -> Weight | None:
 def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     """Whether a tensor that the file does not call a parameter is one, by type, shape, slot and name."""
     stored = graph.types[use.stored]
-    quantised = use.quantized or use.role == _QUANTIZATION or use.node.op in _INTEGER_OPERATORS
+    quantised = use.quantized or use.role == Role.QUANTIZATION or rule_of(use.node.op).quantised
     if not stored.dtype.is_float and not (quantised and stored.dtype.value.startswith(("int", "uint"))):
         return False
-    if use.role in (_MEAN, _VARIANCE):
+    if use.role in (Role.MEAN, Role.VARIANCE):
         return True
     if BUFFER_NAMES.search(use.stored):
         return False
-    if use.role == _OTHER:
+    if use.role == Role.OTHER:
         return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
-    if use.role in (_ADDED, _SCALE):
+    if use.role in (Role.ADDED, Role.SCALE):
         if is_buffer or _looks_like_a_mask(graph, use.stored):
             return False
         return vector if not is_path(use.stored) else True
-    if use.role == _TABLE:
+    if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
-    if use.role == _MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
+    if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
         return 1 not in stored.shape[-2:]
     return True
 
@@ -202,11 +167,6 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 
 
 _MASKED = -1e4
-_INTEGER_OPERATORS = frozenset({
-    "ConvInteger", "MatMulInteger", "QLinearMatMul", "QLinearConv", "com.microsoft.MatMulNBits",
-    "com.microsoft.MatMulBnb4", "com.microsoft.MatMulIntegerToFloat", "com.microsoft.DynamicQuantizeMatMul",
-    "com.microsoft.QAttention", "com.microsoft.QMoE", "com.microsoft.GatherBlockQuantized",
-})  # fmt: skip
 
 
 def is_anonymous(name: str) -> bool:
@@ -242,7 +202,7 @@ def _label(graph: WorkGraph, use: Use) -> str:
 
 def own_label(use: Use) -> str:
     """What a weight is called after the module of the node that uses it."""
-    return f"{use.node.scope.module}.{_SUFFIX.get(use.role, use.role)}"
+    return f"{use.node.scope.module}.{_SUFFIX.get(use.role, use.role.value)}"
 
 
 def _is_transposed(graph: WorkGraph, use: Use) -> bool:

@@ -11,23 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.errors import ModelError
 from planner.graph import TensorKind
 from planner.operators.assemble import (
-    Traffic,
-    details,
     elements_like,
-    gradient_traffic,
     keep_extra,
     keep_inputs,
     keep_outputs,
     streaming,
     traffic,
 )
+from planner.operators.flow import along_nests
 from planner.operators.nest import Operand, loop_nest
 from planner.operators.rules.softmax import BACKWARD_FLOPS, FORWARD_FLOPS
-from planner.operators.site import Site, rule
+from planner.operators.site import WEIGHT_AND_BIAS, JointCut, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _KINDS = {
@@ -37,6 +36,10 @@ _KINDS = {
 }
 """t: all keys, u: new keys, p: past keys. Where query, key and value lie side by side in one tensor with as many heads
 each, it is `three g d`: heads are cut in an interleaved way. Otherwise it is `packed` and not split."""
+
+
+_MASK = (1, 2, 3, 4)
+"""Numbers of dimensions that a mask may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +109,17 @@ def _spec(
     """
     query, key, value = roles
     scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
-    kept = (*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)) if site.trains else ()
-    forward = traffic(*site.present(), *site.results())
-    backward = gradient_traffic(site, kept) if site.trains else Traffic()
-    return OpSpec(
-        nests=(nest,),
-        saved=kept,
+    again = 2.0 * heads.scores * heads.head if site.trains else 0.0
+    return streaming(
+        site,
+        nest,
+        saved=(*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)),
         kernels=1 + projections,
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=(2 + 2 * projections) if site.trains else 0,
-        input_grad_matrix_flops=2.0 * heads.scores * scores + input_grad,
-        weight_grad_matrix_flops=weight_grad,
-        backward_vector_flops=BACKWARD_FLOPS * heads.scores if site.trains else 0.0,
-        details=details(
-            forward,
-            backward,
-            {
-                "score_elements": float(heads.scores),
-                "recompute_matrix_flops": 2.0 * heads.scores * heads.head if site.trains else 0.0,
-            },
-        ),
+        backward_kernels=2 + 2 * projections,
+        backward_flops=BACKWARD_FLOPS * heads.scores,
+        input_grad=2.0 * heads.scores * scores + input_grad,
+        weight_grad=weight_grad,
+        extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again},
     )
 
 
@@ -158,13 +151,10 @@ def _thirds(heads: Heads, width: int) -> str:
 
 def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
     """The nest over those inputs and outputs that the call has."""
-    reads = [p for p in given if site.has(p)]
-    writes = [p for p in results if site.has_output(p)]
-    text = f"{', '.join(given[p] for p in reads)} -> {', '.join(results[p] for p in writes)}"
-    return _nest(text, site.reads(*reads), site.writes(*writes), heads, flops)
+    return _nest(*site.line(given, results), heads, flops)
 
 
-@rule("Attention", ports=(0, 1, 2, 3, 4, 5))
+@Rule(ports=(0, 1, 2, 3, 4, 5), heavy=True, joint=JointCut.RING).of("Attention")
 def attention(site: Site) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
     q, k, v = (site.input(i).shape for i in range(3))
@@ -186,7 +176,31 @@ def attention(site: Site) -> OpSpec:
     return _spec(site, nest, heads, saved, (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)))
 
 
-@rule("com.microsoft.MultiHeadAttention", ports=(0, 1, 2, 3, 5))
+def _multi_head_results(site: Site) -> list[Shaped | None]:
+    query, count = site.input(0), site.int_attribute("num_heads", 1)
+    if site.has(2):
+        value = site.input(2).shape
+        hidden, steps = (value[2], value[1]) if len(value) == 3 else (value[1] * value[3], value[2])
+    else:
+        packed = site.input(1 if site.has(1) else 0).shape
+        hidden, steps = packed[2] * packed[4], packed[1]
+    total = steps + (site.input(6).shape[2] if site.has(6) else 0)
+    present = like(query, (query.shape[0], count, total, hidden // count))
+    return [like(query, (*query.shape[:2], hidden)), present, present]
+
+
+_MULTI_HEAD = {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)}
+Rule(infer=_multi_head_results, ranks=_MULTI_HEAD, heavy=True).register("com.microsoft.DecoderMaskedMultiHeadAttention")
+
+
+@Rule(
+    ports=(0, 1, 2, 3, 5),
+    infer=_multi_head_results,
+    weights={3: Role.BIAS},
+    ranks={**_MULTI_HEAD, 4: _MASK, 5: _MASK, 6: (4,), 7: (4,)},
+    heavy=True,
+    joint=JointCut.RING,
+).of("com.microsoft.MultiHeadAttention")
 def multi_head_attention(site: Site) -> OpSpec:
     """Query, key, value projected already; packed as `b s h 3 d`, or key and value packed as `b t h 2 d`."""
     q = site.input(0).shape
@@ -209,7 +223,22 @@ def multi_head_attention(site: Site) -> OpSpec:
     return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2, 5), *keep_outputs(0)), roles)
 
 
-@rule("com.microsoft.GroupQueryAttention", ports=(0, 1, 2))
+def _grouped_results(site: Site) -> list[Shaped | None]:
+    query, heads, groups = site.input(0), site.int_attribute("num_heads", 1), site.int_attribute("kv_num_heads", 1)
+    batch, steps, width = query.shape
+    head = width // heads if site.has(1) else width // (heads + 2 * groups)
+    total = max(site.input(3).shape[2], steps) if site.has(3) else steps
+    present = like(query, (batch, groups, total, head))
+    return [like(query, (batch, steps, heads * head)), present, present]
+
+
+_GROUPED = {0: (3,), 1: (3,), 2: (3,), 3: (4,), 4: (4,)}
+Rule(infer=_grouped_results, ranks=_GROUPED, heavy=True).register("com.microsoft.SparseAttention")
+
+
+@Rule(ports=(0, 1, 2), infer=_grouped_results, ranks=_GROUPED, heavy=True, joint=JointCut.RING).of(
+    "com.microsoft.GroupQueryAttention"
+)
 def group_query_attention(site: Site) -> OpSpec:
     """Grouped heads with past key and value; query may hold key and value too; may rotate query and key itself."""
     q = site.input(0).shape
@@ -229,7 +258,40 @@ def group_query_attention(site: Site) -> OpSpec:
     return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2), *keep_outputs(0)), roles)
 
 
-@rule("com.microsoft.Attention", "com.microsoft.QAttention", ports=(0, 1, 2))
+def _projected_results(site: Site) -> list[Shaped | None]:
+    x, count, sizes = site.input(0), site.int_attribute("num_heads", 1), site.ints("qkv_hidden_sizes")
+    batch, steps, _ = x.shape
+    hidden = sizes[2] if len(sizes) == 3 else site.input(1).shape[1] // 3
+    total = steps + (site.input(4).shape[3] if site.has(4) else 0)
+    return [like(x, (batch, steps, hidden)), like(x, (2, batch, count, total, hidden // count))]
+
+
+def _packed_results(site: Site, typed: int) -> list[Shaped | None]:
+    """One result as wide as a third of the projection, of the type of some input."""
+    return [like(site.input(typed), (*site.input(0).shape[:-1], site.input(1).shape[1] // 3))]
+
+
+Rule(infer=partial(_packed_results, typed=0), weights=WEIGHT_AND_BIAS, ranks={0: (2,), 1: (2,)}, heavy=True).register(
+    "com.microsoft.PackedAttention"
+)
+Rule(heavy=True).register("com.microsoft.LongformerAttention")
+
+
+@Rule(
+    ports=(0, 1, 2),
+    infer=_projected_results,
+    weights=WEIGHT_AND_BIAS,
+    ranks={0: (3,), 1: (2,), 3: _MASK, 4: (5,), 5: _MASK},
+    heavy=True,
+).of("com.microsoft.Attention")
+@Rule(
+    ports=(0, 1, 2),
+    infer=partial(_packed_results, typed=3),
+    weights=WEIGHT_AND_BIAS,
+    ranks={0: (3,), 1: (2,), 5: _MASK, 8: (5,)},
+    heavy=True,
+    quantised=True,
+).of("com.microsoft.QAttention")
 def projected_attention(site: Site) -> OpSpec:
     """Attention with its query, key and value projections inside: `x [b s i]`, weights `[i, 2 d + e]`."""
     x, weight = site.input(0), site.input(1)
@@ -250,7 +312,7 @@ def projected_attention(site: Site) -> OpSpec:
         site,
         nest,
         heads,
-        (*keep_inputs(site, 0), made, *keep_outputs(0)) if site.trains else (),
+        (*keep_inputs(site, 0), made, *keep_outputs(0)),
         roles,
         input_grad=towards,
         weight_grad=weighted,
@@ -263,13 +325,9 @@ def _projected_nests(site: Site, heads: Heads, past_position: int, projection: f
     """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
     packed = _thirds(heads, site.input(1).shape[1])
     first = {0: "b u i", 1: f"i {packed}", 2: packed}
-    reads = [p for p in first if site.has(p)]
     kinds = {**_KINDS, "e": DimKind.WHOLE}
     sizes = {"g": heads.key_heads, "d": heads.head, "three": 3}
-    inside = loop_nest(
-        f"{', '.join(first[p] for p in reads)} ->", site.reads(*reads), [], sizes=sizes, kinds=kinds,
-        matrix_flops=projection,
-    )  # fmt: skip
+    inside = loop_nest(*site.line(first, {}), sizes=sizes, kinds=kinds, matrix_flops=projection)
     mask = 5 if site.call.op.endswith("QAttention") else 3
     given = {0: "b u i", mask: _padding_terms(site, mask, heads), past_position: "two b g p d"}
     given |= {5: _mask_terms(site, 5, heads)} if mask == 3 else {}
@@ -278,7 +336,9 @@ def _projected_nests(site: Site, heads: Heads, past_position: int, projection: f
     return inside, replace(nest, dims=whole)
 
 
-@rule("RotaryEmbedding", "com.microsoft.RotaryEmbedding", ports=(0,))
+@Rule(ports=(0,), travel=partial(along_nests, broadcast=False), infer=as_first, keeps_layout=True).of(
+    "RotaryEmbedding", "com.microsoft.RotaryEmbedding"
+)
 def rotary_embedding(site: Site) -> OpSpec:
     """Pairs of elements turned by position: two products and a sum each; keeps the tables, not the input.
 
@@ -289,9 +349,7 @@ def rotary_embedding(site: Site) -> OpSpec:
     names = "b g s h" if len(x.shape) == 4 else "b s (g h)" if heads else "b s h"
     terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
     nest = loop_nest(
-        f"{', '.join([names, *terms.values()])} -> {names}",
-        site.reads(0, *terms),
-        site.writes(0),
+        *site.line({0: names, **terms}, {0: names}),
         sizes={"g": heads, "h": x.shape[-1] // heads} if heads else {},
         kinds={**dict.fromkeys("bgs", DimKind.PARALLEL), "h": DimKind.COUPLED, "v": DimKind.WHOLE, "f": DimKind.WHOLE},
         vector_flops=3.0 * x.elements,

@@ -1,15 +1,19 @@
-"""Convolutions of any rank. Work: 2 per multiply-add, `2 n k (c/g) y x r s`, padding counted, as torch counts it."""
+"""Windows that slide over space: convolutions of any rank, and pooling.
+
+Work of a convolution: 2 per multiply-add, `2 n k (c/g) y x r s`, padding counted, as torch counts it. Max pooling keeps
+its input and int64 places (twice an fp32 result's bytes), average pooling its input, as torch.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from planner.operators.assemble import contraction, keep_inputs
+from planner.operators.assemble import INT64_BYTES, contraction, keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.matmul import rounded
-from planner.operators.site import Site, rule
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Site
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 
 def pads_before(
@@ -70,7 +74,7 @@ def _channel_bias(site: Site, position: int, spatial: str) -> LoopNest | None:
     )
 
 
-@rule("Conv", "com.microsoft.FusedConv")
+@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
 def conv(site: Site) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
     nest = conv_nest(site, 0, 1)
@@ -78,19 +82,21 @@ def conv(site: Site) -> OpSpec:
     return contraction(site, nest, bias=_channel_bias(site, 2, spatial))
 
 
-@rule("ConvInteger", ports=())
+@Rule(ports=(), weights={1: Role.MATRIX}, window=1, heavy=True, quantised=True).of("ConvInteger")
 def conv_integer(site: Site) -> OpSpec:
     """Convolution of 8-bit tensors; an inference operator, no gradient passes."""
     return contraction(site, conv_nest(site, 0, 1))
 
 
-@rule("QLinearConv", ports=())
+@Rule(ports=(), weights={3: Role.MATRIX, 4: Role.QUANTIZATION, 8: Role.BIAS}, window=3, heavy=True, quantised=True).of(
+    "QLinearConv"
+)
 def qlinear_conv(site: Site) -> OpSpec:
     """Convolution of quantised tensors with scales and zero points, its result rounded; no gradient passes."""
     return contraction(site, rounded(conv_nest(site, 0, 3)))
 
 
-@rule("ConvTranspose")
+@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("ConvTranspose")
 def conv_transpose(site: Site) -> OpSpec:
     """Transposed convolution: every input element is spread over a window of the result."""
     weight = site.input(1).shape
@@ -102,20 +108,10 @@ def conv_transpose(site: Site) -> OpSpec:
     kinds = dict.fromkeys(ys, DimKind.WHOLE)
     sizes = {"g": site.int_attribute("group", 1)}
     nest = loop_nest(text, site.reads(0, 1), site.writes(0), sizes=sizes, kinds=kinds, contraction=True)
-    bias = None
-    if site.has(2):
-        names = " ".join(dim_names("out", rank))
-        bias = loop_nest(
-            f"(g k) -> n (g k) {names}",
-            site.reads(2),
-            site.writes(0),
-            sizes={"g": site.int_attribute("group", 1)},
-            vector_flops=float(site.output().elements),
-        )
-    return contraction(site, nest, bias=bias)
+    return contraction(site, nest, bias=_channel_bias(site, 2, " ".join(dim_names("out", rank))))
 
 
-@rule("DeformConv")
+@Rule(weights={1: Role.MATRIX, 3: Role.BIAS}, heavy=True).of("DeformConv")
 def deform_conv(site: Site) -> OpSpec:
     """Convolution over sampled positions: a convolution's matrix work plus bilinear sampling of every tap.
 
@@ -125,23 +121,20 @@ def deform_conv(site: Site) -> OpSpec:
     rank = len(weight) - 2
     ys, rs = dim_names("y", rank), dim_names("r", rank)
     windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    places = ", n offset " + " ".join(ys) + (", n mask " + " ".join(ys) if site.has(4) else "")
-    text = f"n (g c) {windows}, (g k) c {' '.join(rs)}{places} -> n (g k) {' '.join(ys)}"
+    image = " ".join(ys)
+    terms = {0: f"n (g c) {windows}", 1: f"(g k) c {' '.join(rs)}", 2: f"n offset {image}", 4: f"n mask {image}"}
     taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * site.input(0).shape[1]
     # offsets reach anywhere in the image and are shared by groups of channels
     kinds = dict.fromkeys([*ys, *rs, "g", "c", "offset", "mask"], DimKind.WHOLE)
-    reads = site.reads(0, 1, 2, *((4,) if site.has(4) else ()))
     nest = loop_nest(
-        text,
-        reads,
-        site.writes(0),
+        *site.line(terms, {0: f"n (g k) {image}"}),
         sizes={"g": site.int_attribute("group", 1)},
         kinds=kinds,
         matrix_flops=2.0 * taps * weight[0] / site.int_attribute("group", 1),
         vector_flops=8.0 * taps,
     )
     saved = keep_inputs(site, 0, 1, 2, 4) if site.trains else ()
-    bias = _channel_bias(site, 3, " ".join(ys))
+    bias = _channel_bias(site, 3, image)
     if bias is not None:
         fixed = {*ys, "g"}
         dims = tuple(replace(d, kind=DimKind.WHOLE) if d.name in fixed else d for d in bias.dims)
@@ -156,16 +149,11 @@ def deform_conv(site: Site) -> OpSpec:
     )
 
 
-@rule("CausalConvWithState")
+@Rule().of("CausalConvWithState")
 def causal_conv(site: Site) -> OpSpec:
     """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
-    positions = [0, 1, *((3,) if site.has(3) else ())]
-    outputs = [p for p in (0, 1) if site.has_output(p)]
-    reads = ", ".join(["n c (t+r)", "c 1 r", "n c state"][: len(positions)])
     nest = loop_nest(
-        f"{reads} -> {', '.join(['n c t', 'n c state'][: len(outputs)])}",
-        site.reads(*positions),
-        site.writes(*outputs),
+        *site.line({0: "n c (t+r)", 1: "c 1 r", 3: "n c state"}, {0: "n c t", 1: "n c state"}),
         kinds={"state": DimKind.WHOLE, "t": DimKind.WHOLE},
         matrix_flops=2.0 * site.input(0).elements * site.input(1).shape[-1],
     )
@@ -174,3 +162,49 @@ def causal_conv(site: Site) -> OpSpec:
         elements = float(site.output().elements)
         bias = loop_nest("c -> n c t", site.reads(2), site.writes(0), kinds={"t": DimKind.WHOLE}, vector_flops=elements)
     return contraction(site, nest, bias=bias)
+
+
+def _window_nest(site: Site, flops: float) -> LoopNest:
+    """`n c (y+r) -> n c y`; the result's channels and batch are the input's."""
+    x, result = site.input(0).shape, site.output().shape
+    kernel = site.ints("kernel_shape", x[2:])
+    ys, rs = dim_names("y", len(kernel)), dim_names("r", len(kernel))
+    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
+    return loop_nest(
+        f"n c {windows} -> n c {' '.join(ys)}",
+        site.reads(0),
+        site.writes(0),
+        sizes=dict(zip(rs, kernel, strict=True)),
+        halos=window_halos(site, ys, kernel, x[2:], result[2:]),
+        vector_flops=flops,
+    )
+
+
+def _window(site: Site) -> int:
+    return math.prod(site.ints("kernel_shape", site.input(0).shape[2:]))
+
+
+@Rule(ports=(0,), window=-1).of("MaxPool")
+def max_pool(site: Site) -> OpSpec:
+    """Largest element of each window; the places are output 1 where asked for, else made."""
+    elements = site.output().elements
+    places: Saved = keep_extra(0, elements, bits=8 * INT64_BYTES)
+    if site.has_output(1):
+        (places,) = keep_outputs(1)
+    nest = _window_nest(site, float(_window(site) * elements))
+    return streaming(site, nest, saved=(*keep_inputs(site, 0), places), backward_flops=float(elements))
+
+
+@Rule(ports=(0,), window=-1).of("AveragePool")
+def average_pool(site: Site) -> OpSpec:
+    """Mean of each window."""
+    flops = float(_window(site) * site.output().elements)
+    return streaming(site, _window_nest(site, flops), saved=keep_inputs(site, 0), backward_flops=flops)
+
+
+@Rule(ports=(0,), window=-1).of("LpPool")
+def lp_pool(site: Site) -> OpSpec:
+    """P-norm of each window; input and result are kept."""
+    flops = float(3 * _window(site) * site.output().elements)
+    saved = (*keep_inputs(site, 0), *keep_outputs(0))
+    return streaming(site, _window_nest(site, flops), saved=saved, backward_flops=flops)

@@ -7,7 +7,11 @@ function unit and its correction take, so the numbers steer nothing but the rare
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from planner.graph import TensorKind
 from planner.operators.assemble import (
@@ -20,21 +24,26 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
-from planner.operators.types import LoopNest, OpSpec, Saved
+from planner.operators.site import Array, Attributes, Evaluator, Role, Rule, Shaped, Site, as_first, like
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.values import folded, plain, typed
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A function of one tensor: flops an element forward and backward, and which of `x`, `y` is kept."""
+    """A function of one tensor: flops an element forward and backward, which of `x`, `y` is kept, its value.
+
+    Without work backward no gradient flows through it.
+    """
 
     forward: float
-    backward: float
+    backward: float = 0.0
     keeps: str = ""
+    compute: Evaluator | None = None
 
 
 UNARY = {
-    "Abs": Unary(1, 2, "x"),
+    "Abs": Unary(1, 2, "x", compute=typed(np.abs)),
     "Acos": Unary(8, 5, "x"),
     "Acosh": Unary(10, 5, "x"),
     "Asin": Unary(8, 5, "x"),
@@ -47,15 +56,15 @@ UNARY = {
     "Cosh": Unary(8, 9, "x"),
     "Elu": Unary(7, 7, "x"),
     "Erf": Unary(8, 7, "x"),
-    "Exp": Unary(4, 1, "y"),
+    "Exp": Unary(4, 1, "y", compute=typed(np.exp)),
     "Gelu": Unary(12, 16, "x"),
     "HardSigmoid": Unary(4, 3, "x"),
     "HardSwish": Unary(5, 5, "x"),
     "LeakyRelu": Unary(2, 2, "x"),
-    "Log": Unary(4, 1, "x"),
+    "Log": Unary(4, 1, "x", compute=typed(np.log)),
     "Mish": Unary(14, 18, "x"),
-    "Neg": Unary(1, 1),
-    "Reciprocal": Unary(2, 3, "y"),
+    "Neg": Unary(1, 1, compute=typed(np.negative)),
+    "Reciprocal": Unary(2, 3, "y", compute=typed(lambda x: 1 / x)),
     "Relu": Unary(1, 1, "y"),
     "Selu": Unary(7, 7, "x"),
     "Shrink": Unary(3, 2, "x"),
@@ -64,7 +73,7 @@ UNARY = {
     "Sinh": Unary(8, 9, "x"),
     "Softplus": Unary(8, 7, "x"),
     "Softsign": Unary(3, 5, "x"),
-    "Sqrt": Unary(2, 3, "y"),
+    "Sqrt": Unary(2, 3, "y", compute=typed(np.sqrt)),
     "Swish": Unary(7, 9, "x"),
     "Tan": Unary(8, 3, "y"),
     "Tanh": Unary(6, 3, "y"),
@@ -72,33 +81,46 @@ UNARY = {
     "com.microsoft.FastGelu": Unary(10, 16, "x"),
     "com.microsoft.Gelu": Unary(12, 16, "x"),
     "com.microsoft.QuickGelu": Unary(8, 10, "x"),
+    "BitwiseNot": Unary(1),
+    "Ceil": Unary(1, compute=typed(np.ceil)),
+    "Floor": Unary(1, compute=typed(np.floor)),
+    "IsInf": Unary(2),
+    "IsNaN": Unary(1, compute=plain(np.isnan)),
+    "Not": Unary(1, compute=plain(np.logical_not)),
+    "Round": Unary(1, compute=typed(np.round)),
+    "Sign": Unary(2, compute=typed(np.sign)),
 }
 
-STEPS = {
-    "BitwiseNot": 1.0,
-    "Ceil": 1.0,
-    "Floor": 1.0,
-    "IsInf": 2.0,
-    "IsNaN": 1.0,
-    "Not": 1.0,
-    "Round": 1.0,
-    "Sign": 2.0,
+COMPARISONS = {
+    "And": plain(np.logical_and),
+    "BitShift": None,
+    "BitwiseAnd": None,
+    "BitwiseOr": None,
+    "BitwiseXor": None,
+    "Equal": plain(np.equal),
+    "Greater": plain(np.greater),
+    "GreaterOrEqual": plain(np.greater_equal),
+    "Less": plain(np.less),
+    "LessOrEqual": plain(np.less_equal),
+    "Or": plain(np.logical_or),
+    "Xor": plain(np.logical_xor),
 }
-"""Functions of one tensor without a useful gradient: flops an element."""
-
-COMPARISONS = (
-    "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "Or", "Xor",
-)  # fmt: skip
+"""Functions of two tensors without a gradient, and how known operands are compared."""
 
 
-def broadcast_nest(site: Site, positions: tuple[int, ...], vector_flops: float) -> LoopNest:
-    """Operands aligned from the right, size 1 broadcast, every dimension parallel; all results of one shape."""
+def broadcast_nest(
+    site: Site, positions: tuple[int, ...], vector_flops: float, *, coupled: Iterable[int] = ()
+) -> LoopNest:
+    """Operands aligned from the right, size 1 broadcast, all results of one shape.
+
+    Every dimension is parallel but those of the results, by number, whose points depend on each other.
+    """
     outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
     names = dim_names("d", len(site.output(outputs[0] if outputs else 0).shape))
     reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
     text = f"{', '.join(reads)} -> {', '.join([' '.join(names)] * len(outputs))}"
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), vector_flops=vector_flops)
+    kinds = {names[k]: DimKind.COUPLED for k in coupled}
+    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds, vector_flops=vector_flops)
 
 
 def _unary(site: Site) -> OpSpec:
@@ -113,17 +135,21 @@ def _unary(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=entry.backward * elements)
 
 
-def _step(site: Site) -> OpSpec:
-    return streaming(site, broadcast_nest(site, (0,), STEPS[site.call.op] * site.output().elements))
-
-
 def _comparison(site: Site) -> OpSpec:
     return streaming(site, broadcast_nest(site, (0, 1), float(site.output().elements)))
 
 
-rule(*UNARY, ports=(0,))(_unary)
-rule(*STEPS, ports=())(_step)
-rule(*COMPARISONS, ports=())(_comparison)
+for _op, _entry in UNARY.items():
+    _ports = (0,) if _entry.backward else ()
+    _fused = Rule(ports=_ports, infer=as_first, keeps_layout=True, weights={1: Role.BIAS})
+    _rule = (
+        _fused
+        if _op.startswith("com.microsoft.")
+        else Rule(ports=_ports, compute=_entry.compute, keeps_layout=bool(_ports))
+    )
+    _rule.register(_op, build=_unary)
+for _op, _compute in COMPARISONS.items():
+    Rule(ports=(), compute=_compute).register(_op, build=_comparison)
 
 
 def _small(site: Site, position: int) -> bool:
@@ -139,7 +165,10 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@rule("Add", "Sub", "Sum", "Mean")
+@Rule(compute=typed(np.add), keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
+@Rule(compute=typed(np.subtract), keeps_layout=True, weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(compute=folded(np.add), linear=True).of("Sum")
+@Rule().of("Mean")
 def add(site: Site) -> OpSpec:
     """Sums, differences, means of several tensors; nothing is kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -195,19 +224,25 @@ def _binary(
     )
 
 
-@rule("Mul")
+@Rule(compute=typed(np.multiply), keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
 
 
-@rule("Div")
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind in "iu":
+        return np.trunc(np.true_divide(a, b)).astype(a.dtype) if np.all(b) else np.zeros_like(a)
+    return np.asarray(np.true_divide(a, b))
+
+
+@Rule(compute=typed(_divide), keeps_layout=True, weights={1: Role.SCALE}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@rule("Pow")
+@Rule(compute=typed(np.power), keeps_layout=True).of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):
@@ -220,13 +255,18 @@ def _general_power(site: Site) -> bool:
     return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
 
 
-@rule("Mod")
+def _mod_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.asarray(np.fmod(x[0], x[1]) if a.get("fmod") else np.mod(x[0], x[1]))]
+
+
+@Rule(compute=_mod_value).of("Mod")
 def modulo(site: Site) -> OpSpec:
     """Remainder; only the divisor's gradient needs anything."""
     return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
 
 
-@rule("Max", "Min")
+@Rule(compute=folded(np.maximum), keeps_layout=True).of("Max")
+@Rule(compute=folded(np.minimum), keeps_layout=True).of("Min")
 def extremum(site: Site) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -240,7 +280,7 @@ def extremum(site: Site) -> OpSpec:
     )
 
 
-@rule("Where", ports=(1, 2))
+@Rule(ports=(1, 2), compute=plain(np.where), keeps_layout=True).of("Where")
 def where(site: Site) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
     elements = site.output().elements
@@ -253,13 +293,30 @@ def where(site: Site) -> OpSpec:
     )
 
 
-@rule("PRelu")
+@Rule(keeps_layout=True, weights={1: Role.MATRIX}).of("PRelu")
 def prelu(site: Site) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
     return _binary(site, (0, 1), 2, 2)
 
 
-@rule("com.microsoft.BiasGelu")
+def _half_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x, (*x.shape[:-1], x.shape[-1] // 2))]
+
+
+def _quantised_results(site: Site) -> list[Shaped | None]:
+    """Two quantised tensors (inputs 0 and 3) broadcast against each other."""
+    a, b = site.input(0), site.input(3)
+    return [like(a, np.broadcast_shapes(a.shape, b.shape))]
+
+
+Rule(infer=as_first, weights={1: Role.BIAS}).register("com.microsoft.BiasAdd")
+Rule(infer=_half_results, weights={1: Role.BIAS}).register("com.microsoft.BiasSplitGelu")
+Rule(infer=as_first).register("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu")
+Rule(infer=_quantised_results).register("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul")
+
+
+@Rule(infer=as_first, keeps_layout=True, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
 def bias_gelu(site: Site) -> OpSpec:
     """Bias added, then GELU, in one kernel; the sum is made and kept."""
     x = site.input(0)
@@ -269,7 +326,7 @@ def bias_gelu(site: Site) -> OpSpec:
     )
 
 
-@rule("SwiGLU")
+@Rule().of("SwiGLU")
 def swiglu(site: Site) -> OpSpec:
     """Product of one half with the Swish of the other, both kept."""
     elements = site.output().elements

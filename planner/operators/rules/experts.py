@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from planner.graph import TensorKind
-from planner.operators.assemble import details, elements_like, gradient_traffic, keep_extra, keep_inputs, traffic
+from planner.operators.assemble import elements_like, gradient_traffic, keep_extra, keep_inputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.site import JointCut, Role, Rule, Site, as_first
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 _SECOND_BIAS = 5
 
@@ -28,14 +28,11 @@ def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flo
     flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
     inner = _inner_terms(site, weights)
     own = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
-    terms = [" ".join([*rows, "h"]), f"{flat} e", *own.values()]
     result = " ".join([*rows, "h"])
     names = [name for p in own for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
     kinds = {**dict.fromkeys(["h", "half", *names], DimKind.WHOLE), "e": DimKind.REDUCED, "f": DimKind.REDUCED}
     nest = loop_nest(
-        f"{', '.join(terms)} -> {result}",
-        site.reads(0, 1, *own),
-        site.writes(0),
+        *site.line({0: result, 1: f"{flat} e", **own}, {0: result}),
         sizes={"half": 2},
         kinds=kinds,
         matrix_flops=matrix_flops,
@@ -109,24 +106,20 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
         tensor = site.input(position)
         forward += elements_like(tensor, tensor.elements * touched)
     forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
-    saved: tuple[Saved, ...] = ()
-    if site.trains:
-        # rows gathered by expert, what goes into the activation, what comes out of it
-        made = keep_extra(0, rows * chosen * (hidden + widths + inner), x)
-        saved = (*keep_inputs(site, 0, 1), made)
+    # rows gathered by expert, what goes into the activation, what comes out of it
+    saved = (*keep_inputs(site, 0, 1), keep_extra(0, rows * chosen * (hidden + widths + inner), x))
     weighted = sum(2.0 * rows * chosen * site.input(p).elements / max(1, experts) for p in weights if _weight(site, p))
-    backward = gradient_traffic(site, saved) + forward if site.trains else traffic()
-    return OpSpec(
-        nests=_nests(site, weights, work, 10.0 * rows * chosen * inner),
+    return streaming(
+        site,
+        _nests(site, weights, work, 10.0 * rows * chosen * inner),
         saved=saved,
+        forward=forward,
+        backward=gradient_traffic(site, saved) + forward,
         kernels=3 + len(weights),
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=3 + 2 * len(weights) if site.trains else 0,
-        input_grad_matrix_flops=work if site.trains else 0.0,
-        weight_grad_matrix_flops=weighted,
-        backward_vector_flops=15.0 * rows * chosen * inner if site.trains else 0.0,
-        details=details(forward, backward),
+        backward_kernels=3 + 2 * len(weights),
+        backward_flops=15.0 * rows * chosen * inner,
+        input_grad=work,
+        weight_grad=weighted,
     )
 
 
@@ -134,13 +127,27 @@ def _weight(site: Site, position: int) -> bool:
     return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
 
 
-@rule("com.microsoft.MoE")
+@Rule(
+    infer=as_first,
+    weights={**dict.fromkeys((2, 4, 6), Role.MATRIX), **dict.fromkeys((3, 5, 7), Role.BIAS)},
+    ranks={0: (2, 3), 1: (2,), 2: (3,), 4: (3,), 6: (3,)},
+    heavy=True,
+    joint=JointCut.EXPERTS,
+).of("com.microsoft.MoE")
 def experts(site: Site) -> OpSpec:
     """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
     return _experts(site, (2, 4, 6), 1)
 
 
-@rule("com.microsoft.QMoE", ports=(0, 1))
+@Rule(
+    ports=(0, 1),
+    infer=as_first,
+    weights={p: (Role.MATRIX, Role.QUANTIZATION, Role.BIAS)[p % 3 - 2] for p in range(2, 11)},
+    ranks={0: (2, 3), 1: (2,), 2: (3,), 5: (3,), 8: (3,)},
+    heavy=True,
+    quantised=True,
+    joint=JointCut.EXPERTS,
+).of("com.microsoft.QMoE")
 def quantised_experts(site: Site) -> OpSpec:
     """The same with matrices of 4 or 8 bits, each followed by its scales; only activations have gradients."""
     return _experts(site, (2, 5, 8), 8 // max(1, site.int_attribute("expert_weight_bits", 4)))

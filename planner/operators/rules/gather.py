@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from planner.graph import Tensor
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
     Traffic,
     elements_like,
@@ -11,8 +18,9 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
+from planner.operators.flow import Flow, Mark, along_nests
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -35,7 +43,46 @@ def _pick(site: Site, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec
     )
 
 
-@rule("Gather", ports=(0,))
+def _gather_travel(flow: Flow, i: int, node: Node) -> None:
+    """The axis is replaced by the dimensions of the indices."""
+    data, indices = flow.of(node.inputs[0]), flow.of(node.inputs[1])
+    axis = flow.site(i).axis("axis", 0, len(data))
+    if data[axis] is not None and not any(indices):
+        raise flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
+    flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
+
+
+def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """One fixed position of an activation, which frameworks pick as a view."""
+    fixed = site.has(1) and site.input(1).elements == 1 and site.constant_ints(1) is not None
+    if not fixed or site.input(0).kind is not TensorKind.ACTIVATION:
+        return None
+    axis, new = site.axis("axis", 0, len(strides)), len(site.output().shape) - len(strides) + 1
+    return (*strides[:axis], *(0,) * new, *strides[axis + 1 :])
+
+
+def _quantised_rows(site: Site) -> list[Shaped | None]:
+    """Rows of a table of few bits, several to a stored byte, of the scales' type."""
+    table, indices, scales = site.input(0), site.input(1), site.input(2)
+    axis = site.int_attribute("gather_axis", 0) % len(table.shape)
+    shape = [*table.shape[:axis], *indices.shape, *table.shape[axis + 1 :]]
+    shape[-1] *= 8 // (site.int_attribute("bits", 4) if table.dtype.bits == 8 else 8)
+    return [like(scales, shape)]
+
+
+Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quantised=True).register(
+    "com.microsoft.GatherBlockQuantized"
+)
+
+
+def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
+
+
+_TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
+
+
+@replace(_TABLE, travel=_gather_travel, compute=_gather_value, strides=_selected_strides).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table, indices = site.input(0), site.input(1)
@@ -46,7 +93,15 @@ def gather(site: Site) -> OpSpec:
     return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0)))
 
 
-@rule("GatherElements", ports=(0,))
+def _gather_elements_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 0))
+    others = [n for i, n in enumerate(x[0].shape) if i != axis % x[0].ndim]
+    if others != [n for i, n in enumerate(x[1].shape) if i != axis % x[0].ndim]:
+        raise ValueError("an index that leaves out rows")
+    return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
+
+
+@replace(_TABLE, compute=_gather_elements_value).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -60,7 +115,18 @@ def gather_elements(site: Site) -> OpSpec:
     return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0), kinds=kinds), kept=(0, 1))
 
 
-@rule("GatherND", ports=(0,))
+def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
+    """Tuples that pick along the batch are one a sample, though a constant may hold them."""
+    table, indices = node.inputs[:2]
+    start, depth = flow.site(i).int_attribute("batch_dims", 0), flow.shape(indices)[-1]
+    if any(flow.of(table)[start : start + depth]) and not any(flow.of(indices)):
+        if flow.shape(indices)[0] != flow.batch or len(flow.shape(indices)) < 2:
+            raise flow.fail(i, "picks fixed positions along the batch")
+        flow.require(i, indices, 0, Mark())
+    along_nests(flow, i, node, broadcast=False)
+
+
+@replace(_TABLE, travel=_gather_nd_travel).of("GatherND")
 def gather_nd(site: Site) -> OpSpec:
     """Slices of a table, each found by a tuple of indices."""
     table, indices = site.input(0), site.input(1)
@@ -96,7 +162,14 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-@rule("ScatterND", ports=(0, 2))
+def _scatter_nd_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    result = np.array(x[0])
+    for index in np.ndindex(x[1].shape[:-1]):
+        result[tuple(x[1][index])] = x[2][index]
+    return [result]
+
+
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), compute=_scatter_nd_value).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
     data, indices = site.input(0), site.input(1)
@@ -107,11 +180,11 @@ def scatter_nd(site: Site) -> OpSpec:
         f"{' '.join([*found, *tail])}, {' '.join([*rows, 'q'])}, {' '.join([*rows, *tail])}"
         f" -> {' '.join([*found, *tail])}"
     )
-    kinds = dict.fromkeys([*rows, "q"], DimKind.WHOLE)
+    kinds = {**dict.fromkeys(rows, DimKind.COUPLED), "q": DimKind.WHOLE}
     return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
 
 
-@rule("ScatterElements", "Scatter", ports=(0, 2))
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterElements", "Scatter")
 def scatter_elements(site: Site) -> OpSpec:
     """Elements replaced by index along an axis."""
     data = site.input(0)
@@ -120,12 +193,12 @@ def scatter_elements(site: Site) -> OpSpec:
     for k, (size, count) in enumerate(zip(data.shape, site.input(1).shape, strict=True)):
         left.append(f"d{k}")
         right.append(f"d{k}" if k != axis and size == count else f"i{k}")
-    kinds = {f"i{k}": DimKind.WHOLE for k in range(len(left))}
+    kinds = {f"i{k}": DimKind.COUPLED for k in range(len(left))}
     text = f"{' '.join(left)}, {' '.join(right)}, {' '.join(right)} -> {' '.join(left)}"
     return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
 
 
-@rule("TensorScatter", ports=(0, 1))
+@Rule(ports=(0, 1)).of("TensorScatter")
 def tensor_scatter(site: Site) -> OpSpec:
     """A cache updated in place at a position of its sequence axis."""
     cache, update = site.input(0), site.input(1)
@@ -133,14 +206,14 @@ def tensor_scatter(site: Site) -> OpSpec:
     names = dim_names("d", len(cache.shape))
     axis = site.axis("axis", -2, len(cache.shape))
     news = ["u" if k == axis else name for k, name in enumerate(names)]
-    positions = (0, 1, 2) if site.has(2) else (0, 1)
-    reads = ", ".join([" ".join(names), " ".join(news), names[0]][: len(positions)])
     kinds = {"u": DimKind.WHOLE, names[axis]: DimKind.WHOLE}
-    nest = loop_nest(f"{reads} -> {' '.join(names)}", site.reads(*positions), site.writes(0), kinds=kinds)
+    nest = loop_nest(
+        *site.line({0: " ".join(names), 1: " ".join(news), 2: names[0]}, {0: " ".join(names)}), kinds=kinds
+    )
     return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 
-@rule("OneHot", ports=())
+@Rule(ports=(), values=(1,)).of("OneHot")
 def one_hot(site: Site) -> OpSpec:
     """Ones at the indices' places along a new axis, which may be split."""
     indices, result = site.input(0), site.output()
@@ -152,20 +225,20 @@ def one_hot(site: Site) -> OpSpec:
     return streaming(site, nest)
 
 
-@rule("TopK", ports=(0,))
+@Rule(
+    ports=(0,),
+    travel=partial(along_nests, refusal="picks a fixed number of samples of the batch"),
+    values=(1,),
+).of("TopK")
 def top_k(site: Site) -> OpSpec:
     """Largest elements along an axis and their places; the places are kept. Counts one comparison a level of a heap."""
     x = site.input(0)
     axis = site.axis("axis", -1, len(x.shape))
     names = dim_names("d", len(x.shape))
     chosen = ["k" if i == axis else name for i, name in enumerate(names)]
-    positions = [p for p in (0, 1) if site.has_output(p)]
-    k = site.output(positions[0]).shape[axis]
-    text = f"{' '.join(names)} -> {', '.join([' '.join(chosen)] * len(positions))}"
+    k = site.results()[0].shape[axis]
     nest = loop_nest(
-        text,
-        site.reads(0),
-        site.writes(*positions),
+        *site.line({0: " ".join(names)}, dict.fromkeys((0, 1), " ".join(chosen))),
         kinds={names[axis]: DimKind.COUPLED, "k": DimKind.COUPLED},
         vector_flops=float(x.elements * max(1, k.bit_length())),
     )
@@ -173,7 +246,12 @@ def top_k(site: Site) -> OpSpec:
     return streaming(site, nest, saved=kept)
 
 
-@rule("Compress", ports=(0,))
+def _most_slices(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x) if "axis" in site.call.attributes else like(x, (x.elements,))]
+
+
+@Rule(ports=(0,), most=_most_slices).of("Compress")
 def compress(site: Site) -> OpSpec:
     """Slices chosen by a mask; the mask is kept. What lies beside the axis may be split."""
     nest = LoopNest((), (), ())
@@ -181,7 +259,8 @@ def compress(site: Site) -> OpSpec:
     if "axis" in site.call.attributes:
         names = dim_names("d", len(x.shape))
         axis = site.axis("axis", 0, len(x.shape))
-        chosen = ["k" if i == axis else name for i, name in enumerate(names)]
+        known = site.output().shape[axis] != x.shape[axis]
+        chosen = ["k" if i == axis and known else name for i, name in enumerate(names)]
         kinds = {names[axis]: DimKind.WHOLE, "m": DimKind.WHOLE, "k": DimKind.WHOLE}
         nest = loop_nest(f"{' '.join(names)}, m -> {' '.join(chosen)}", site.reads(0, 1), site.writes(0), kinds=kinds)
     return streaming(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.graph import DType
 from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -20,7 +26,14 @@ def _rate(site: Site) -> float | None:
     return None if site.has(1) else 0.5
 
 
-@rule("Dropout", ports=(0,))
+def _with_mask(site: Site) -> list[Shaped | None]:
+    return [like(site.input(0)), like(site.input(0), dtype=DType.BOOL)]
+
+
+Rule(infer=_with_mask).register("com.microsoft.BitmaskDropout")
+
+
+@Rule(ports=(0,), infer=_with_mask, keeps_layout=True).of("Dropout")
 def dropout(site: Site) -> OpSpec:
     """Elements zeroed at random and the rest scaled; the mask is kept, in the input's type as eager frameworks do.
 
@@ -39,7 +52,7 @@ def dropout(site: Site) -> OpSpec:
     )
 
 
-@rule("com.microsoft.BiasDropout", ports=(0, 1, 2))
+@Rule(ports=(0, 1, 2), infer=_with_mask, weights={1: Role.BIAS}).of("com.microsoft.BiasDropout")
 def bias_dropout(site: Site) -> OpSpec:
     """Bias and maybe a residual added, then dropout, in one kernel."""
     x = site.input(0)
@@ -62,25 +75,32 @@ def _made(site: Site, flops: float) -> OpSpec:
     return streaming(site, nest, forward=traffic(site.output()))
 
 
-@rule("Bernoulli", ports=())
+@Rule(ports=(), random=True).of("Bernoulli")
 def bernoulli(site: Site) -> OpSpec:
     """A random bit for each probability."""
     return streaming(site, broadcast_nest(site, (0,), 20.0 * site.input(0).elements))
 
 
-@rule("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", ports=())
+@Rule(ports=(), random=True).of("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
 def random_numbers(site: Site) -> OpSpec:
     """Random numbers: about twenty operations each."""
     return _made(site, 20.0)
 
 
-@rule("ConstantOfShape", "EyeLike", "Range", ports=())
+def _range_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.arange(x[0].item(), x[1].item(), x[2].item(), dtype=x[0].dtype)]
+
+
+@Rule(ports=(), values=(0,)).of("ConstantOfShape")
+@Rule(ports=(), compute=_range_value, values=(0, 1, 2)).of("Range")
+@Rule(ports=()).of("EyeLike")
 def fill(site: Site) -> OpSpec:
     """A constant, an identity or a count."""
     return _made(site, 1.0)
 
 
-@rule("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", ports=())
+@Rule(ports=(), values=(0,)).of("BlackmanWindow", "HammingWindow", "HannWindow")
+@Rule(ports=()).of("MelWeightMatrix")
 def window_table(site: Site) -> OpSpec:
     """A table of a signal-processing window."""
     return _made(site, 8.0)
@@ -101,47 +121,79 @@ def _quantised_nest(site: Site, vector_flops: float) -> LoopNest:
         scaled = list(data)
     elif len(scale.shape) == 1 and rank:
         scaled = [data[axis]]
-    reads = [0, 1, *((2,) if site.has(2) else ())]
-    terms = [" ".join(data)]
-    for position in reads[1:]:
+    terms = {0: " ".join(data)}
+    for position in (p for p in (1, 2) if site.has(p)):
         own = len(site.input(position).shape)
-        terms.append(" ".join(scaled if own == len(scaled) else ["1"] * own))
-    left = ", ".join(terms)
+        terms[position] = " ".join(scaled if own == len(scaled) else ["1"] * own)
     kinds = dict.fromkeys(("ragged", "blocks", "block"), DimKind.WHOLE)
-    text = f"{left} -> {' '.join(data)}"
-    return loop_nest(text, site.reads(*reads), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+    return loop_nest(*site.line(terms, {0: " ".join(data)}), kinds=kinds, vector_flops=vector_flops)
 
 
-@rule("QuantizeLinear", ports=(0,), straight_through=True)
+def _quantised_results(site: Site) -> list[Shaped | None]:
+    return [like(site.input(0), dtype=site.input(2).dtype if site.has(2) else DType.UINT8)]
+
+
+def _restored_results(site: Site) -> list[Shaped | None]:
+    return [like(site.input(1), site.input(0).shape)]
+
+
+Rule(infer=_quantised_results).register("com.microsoft.QuantizeLinear")
+Rule(infer=_restored_results, rearranges=True).register("com.microsoft.DequantizeLinear")
+
+
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear")
 def quantize(site: Site) -> OpSpec:
     """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
     x = site.input(0)
     return streaming(site, _quantised_nest(site, 4.0 * x.elements), backward_flops=float(x.elements))
 
 
-@rule("DequantizeLinear", ports=(0,), straight_through=True)
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("DequantizeLinear")
 def dequantize(site: Site) -> OpSpec:
     """Few bits back to floating point."""
     x = site.input(0)
     return streaming(site, _quantised_nest(site, 2.0 * x.elements), backward_flops=float(x.elements))
 
 
-@rule("DynamicQuantizeLinear", ports=())
+@Rule(ports=()).of("DynamicQuantizeLinear")
 def dynamic_quantize(site: Site) -> OpSpec:
     """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
     x = site.input(0)
-    return streaming(site, _whole(6.0 * x.elements), forward=traffic(*site.results(), x, x), kernels=2)
+    names = " ".join(dim_names("d", len(x.shape)))
+    nest = loop_nest(*site.line({0: names}, {0: names, 1: "", 2: ""}), vector_flops=6.0 * x.elements)
+    return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
 
 
-def _whole(flops: float) -> LoopNest:
-    return LoopNest((), (), (), vector_flops=flops)
+def _most_places(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [((len(x.shape), x.elements), DType.INT64)]
 
 
-@rule("NonZero", "Unique", "NonMaxSuppression", ports=())
+def _most_values(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    along = "axis" in site.call.attributes
+    count = ((x.shape[site.axis("axis", 0, len(x.shape))] if along else x.elements),)
+    return [like(x) if along else like(x, count), *[(count, DType.INT64)] * 3]
+
+
+def _most_boxes(site: Site) -> list[Shaped | None]:
+    batch, classes, boxes = site.input(1).shape
+    limit = site.constant_ints(2)
+    return [((batch * classes * (min(boxes, limit[0]) if limit else boxes), 3), DType.INT64)]
+
+
+def _non_zero_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    found: Any = np.nonzero(x[0])
+    return [np.asarray(found, dtype=np.int64)]
+
+
+@Rule(ports=(), compute=_non_zero_value, most=_most_places).of("NonZero")
+@Rule(ports=(), most=_most_values).of("Unique")
+@Rule(ports=(), most=_most_boxes, values=(2,)).of("NonMaxSuppression")
 def data_dependent(site: Site) -> OpSpec:
     """Results whose size depends on the data; no gradient. Non-maximum suppression compares all pairs of boxes."""
     elements = float(sum(t.elements for t in site.present()))
     if site.call.op == "NonMaxSuppression":
         boxes = site.input(0).shape[-2]
         elements = 10.0 * boxes * site.input(1).elements
-    return streaming(site, _whole(elements))
+    return streaming(site, LoopNest((), (), (), vector_flops=elements))

@@ -7,13 +7,22 @@ the one that its reader makes. `details["alias"]` marks them: their results own 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
+from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Array, Attributes, Rule, Site, as_first
+from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
+from planner.operators.values import axes_of, converted, integers, plain
 
 ALIAS = {"alias": 1.0}
 
@@ -58,13 +67,95 @@ def reshape_nest(before: tuple[int, ...], after: tuple[int, ...]) -> LoopNest:
     return LoopNest(kept, (reads,), (writes,))
 
 
-@rule("Reshape", "Squeeze", "Unsqueeze", "Flatten", ports=(0,))
+def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
+    """The same elements in row-major order: the batch keeps the number of elements that lie below it.
+
+    Where several dimensions fit, one that is exactly the batch comes first, then the one that the reshape leaves open,
+    then the leftmost; the others are tried where that turns out wrong.
+    """
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    target = flow.site(i).constant_ints(1) or ()
+    left_open = target.index(-1) if len(target) == len(output) and -1 in target else None
+    result: list[Mark | None] = [None] * len(output)
+    for d, mark in enumerate(flow.of(node.inputs[0])):
+        if mark is None:
+            continue
+        below = mark.inner * math.prod(source[d + 1 :])
+        fitting = [at for at in places(below, flow.batch, output) if result[at[0]] is None]
+        if not fitting:
+            raise flow.fail(i, f"mixes the batch with other dimensions: {list(source)} -> {list(output)}")
+        fitting.sort(key=lambda at: (at[1] != Mark(), at[0] != left_open))
+        dim, placed = flow.guess((source, d, mark, output, left_open), fitting)
+        result[dim] = placed
+    flow.set(node.outputs[0], result)
+    flow.note_shape(i, 1, node.outputs[0])
+
+
+def _squeeze_travel(flow: Flow, i: int, node: Node) -> None:
+    """Dimensions of size 1 removed."""
+    shape, marks = flow.shape(node.inputs[0]), flow.of(node.inputs[0])
+    axes = flow.site(i).axes("axes", 1, len(shape))
+    gone = axes if axes is not None else tuple(d for d, size in enumerate(shape) if size == 1)
+    if any(marks[d] for d in gone):
+        raise flow.fail(i, "removes the batch dimension, which works for one sample only")
+    flow.set(node.outputs[0], [m for d, m in enumerate(marks) if d not in gone])
+
+
+def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
+    """Dimensions of size 1 inserted."""
+    marks = list(flow.of(node.inputs[0]))
+    for axis in flow.site(i).axes("axes", 1, len(flow.shape(node.outputs[0]))) or ():
+        marks.insert(axis, None)
+    flow.set(node.outputs[0], marks)
+
+
+def _reshape_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    target = [x[0].shape[i] if d == 0 and not a.get("allowzero") else d for i, d in enumerate(integers(x[1]))]
+    return [x[0].reshape(target)]
+
+
+def _flatten_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 1))
+    axis = axis + x[0].ndim if axis < 0 else axis
+    return [x[0].reshape(math.prod(x[0].shape[:axis]), -1)]
+
+
+def _squeeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axes = axes_of(x, a)
+    return [np.squeeze(x[0], axis=tuple(axes) if axes else None)]
+
+
+def _unsqueeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axes = axes_of(x, a) or []
+    rank = x[0].ndim + len(axes)
+    value = x[0]
+    for axis in sorted(axis % rank for axis in axes):
+        value = np.expand_dims(value, axis)
+    return [value]
+
+
+def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return reshaped_strides(site.input(0).shape, strides, site.output().shape)
+
+
+_VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), linear=True)
+
+
+@replace(_VIEW, travel=_reshape_travel, compute=_reshape_value).of("Reshape")
+@replace(_VIEW, travel=_reshape_travel, compute=_flatten_value).of("Flatten")
+@replace(_VIEW, travel=_squeeze_travel, compute=_squeeze_value).of("Squeeze")
+@replace(_VIEW, travel=_unsqueeze_travel, compute=_unsqueeze_value).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
 
 
-@rule("Identity", "BitCast", "Optional", "OptionalGetElement", ports=(0,))
+def _same_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return strides if len(site.input(0).shape) == len(site.results()[0].shape) else None
+
+
+@Rule(ports=(0,), compute=plain(np.asarray), strides=_same_strides, hands_on=True, linear=True).of("Identity")
+@Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
 def identity(site: Site) -> OpSpec:
     """The same tensor under another name."""
     if site.has(0) and site.input(0).shape == site.output().shape:
@@ -80,11 +171,11 @@ def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] 
     kinds: dict[str, DimKind] = {}
     columns: list[list[str]] = [[] for _ in shapes]
     for k in range(rank):
-        shared = k not in whole and len({shape[k] for shape in shapes}) == 1
+        shared = len({shape[k] for shape in shapes}) == 1
         for index, column in enumerate(columns):
             name = f"d{k}" if shared else f"w{k}_{index}"
             column.append(name)
-            if not shared:
+            if not shared or k in whole:
                 kinds[name] = DimKind.WHOLE
     lines = [" ".join(column) for column in columns]
     count = len(list(positions))
@@ -103,10 +194,54 @@ def _result_only(site: Site) -> OpSpec:
     return streaming(site, nest, forward=moved, backward=back, extra=ALIAS)
 
 
-rule("Slice", "CenterCropPad", "com.microsoft.DynamicSlice", ports=(0,))(_result_only)
+def _slice_travel(flow: Flow, i: int, node: Node) -> None:
+    """A range along some axes; along the batch only all of it."""
+    name, output = node.inputs[0], node.outputs[0]
+    source, marks, site = flow.shape(name), flow.of(name), flow.site(i)
+    for d, (mark, a, b) in enumerate(zip(marks, source, flow.shape(output), strict=True)):
+        if mark is not None and a != b:
+            raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+    flow.set(output, marks)
+    ends, axes = site.constant_ints(2), site.constant_ints(3)
+    if ends is not None and any(marks):
+        along = [a % len(marks) for a in axes] if axes is not None else range(len(ends))
+        flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
 
 
-@rule("Transpose", ports=(0,))
+def _slice_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    starts, ends = (integers(x[1]), integers(x[2])) if len(x) > 2 else (list(a["starts"]), list(a["ends"]))
+    axes = axes_of(x, a, 3) or list(range(len(starts)))
+    steps = integers(x[4]) if len(x) > 4 and x[4] is not None else [1] * len(starts)
+    index = [slice(None)] * x[0].ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = x[0].shape[axis]
+        last = None if step < 0 and end < -size else end
+        index[axis] = slice(start, last, step)
+    return [x[0][tuple(index)]]
+
+
+Rule(
+    ports=(0,),
+    travel=_slice_travel,
+    compute=_slice_value,
+    strides=_same_strides,
+    rearranges=True,
+    values=(1, 2, 3, 4),
+    linear=True,
+).register("Slice", build=_result_only)
+Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
+Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
+
+
+def _transpose_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.transpose(x[0], a.get("perm"))]
+
+
+def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return tuple(strides[p] for p in site.ints("perm", tuple(reversed(range(len(strides))))))
+
+
+@Rule(ports=(0,), compute=_transpose_value, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
@@ -120,7 +255,25 @@ def transpose(site: Site) -> OpSpec:
     return streaming(site, nest, extra=ALIAS)
 
 
-@rule("Concat")
+def _concat_travel(flow: Flow, i: int, node: Node) -> None:
+    """Joined along an axis; along the batch only when every part follows it."""
+    names = [n for n in node.inputs if n]
+    rank = len(flow.shape(names[0]))
+    axis = flow.site(i).axis("axis", 0, rank)
+    parts = [flow.of(name)[axis] for name in names]
+    if any(parts) and not all(parts):
+        raise flow.fail(i, "joins along the batch with a part that does not follow it")
+    marks: list[Mark | None] = [flow.share(i, [(n, d) for n in names]) if d != axis else None for d in range(rank)]
+    if any(parts):
+        marks[axis] = Mark(flow.shape(node.outputs[0])[axis] // flow.batch, 1)
+    flow.set(node.outputs[0], marks)
+
+
+def _concat_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.concatenate(list(x), axis=int(a["axis"]))]
+
+
+@Rule(travel=_concat_travel, compute=_concat_value, linear=True).of("Concat")
 def concat(site: Site) -> OpSpec:
     """Tensors one after the other along an axis."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -128,7 +281,28 @@ def concat(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, positions, (axis,)), backward_kernels=max(1, sum(site.needs)))
 
 
-@rule("Split", "SplitToSequence", ports=(0,))
+def _split_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    axis = int(a.get("axis", 0))
+    size = x[0].shape[axis]
+    if len(x) > 1 and x[1] is not None:
+        parts = integers(x[1])
+    elif "split" in a:
+        parts = list(a["split"])
+    else:
+        count = int(a["num_outputs"])
+        parts = [-(-size // count)] * (count - 1)
+    return [np.asarray(part) for part in np.split(x[0], np.cumsum(parts)[: len(parts) - (sum(parts) == size)], axis)]
+
+
+@Rule(
+    ports=(0,),
+    compute=_split_value,
+    strides=_same_strides,
+    rearranges=True,
+    travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
+    values=(1,),
+    linear=True,
+).of("Split", "SplitToSequence")
 def split(site: Site) -> OpSpec:
     """A tensor cut along an axis."""
     if any(len(t.shape) != len(site.input(0).shape) for t in site.results()):
@@ -137,7 +311,40 @@ def split(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, (0,), (axis,)), kernels=len(site.results()), extra=ALIAS)
 
 
-@rule("Expand", ports=(0,))
+def _expand_travel(flow: Flow, i: int, node: Node) -> None:
+    """Broadcast to a fixed shape; a first dimension that grows to the batch size follows the batch."""
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    lead = len(output) - len(source)
+    marks: list[Mark | None] = [*(None for _ in range(lead)), *flow.of(node.inputs[0])]
+    grows = lead > 0 or source[0] == 1
+    if output and output[0] == flow.batch > 1 and grows and not any(marks):
+        marks[0] = Mark()
+    flow.set(node.outputs[0], marks)
+    flow.note_shape(i, 1, node.outputs[0])
+
+
+def _expand_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [x[0] * np.ones(integers(x[1]), dtype=x[0].dtype)]
+
+
+def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    source, result = site.input(0).shape, site.output().shape
+    lead = len(result) - len(source)
+    if lead < 0:
+        return None
+    inner = (s if a == b else 0 for s, a, b in zip(strides, source, result[lead:], strict=True))
+    return (*((0,) * lead), *inner)
+
+
+@Rule(
+    ports=(0,),
+    travel=_expand_travel,
+    compute=_expand_value,
+    strides=_expanded_strides,
+    hands_on=True,
+    values=(1,),
+    linear=True,
+).of("Expand")
 def expand(site: Site) -> OpSpec:
     """Dimensions of size 1 repeated; backward sums them."""
     if site.input(0).elements == site.output().elements and len(site.input(0).shape) == len(site.output().shape):
@@ -145,13 +352,37 @@ def expand(site: Site) -> OpSpec:
     return streaming(site, broadcast_nest(site, (0,), 0.0), backward_flops=float(site.output().elements), extra=ALIAS)
 
 
-@rule("Tile", ports=(0,))
+def _tile_travel(flow: Flow, i: int, node: Node) -> None:
+    """Repeated along each dimension; a first dimension repeated batch times follows the batch."""
+    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    marks = list(flow.of(node.inputs[0]))
+    for d, (mark, a, b) in enumerate(zip(marks, source, output, strict=True)):
+        if mark is not None:
+            marks[d] = Mark(mark.outer * (b // a), mark.inner)
+    if output and source[0] == 1 and output[0] == flow.batch > 1 and not any(marks):
+        marks[0] = Mark()
+        flow.edit(i, 1, [d == 0 for d in range(len(marks))])
+    flow.set(node.outputs[0], marks)
+
+
+def _tile_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    return [np.tile(x[0], integers(x[1]))]
+
+
+@Rule(ports=(0,), travel=_tile_travel, compute=_tile_value, hands_on=True, values=(1,)).of("Tile")
 def tile(site: Site) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
     return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
 
 
-@rule("Pad", "ReverseSequence", "Trilu", "com.microsoft.Trilu", ports=(0,))
+def _trilu_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    k = int(x[1]) if len(x) > 1 and x[1] is not None else 0
+    return [np.triu(x[0], k) if a.get("upper", 1) else np.tril(x[0], k)]
+
+
+@Rule(ports=(0,), rearranges=True, values=(1, 3)).of("Pad")
+@Rule(ports=(0,)).of("ReverseSequence")
+@Rule(ports=(0,), compute=_trilu_value, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
 def pad(site: Site) -> OpSpec:
     """A copy with a border, in another order, or with a triangle blanked."""
     whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(site.call.op.split(".")[-1], ())
@@ -159,7 +390,7 @@ def pad(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, (0,), [k % rank for k in whole]))
 
 
-@rule("SpaceToDepth", "DepthToSpace", ports=(0,))
+@Rule(ports=(0,)).of("SpaceToDepth", "DepthToSpace")
 def block_rearrange(site: Site) -> OpSpec:
     """Blocks of space to channels and back; a copy that only the batch can be split of."""
     names = "n w1 w2 w3 -> n v1 v2 v3"
@@ -171,7 +402,14 @@ RESAMPLE_FLOPS = {"nearest": 0.0, "linear": 7.0, "cubic": 35.0}
 """Per result element of a two-dimensional resize."""
 
 
-@rule("Resize", "Upsample", ports=(0,))
+def _resize_travel(flow: Flow, i: int, node: Node) -> None:
+    """Spatial sizes change, the batch stays."""
+    along_nests(flow, i, node)
+    flow.note_shape(i, 3, node.outputs[0])
+
+
+@Rule(ports=(0,), travel=_resize_travel, values=(1, 2, 3)).of("Resize")
+@Rule(ports=(0,), values=(1,)).of("Upsample")
 def resize(site: Site) -> OpSpec:
     """Resampling of space; resized dimensions are not split."""
     flops = RESAMPLE_FLOPS.get(site.str_attribute("mode", "nearest"), 7.0) * site.output().elements
@@ -180,7 +418,11 @@ def resize(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-@rule("Cast", "CastLike", ports=(0,))
+_CAST = Rule(ports=(0,), compute=converted, hands_on=True)
+
+
+@replace(_CAST, keeps_layout=True, linear=True).of("Cast")
+@_CAST.of("CastLike")
 def cast(site: Site) -> OpSpec:
     """Another element type; a cast to the same type is a view."""
     nest = broadcast_nest(site, (0,), 0.0)
@@ -190,19 +432,19 @@ def cast(site: Site) -> OpSpec:
     return streaming(site, nest, forward=moved, backward=moved)
 
 
-@rule("Shape", "Size", "SequenceLength", "OptionalHasElement", "Constant", "SequenceEmpty", ports=())
+@Rule(ports=()).of("Shape", "Size", "SequenceLength", "OptionalHasElement", "Constant", "SequenceEmpty")
 def shape_arithmetic(site: Site) -> OpSpec:
     """What a framework knows without asking the device."""
     return plumbing(site)
 
 
-@rule("SequenceConstruct", "SequenceAt", "SequenceErase", "SequenceInsert")
+@Rule(values=(1,)).of("SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert")
 def container(site: Site) -> OpSpec:
     """Lists of tensors: references change hands, no element moves."""
     return plumbing(site)
 
 
-@rule("ConcatFromSequence")
+@Rule().of("ConcatFromSequence")
 def concat_sequence(site: Site) -> OpSpec:
     """The tensors of a list one after the other: a copy of the result's size."""
     moved = traffic(site.output()) * 2.0

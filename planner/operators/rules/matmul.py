@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from planner.errors import ModelError
-from planner.operators.assemble import contraction, details, keep_inputs, keep_outputs, streaming, traffic
-from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.assemble import contraction, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.nest import dim_names, loop_nest, result_shapes
+from planner.operators.site import TWO_MATRICES, WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -23,35 +25,54 @@ def _operand(rank: int, batch: list[str], row: str, column: str, transposed: boo
     return " ".join([*batch[len(batch) - (rank - 2) :], *pair])
 
 
-def product_nest(site: Site, a: int, b: int, *, transposed_a: bool = False, transposed_b: bool = False) -> LoopNest:
+def product_line(site: Site, a: int, b: int, *, transposed_a: bool = False, transposed_b: bool = False) -> str:
     """`b m k, b k n -> b m n` over any batch dimensions, broadcast as numpy does."""
     rank_a, rank_b = len(site.input(a).shape), len(site.input(b).shape)
     batch = dim_names("b", max(rank_a, rank_b, 2) - 2)
     left = _operand(rank_a, batch, "m", "k", transposed_a)
     right = _operand(rank_b, batch, "k", "n", transposed_b)
     out = [*batch, *(["m"] if rank_a > 1 else []), *(["n"] if rank_b > 1 else [])]
-    text = f"{left}, {right} -> {' '.join(out)}"
-    return loop_nest(text, site.reads(a, b), site.writes(0), contraction=True)
+    return f"{left}, {right} -> {' '.join(out)}"
 
 
-@rule("MatMul")
+def product_nest(site: Site, a: int, b: int) -> LoopNest:
+    """The product of two operands."""
+    return loop_nest(product_line(site, a, b), site.reads(a, b), site.writes(0), contraction=True)
+
+
+@Rule(weights=TWO_MATRICES, heavy=True).of("MatMul")
 def matmul(site: Site) -> OpSpec:
     """Batched matrix product."""
     return contraction(site, product_nest(site, 0, 1))
 
 
-@rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
+def _fused_line(site: Site) -> str:
+    """A product's line, its operands transposed on demand."""
+    if _flag(site, "transBatchA") or _flag(site, "transBatchB"):
+        return _batch_transposed_line(site)
+    return product_line(site, 0, 1, transposed_a=_flag(site, "transA"), transposed_b=_flag(site, "transB"))
+
+
+def _results(site: Site, line: Callable[[Site], str], typed: int = 0) -> list[Shaped | None]:
+    """The result that a line says of the first two inputs, of the type of some input."""
+    return [like(site.input(typed), result_shapes(line(site), [site.input(p).shape for p in (0, 1)])[0])]
+
+
+_fused_results = partial(_results, line=_fused_line)
+Rule(infer=_fused_results, weights=TWO_MATRICES, heavy=True).register("com.microsoft.FusedMatMulActivation")
+
+
+@Rule(infer=_fused_results, weights=TWO_MATRICES, heavy=True).of(
+    "com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul"
+)
 def fused_matmul(site: Site) -> OpSpec:
     """Batched matrix product of operands that may be transposed, scaled by a constant."""
-    if _flag(site, "transBatchA") or _flag(site, "transBatchB"):
-        return contraction(site, _batch_transposed_nest(site))
-    nest = product_nest(site, 0, 1, transposed_a=_flag(site, "transA"), transposed_b=_flag(site, "transB"))
-    return contraction(site, nest)
+    return contraction(site, loop_nest(_fused_line(site), site.reads(0, 1), site.writes(0), contraction=True))
 
 
-def _batch_transposed_nest(site: Site) -> LoopNest:
+def _batch_transposed_line(site: Site) -> str:
     """Operands stored as `m b k`: the batch dimensions stand behind the first matrix dimension."""
-    batch = dim_names("b", len(site.output().shape) - 2)
+    batch = dim_names("b", len(site.input(0).shape) - 2)
 
     def operand(row: str, column: str, swap: bool, moved: bool) -> str:
         first, last = (column, row) if swap else (row, column)
@@ -59,17 +80,24 @@ def _batch_transposed_nest(site: Site) -> LoopNest:
 
     left = operand("m", "k", _flag(site, "transA"), _flag(site, "transBatchA"))
     right = operand("k", "n", _flag(site, "transB"), _flag(site, "transBatchB"))
-    text = f"{left}, {right} -> {' '.join([*batch, 'm', 'n'])}"
-    return loop_nest(text, site.reads(0, 1), site.writes(0), contraction=True)
+    return f"{left}, {right} -> {' '.join([*batch, 'm', 'n'])}"
 
 
-@rule("Gemm")
+@Rule(weights={0: Role.MATRIX, 1: Role.MATRIX, 2: Role.BIAS}, heavy=True).of("Gemm")
 def gemm(site: Site) -> OpSpec:
     """`alpha * A' B' + beta * C`; the bias is added in the same kernel."""
+    nest = loop_nest(_gemm_line(site), site.reads(0, 1), site.writes(0), contraction=True)
+    return contraction(site, nest, bias=bias_nest(site, 2, "m n"))
+
+
+def _gemm_line(site: Site) -> str:
     left = "k m" if _flag(site, "transA") else "m k"
     right = "n k" if _flag(site, "transB") else "k n"
-    nest = loop_nest(f"{left}, {right} -> m n", site.reads(0, 1), site.writes(0), contraction=True)
-    return contraction(site, nest, bias=bias_nest(site, 2, "m n"))
+    return f"{left}, {right} -> m n"
+
+
+def _plain_line(site: Site) -> str:
+    return product_line(site, 0, 1)
 
 
 def bias_nest(site: Site, position: int, result: str) -> LoopNest | None:
@@ -83,7 +111,10 @@ def bias_nest(site: Site, position: int, result: str) -> LoopNest | None:
     return loop_nest(text, site.reads(position), site.writes(0), vector_flops=float(elements))
 
 
-@rule("com.microsoft.FusedGemm", "com.microsoft.GemmFastGelu")
+@Rule(infer=partial(_results, line=_gemm_line), weights=WEIGHT_AND_BIAS, ranks={0: (2,), 1: (2,)}, heavy=True).of(
+    "com.microsoft.FusedGemm"
+)
+@Rule(infer=partial(_results, line=_plain_line), weights=WEIGHT_AND_BIAS, heavy=True).of("com.microsoft.GemmFastGelu")
 def fused_gemm(site: Site) -> OpSpec:
     """A product with bias and activation in one kernel; the activation keeps the result."""
     if site.call.op.endswith("GemmFastGelu"):
@@ -97,7 +128,8 @@ def fused_gemm(site: Site) -> OpSpec:
     return replace(base, saved=(*base.saved, *keep_outputs(0))) if site.trains else base
 
 
-@rule("MatMulInteger", "com.microsoft.MatMulInteger16", ports=())
+@Rule(ports=(), weights=TWO_MATRICES, heavy=True, quantised=True).of("MatMulInteger")
+@Rule(ports=()).of("com.microsoft.MatMulInteger16")
 def matmul_integer(site: Site) -> OpSpec:
     """Product of 8-bit matrices; an inference operator, no gradient passes."""
     return contraction(site, product_nest(site, 0, 1))
@@ -109,7 +141,7 @@ def rounded(nest: LoopNest) -> LoopNest:
     return replace(nest, dims=coupled)
 
 
-@rule("QLinearMatMul", ports=())
+@Rule(ports=(), weights={3: Role.MATRIX, 4: Role.QUANTIZATION}, heavy=True, quantised=True).of("QLinearMatMul")
 def qlinear_matmul(site: Site) -> OpSpec:
     """Product of quantised matrices with scales and zero points; no gradient passes.
 
@@ -118,13 +150,40 @@ def qlinear_matmul(site: Site) -> OpSpec:
     return contraction(site, rounded(product_nest(site, 0, 3)))
 
 
-@rule("com.microsoft.MatMulIntegerToFloat", "com.microsoft.DynamicQuantizeMatMul", ports=())
+@Rule(
+    ports=(),
+    infer=partial(_results, line=_plain_line, typed=2),
+    weights={1: Role.MATRIX, 3: Role.QUANTIZATION, 6: Role.BIAS},
+    heavy=True,
+    quantised=True,
+).of("com.microsoft.MatMulIntegerToFloat")
+@Rule(
+    ports=(),
+    infer=partial(_results, line=_plain_line),
+    weights={1: Role.MATRIX, 2: Role.QUANTIZATION, 4: Role.BIAS},
+    heavy=True,
+    quantised=True,
+).of("com.microsoft.DynamicQuantizeMatMul")
 def matmul_to_float(site: Site) -> OpSpec:
     """Product of quantised matrices with a floating-point result; no gradient passes."""
     return contraction(site, product_nest(site, 0, 1))
 
 
-@rule("com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4", ports=(0,))
+def _packed_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x, (*x.shape[:-1], site.int_attribute("N", 0)))]
+
+
+Rule(heavy=True).register("com.microsoft.QGemm")
+
+
+@Rule(
+    ports=(0,),
+    infer=_packed_results,
+    weights={1: Role.MATRIX, 2: Role.QUANTIZATION, 3: Role.QUANTIZATION, 5: Role.BIAS},
+    heavy=True,
+    quantised=True,
+).of("com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4")
 def matmul_nbits(site: Site) -> OpSpec:
     """Product with a weight packed to a few bits; only the activation has a gradient.
 
@@ -140,16 +199,9 @@ def matmul_nbits(site: Site) -> OpSpec:
     left = " ".join([*rows, "k"])
     out = " ".join([*rows, "n"])
     nest = loop_nest(f"{left}, n k -> {out}", [(0, x.shape), (1, (n, k))], site.writes(0), contraction=True)
-    forward = traffic(*site.present(), *site.results())
-    backward = traffic(x, site.output(), site.input(1)) if site.need(0) else traffic()
-    return OpSpec(
-        nests=(nest,),
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=int(site.need(0)),
-        input_grad_matrix_flops=nest.matrix_flops if site.need(0) else 0.0,
-        details=details(forward, backward, {"dequantised_elements": float(n * k)}),
-    )
+    backward = traffic(x, site.output(), site.input(1))
+    extra = {"dequantised_elements": float(n * k)}
+    return streaming(site, nest, backward=backward, input_grad=nest.matrix_flops, extra=extra)
 
 
 def _labels(site: Site) -> tuple[list[list[str]], list[str]]:
@@ -196,7 +248,7 @@ def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[st
     return total
 
 
-@rule("Einsum")
+@Rule(weights=dict.fromkeys(range(8), Role.MATRIX), heavy=True).of("Einsum")
 def einsum(site: Site) -> OpSpec:
     """Any product of tensors over labels; a label of two operands that is summed makes it matrix work."""
     operands, result = _labels(site)

@@ -6,13 +6,18 @@ Kept for backward, as torch keeps it: the input and the statistics (fp32, two a 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from planner.graph import Tensor
+from planner.graph import DType, Tensor
 from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.rules.elementwise import broadcast_nest
+from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
+MOMENTS = Statistics((2,), (2,))
+"""Sum and sum of squares together; backward the sums of the gradient and of its product with the normalised input."""
+MEAN_SQUARE = Statistics((1,), (1,))
 FORWARD_FLOPS = 8.0
 """Per element: mean and variance (4), subtract, scale by the deviation, scale, shift."""
 BACKWARD_FLOPS = 14.0
@@ -20,17 +25,11 @@ BACKWARD_FLOPS = 14.0
 
 
 def _nest(
-    site: Site, text: str, reads: list[int], coupled: list[str], writes: tuple[int, ...] = (0,), **sizes: int
+    site: Site, reads: Mapping[int, str], writes: Mapping[int, str], coupled: Sequence[str], **sizes: int
 ) -> LoopNest:
-    x = site.input(reads[0])
-    return loop_nest(
-        text,
-        site.reads(*reads),
-        site.writes(*writes),
-        sizes=sizes,
-        kinds=dict.fromkeys(coupled, DimKind.COUPLED),
-        vector_flops=FORWARD_FLOPS * x.elements,
-    )
+    """The nest over those operands that the call has, the first of which is normalised."""
+    kinds, flops = dict.fromkeys(coupled, DimKind.COUPLED), FORWARD_FLOPS * site.input(next(iter(reads))).elements
+    return loop_nest(*site.line(reads, writes), sizes=sizes, kinds=kinds, vector_flops=flops)
 
 
 def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
@@ -49,7 +48,12 @@ def _broadcast(names: list[str], tensor: Tensor) -> str:
     return " ".join(names[len(names) - len(tensor.shape) :])
 
 
-@rule("BatchNormalization", ports=(0, 1, 2))
+@Rule(
+    ports=(0, 1, 2),
+    keeps_layout=True,
+    weights={**WEIGHT_AND_BIAS, 3: Role.MEAN, 4: Role.VARIANCE},
+    statistics=MOMENTS,
+).of("BatchNormalization")
 def batch_norm(site: Site) -> OpSpec:
     """Batch normalisation; statistics over batch and space in training, fixed per channel at inference.
 
@@ -60,11 +64,9 @@ def batch_norm(site: Site) -> OpSpec:
     spatial = dim_names("s", len(x.shape) - 2)
     data, channel = (" ".join(["n", "c", *spatial]), "c") if len(x.shape) > 1 else ("n", "1")
     training = site.int_attribute("training_mode", 0) == 1
-    reads = [p for p in range(5) if site.has(p)]
-    writes = tuple(p for p in range(3) if site.has_output(p)) if training else (0,)
-    left = ", ".join([data, *[channel] * (len(reads) - 1)])
-    right = ", ".join([data, *[channel] * (len(writes) - 1)])
-    nest = _nest(site, f"{left} -> {right}", reads, ["n", *spatial] if training else [], writes)
+    reads = {0: data, **dict.fromkeys(range(1, 5), channel)}
+    writes = {0: data, 1: channel, 2: channel} if training else {0: data}
+    nest = _nest(site, reads, writes, ["n", *spatial] if training else [])
     channels = x.shape[1] if len(x.shape) > 1 else 1
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * channels)))
 
@@ -75,30 +77,39 @@ def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tup
     rank = len(tensor.shape)
     axis = site.axis("axis", -1, rank)
     names = [*dim_names("b", axis), *dim_names("h", rank - axis)]
-    scales = [p for p in scales if site.has(p)]
-    left = ", ".join([" ".join(names), *(_broadcast(names, site.input(p)) for p in scales)])
     row = " ".join([*names[:axis], *["1"] * (rank - axis)])
-    writes = tuple(p for p in (0, 1, 2) if site.has_output(p))
-    right = ", ".join([" ".join(names), *[row] * (len(writes) - 1)])
-    nest = _nest(site, f"{left} -> {right}", [x, *scales], names[axis:], writes)
+    reads = {p: _broadcast(names, site.input(p)) for p in (x, *scales) if site.has(p)}
+    nest = _nest(site, reads, {0: " ".join(names), 1: row, 2: row}, names[axis:])
     rows = math.prod(tensor.shape[:axis])
     kept = keep_inputs(site, x) if saved is None else saved
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-@rule("LayerNormalization")
+def _row_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    axis = site.axis("axis", -1, len(x.shape))
+    row = like(x, (*x.shape[:axis], *[1] * (len(x.shape) - axis)), DType.FLOAT32)
+    return [like(x), row, row]
+
+
+Rule(infer=_row_results).register("com.microsoft.LayerNormalization")
+
+
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("LayerNormalization")
 def layer_norm(site: Site) -> OpSpec:
     """Normalisation of each row by its mean and deviation."""
     return _row_norm(site, 0, [1, 2], 2)
 
 
-@rule("RMSNormalization")
+@Rule(weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of("RMSNormalization")
 def rms_norm(site: Site) -> OpSpec:
     """Normalisation of each row by its root mean square."""
     return _row_norm(site, 0, [1], 1)
 
 
-@rule("SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+@Rule(infer=_row_results, weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of(
+    "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization"
+)
 def simplified_layer_norm(site: Site) -> OpSpec:
     """Root mean square normalisation under its older name."""
     return _row_norm(site, 0, [1], 1)
@@ -109,28 +120,47 @@ def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpS
     x = site.input(0)
     kept = keep_outputs(3) if site.has_output(3) else (keep_extra(1, x.elements, x),)
     names = [*dim_names("b", len(x.shape) - 1), "h"]
-    positions = [0, 1, *(p for p in (*scales, bias) if site.has(p))]
-    left = ", ".join(_broadcast(names, site.input(p)) for p in positions)
-    writes = (0, 3) if site.has_output(3) else (0,)
-    right = ", ".join([" ".join(names)] * len(writes))
-    nest = _nest(site, f"{left} -> {right}", positions, ["h"], writes)
+    reads = {p: _broadcast(names, site.input(p)) for p in (0, 1, *scales, bias) if site.has(p)}
+    nest = _nest(site, reads, {0: " ".join(names), 3: " ".join(names)}, ["h"])
     rows = math.prod(x.shape[:-1])
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-@rule("com.microsoft.SkipLayerNormalization")
+def _skip_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    row = like(x, (*x.shape[:-1], 1), DType.FLOAT32)
+    return [like(x), row, row, like(x)]
+
+
+@Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS, 4: Role.BIAS}, statistics=MOMENTS).of(
+    "com.microsoft.SkipLayerNormalization"
+)
 def skip_layer_norm(site: Site) -> OpSpec:
     """Residual sum and layer normalisation in one kernel: input, skip, gamma, beta, bias."""
     return _skip_norm(site, [2, 3], 4, 2)
 
 
-@rule("com.microsoft.SkipSimplifiedLayerNormalization")
+@Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS}, statistics=MEAN_SQUARE).of(
+    "com.microsoft.SkipSimplifiedLayerNormalization"
+)
 def skip_rms_norm(site: Site) -> OpSpec:
     """Residual sum and root mean square normalisation in one kernel: input, skip, gamma, bias."""
     return _skip_norm(site, [2], 3, 1)
 
 
-@rule("com.microsoft.EmbedLayerNormalization", ports=(2, 3, 4, 5, 6))
+def _embed_results(site: Site) -> list[Shaped | None]:
+    ids, table = site.input(0), site.input(2)
+    embedded = like(table, (*ids.shape, table.shape[1]))
+    return [embedded, ((ids.shape[0],), DType.INT32), embedded]
+
+
+@Rule(
+    ports=(2, 3, 4, 5, 6),
+    infer=_embed_results,
+    weights={**dict.fromkeys((2, 3, 4), Role.TABLE), 5: Role.MATRIX, 6: Role.BIAS},
+    ranks=dict.fromkeys((0, 2, 3, 4), (2,)),
+    statistics=MOMENTS,
+).of("com.microsoft.EmbedLayerNormalization")
 def embed_layer_norm(site: Site) -> OpSpec:
     """Sum of word, position and segment embeddings, normalised; the sum is kept: as output 2 where asked for.
 
@@ -138,16 +168,13 @@ def embed_layer_norm(site: Site) -> OpSpec:
     """
     out = site.output()
     terms = {0: "b s", 1: "b s", 2: "v h", 3: "p h", 4: "y h", 5: "h", 6: "h", 7: "b s", 8: "b s"}
-    reads, writes = [p for p in terms if site.has(p)], [p for p in (0, 2) if site.has_output(p)]
     nest = loop_nest(
-        f"{', '.join(terms[p] for p in reads)} -> {', '.join(['b s h'] * len(writes))}",
-        site.reads(*reads),
-        site.writes(*writes),
+        *site.line(terms, {0: "b s h", 2: "b s h"}),
         kinds={"h": DimKind.COUPLED, **dict.fromkeys("vpy", DimKind.WHOLE)},
         vector_flops=(FORWARD_FLOPS + 2) * out.elements,
     )
     tables = [site.input(p) for p in (2, 3, 4) if site.has(p)]
-    others = traffic(*(site.input(p) for p in reads if p not in (2, 3, 4)), *site.results())
+    others = traffic(*(site.input(p) for p in terms if p not in (2, 3, 4) and site.has(p)), *site.results())
     touched = elements_like(out, float(out.elements * len(tables)))
     made = () if site.has_output(2) else (keep_extra(1, out.elements, out),)
     saved = (
@@ -173,13 +200,11 @@ def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
     spatial = dim_names("s", len(x.shape) - 2)
     data = " ".join(["n", "(g c)", *spatial])
     weight = "g" if scale_by_group else "(g c)"
-    positions = [0, *(p for p in (1, 2) if site.has(p))]
-    left = ", ".join([data, *[weight] * (len(positions) - 1)])
-    nest = _nest(site, f"{left} -> {data}", positions, ["c", *spatial], g=groups)
+    nest = _nest(site, {0: data, 1: weight, 2: weight}, {0: data}, ["c", *spatial], g=groups)
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
-@rule("GroupNormalization")
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("GroupNormalization")
 def group_norm(site: Site) -> OpSpec:
     """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
     groups = site.int_attribute("num_groups", 1)
@@ -187,24 +212,26 @@ def group_norm(site: Site) -> OpSpec:
     return _channel_groups(site, groups, per_group)
 
 
-@rule("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
+@Rule(infer=as_first, weights={**WEIGHT_AND_BIAS, 4: Role.BIAS}).of(
+    "com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm"
+)
 def group_norm_channels_last(site: Site) -> OpSpec:
     """Group normalisation of a channels-last tensor, maybe with a SiLU and a residual sum."""
     x = site.input(0)
     groups = site.int_attribute("groups", 1)
     spatial = dim_names("s", len(x.shape) - 2)
     data = " ".join(["n", *spatial, "(g c)"])
-    nest = _nest(site, f"{data}, (g c), (g c) -> {data}", [0, 1, 2], ["c", *spatial], g=groups)
+    nest = _nest(site, {0: data, 1: "(g c)", 2: "(g c)"}, {0: data}, ["c", *spatial], g=groups)
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
-@rule("InstanceNormalization")
+@Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("InstanceNormalization")
 def instance_norm(site: Site) -> OpSpec:
     """Normalisation of each channel of each sample over space."""
     return _channel_groups(site, site.input(0).shape[1], False)
 
 
-@rule("LRN")
+@Rule().of("LRN")
 def local_response_norm(site: Site) -> OpSpec:
     """Normalisation by the squares of neighbouring channels; the divisor is made and kept."""
     x = site.input(0)
@@ -221,25 +248,21 @@ def local_response_norm(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
 
 
-@rule("LpNormalization")
+@Rule(statistics=MEAN_SQUARE).of("LpNormalization")
 def lp_norm(site: Site) -> OpSpec:
     """Division by the p-norm along an axis; input and norms are kept."""
     x = site.input(0)
-    names = dim_names("d", len(x.shape))
     axis = site.axis("axis", -1, len(x.shape))
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    nest = _nest(site, text, [0], [names[axis]])
+    nest = broadcast_nest(site, (0,), FORWARD_FLOPS * x.elements, coupled=[axis])
     rows = x.elements // max(1, x.shape[axis])
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, rows, x)))
 
 
-@rule("MeanVarianceNormalization")
+@Rule(statistics=MOMENTS).of("MeanVarianceNormalization")
 def mean_variance_norm(site: Site) -> OpSpec:
     """Zero mean and unit variance over some axes, without weights."""
     x = site.input(0)
-    names = dim_names("d", len(x.shape))
-    axes = site.ints("axes", (0, 2, 3))
-    coupled = [names[a % len(names)] for a in axes]
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    groups = math.prod(size for name, size in zip(names, x.shape, strict=True) if name not in coupled)
-    return _spec(site, _nest(site, text, [0], coupled), (*keep_inputs(site, 0), keep_extra(0, 2 * groups)))
+    axes = [a % len(x.shape) for a in site.ints("axes", (0, 2, 3))]
+    groups = math.prod(size for k, size in enumerate(x.shape) if k not in axes)
+    nest = broadcast_nest(site, (0,), FORWARD_FLOPS * x.elements, coupled=axes)
+    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * groups)))

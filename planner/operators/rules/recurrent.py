@@ -8,12 +8,15 @@ first are launched without the framework (`library_kernels`, `library_back_kerne
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.errors import ModelError
 from planner.graph import TensorKind
-from planner.operators.assemble import Traffic, details, elements_like, keep_extra, keep_inputs, keep_outputs, traffic
+from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.flow import along_nests
 from planner.operators.nest import loop_nest
-from planner.operators.site import Site, rule
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.site import Role, Rule, Site
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 _KINDS = {
     **dict.fromkeys("thj", DimKind.COUPLED),
@@ -43,29 +46,24 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
     sizes = {"g": gates, "h": hidden}
     nest = _nest(site, batch_first, sizes, inputs + recurrent, flops_per_unit * units)
     input_grad, weight_grad = _gradient_flops(site, inputs, recurrent, steps)
-    saved: tuple[Saved, ...] = ()
-    if site.trains:
-        kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
-        whole = keep_outputs(0) if site.has_output(0) else (keep_extra(1, units, x),)
-        saved = (*keep_inputs(site, 0, 5, 6), *whole, *kept)
+    kept = (keep_extra(0, units * kept_per_unit, x),) if kept_per_unit else ()
+    outputs = keep_outputs(0) if site.has_output(0) else (keep_extra(1, units, x),)
     pre = elements_like(x, 2.0 * units * gates)
     forward = traffic(*site.present(), *site.results()) + traffic(r) * (steps - 1) + pre
-    backward = Traffic()
-    if site.trains:
-        backward = forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r)
     stepwise = 2 * steps * directions
     library = {"library_kernels": float(stepwise), "library_back_kernels": float(stepwise if site.trains else 0)}
-    return OpSpec(
-        nests=(nest,),
-        saved=saved,
+    return streaming(
+        site,
+        nest,
+        saved=(*keep_inputs(site, 0, 5, 6), *outputs, *kept),
+        forward=forward,
+        backward=forward + pre * 2.0 + elements_like(x, units * kept_per_unit) + traffic(x, w, r),
         kernels=1 + stepwise,
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
-        backward_kernels=3 + stepwise if site.trains else 0,
-        input_grad_matrix_flops=input_grad,
-        weight_grad_matrix_flops=weight_grad,
-        backward_vector_flops=1.5 * flops_per_unit * units if site.trains else 0.0,
-        details=details(forward, backward, library),
+        backward_kernels=3 + stepwise,
+        backward_flops=1.5 * flops_per_unit * units,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        extra=library,
     )
 
 
@@ -75,12 +73,8 @@ def _nest(site: Site, batch_first: bool, sizes: dict[str, int], matrix_flops: fl
     terms = {0: "b t i" if batch_first else "t b i", 1: "d (g h) i", 2: "d (g h) j", 3: "d bias", 4: "b", 7: "d peep"}
     terms |= {5: state, 6: state}
     results = {0: "b t d h" if batch_first else "t d b h", 1: state, 2: state}
-    reads = [p for p in sorted(terms) if site.has(p)]
-    writes = [p for p in sorted(results) if site.has_output(p)]
     return loop_nest(
-        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
-        site.reads(*reads),
-        site.writes(*writes),
+        *site.line(dict(sorted(terms.items())), results),
         sizes=sizes,
         kinds=_KINDS,
         matrix_flops=matrix_flops,
@@ -107,19 +101,28 @@ def _gradient_flops(site: Site, inputs: float, recurrent: float, steps: int) -> 
     return towards, weights
 
 
-@rule("LSTM", ports=(0, 1, 2, 3, 5, 6, 7))
+_CELL = Rule(
+    ports=(0, 1, 2, 3, 5, 6, 7),
+    travel=partial(along_nests, broadcast=False),
+    weights={1: Role.OF_INPUT, 2: Role.OF_STATE, 3: Role.BIAS, 7: Role.PEEPHOLE},
+    ranks=dict.fromkeys((0, 1, 2), (3,)),
+    heavy=True,
+)
+
+
+@_CELL.of("LSTM")
 def lstm(site: Site) -> OpSpec:
     """Long short-term memory: four gates and a cell state are kept for each step and unit."""
     return _recurrent(site, gates=4, kept_per_unit=5, flops_per_unit=21.0)
 
 
-@rule("GRU", ports=(0, 1, 2, 3, 5))
+@_CELL.of("GRU")
 def gru(site: Site) -> OpSpec:
     """Gated recurrent unit: three gates and the candidate's recurrent part are kept for each step and unit."""
     return _recurrent(site, gates=3, kept_per_unit=4, flops_per_unit=18.0)
 
 
-@rule("RNN", ports=(0, 1, 2, 3, 5))
+@_CELL.of("RNN")
 def rnn(site: Site) -> OpSpec:
     """Plain recurrence: its outputs are all that backward needs."""
     return _recurrent(site, gates=1, kept_per_unit=0, flops_per_unit=4.0)

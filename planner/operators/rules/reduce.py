@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.rules.elementwise import broadcast_nest
+from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.values import axes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add."""
+    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add.
+
+    Where they do not, `statistics` says what ranks exchange instead, if that is known.
+    """
 
     flops: float
     keeps: str = ""
     adds: bool = False
+    statistics: Statistics | None = None
+    compute: Evaluator | None = None
 
 
+def _along(function: Callable[..., Any]) -> Evaluator:
+    def run(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+        axes = axes_of(x, a)
+        if not axes:
+            if a.get("noop_with_empty_axes"):
+                return [x[0]]
+            axes = None
+        keep = bool(a.get("keepdims", 1))
+        return [np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), dtype=x[0].dtype)]
+
+    return run
+
+
+_ONE = Statistics((1,))
 REDUCTIONS = {
     "ReduceL1": Reduction(2, "x", True),
-    "ReduceL2": Reduction(2, "xy"),
-    "ReduceLogSum": Reduction(1, "s"),
-    "ReduceLogSumExp": Reduction(6, "xy"),
-    "ReduceMax": Reduction(1, "xy"),
+    "ReduceL2": Reduction(2, "xy", statistics=_ONE),
+    "ReduceLogSum": Reduction(1, "s", statistics=_ONE),
+    "ReduceLogSumExp": Reduction(6, "xy", statistics=Statistics((1, 1))),
+    "ReduceMax": Reduction(1, "xy", statistics=_ONE, compute=_along(np.max)),
     "ReduceMean": Reduction(1, "", True),
-    "ReduceMin": Reduction(1, "xy"),
-    "ReduceProd": Reduction(1, "xy"),
-    "ReduceSum": Reduction(1, "", True),
+    "ReduceMin": Reduction(1, "xy", statistics=_ONE, compute=_along(np.min)),
+    "ReduceProd": Reduction(1, "xy", compute=_along(np.prod)),
+    "ReduceSum": Reduction(1, "", True, compute=_along(np.sum)),
     "ReduceSumSquare": Reduction(2, "x", True),
     "GlobalAveragePool": Reduction(1, "", True),
-    "GlobalMaxPool": Reduction(1, "xy"),
+    "GlobalMaxPool": Reduction(1, "xy", statistics=_ONE),
     "GlobalLpPool": Reduction(2, "xy"),
 }
 
@@ -83,30 +108,37 @@ def _reduce(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
 
 
-rule(*REDUCTIONS, ports=(0,))(_reduce)
+for _op, _entry in REDUCTIONS.items():
+    _axes = () if _op.startswith("Global") else (1,)
+    _rule = Rule(ports=(0,), compute=_entry.compute, values=_axes, statistics=_entry.statistics)
+    _rule.register(_op, build=_reduce)
 
 
-@rule("ArgMax", "ArgMin", ports=())
+@Rule(ports=()).of("ArgMax", "ArgMin")
 def arg_extremum(site: Site) -> OpSpec:
     """Place of the largest or smallest element along an axis; no gradient."""
     return streaming(site, reduction_nest(site, DimKind.COUPLED, float(site.input(0).elements)))
 
 
-@rule("CumSum", "CumProd", ports=(0,))
+def _cumsum_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
+    if a.get("exclusive") or a.get("reverse"):
+        raise ValueError("a variant that exporters do not write for shapes")
+    return [np.cumsum(x[0], axis=int(x[1]), dtype=x[0].dtype)]
+
+
+@Rule(ports=(0,), compute=_cumsum_value, values=(1,)).of("CumSum")
+@Rule(ports=(0,)).of("CumProd")
 def scan(site: Site) -> OpSpec:
     """Running sums or products along an axis; products keep input and output."""
     x = site.input(0)
-    names = dim_names("d", len(x.shape))
-    axis = site.constant_ints(1)
-    coupled = names if not axis or not names else [names[axis[0] % len(names)]]
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
-    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=float(x.elements))
+    axis, rank = site.constant_ints(1), len(x.shape)
+    coupled = [axis[0] % rank] if axis and rank else range(rank)
+    nest = broadcast_nest(site, (0,), float(x.elements), coupled=coupled)
     saved = (*keep_inputs(site, 0), *keep_outputs(0)) if site.call.op == "CumProd" else ()
     return streaming(site, nest, saved=saved, backward_flops=float(x.elements))
 
 
-@rule("Det")
+@Rule().of("Det")
 def determinant(site: Site) -> OpSpec:
     """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
     x = site.input(0)

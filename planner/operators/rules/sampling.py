@@ -9,7 +9,7 @@ import math
 
 from planner.operators.assemble import INT64_BYTES, keep_extra, keep_inputs, streaming
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.site import Rule, Site
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -22,7 +22,7 @@ def _whole(*names: str) -> dict[str, DimKind]:
     return dict.fromkeys(names, DimKind.WHOLE)
 
 
-@rule("GridSample", ports=(0, 1))
+@Rule(ports=(0, 1)).of("GridSample")
 def grid_sample(site: Site) -> OpSpec:
     """Bilinear samples at given places: `n c h, n y at -> n c y`; image and places are kept."""
     flops = 12.0 * site.output().elements
@@ -38,7 +38,7 @@ def grid_sample(site: Site) -> OpSpec:
     return streaming(site, nest, saved=keep_inputs(site, 0, 1), backward_flops=2.0 * flops)
 
 
-@rule("AffineGrid", ports=(0,))
+@Rule(ports=(0,), values=(1,)).of("AffineGrid")
 def affine_grid(site: Site) -> OpSpec:
     """Places of a transformed grid: `n at k -> n y at`."""
     flops = 6.0 * site.output().elements
@@ -53,7 +53,7 @@ def affine_grid(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-@rule("Col2Im", ports=(0,))
+@Rule(ports=(0,), values=(1, 2)).of("Col2Im")
 def col2im(site: Site) -> OpSpec:
     """Columns of windows summed back to an image: `n (c r) l -> n c y`."""
     elements = float(site.input(0).elements)
@@ -68,7 +68,8 @@ def col2im(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=elements)
 
 
-@rule("DFT", "STFT", ports=(0, 1))
+@Rule(ports=(0, 1), values=(1, 2)).of("DFT")
+@Rule(ports=(0, 1), values=(1, 3)).of("STFT")
 def fourier(site: Site) -> OpSpec:
     """Fourier transforms: 5 n log2 n operations for each transform of length n; every other dimension may be split."""
     x, result = site.input(0), site.output()
@@ -98,7 +99,7 @@ def fourier(site: Site) -> OpSpec:
     return streaming(site, nest, saved=window, backward_flops=flops)
 
 
-@rule("MaxUnpool", ports=(0,))
+@Rule(ports=(0,), values=(2,)).of("MaxUnpool")
 def max_unpool(site: Site) -> OpSpec:
     """Elements put back to the places that pooling chose, which count over the whole result; the places are kept."""
     return streaming(site, LoopNest((), (), ()), saved=keep_inputs(site, 1))
@@ -111,12 +112,12 @@ def _regions(site: Site, text: str, reads: tuple[int, ...], flops: float) -> Loo
         f"n c {' '.join(image)}, {text} -> r c {' '.join(places)}",
         site.reads(0, *reads),
         site.writes(0),
-        kinds=_whole(*image, *places, "n", "box"),
+        kinds=_whole(*image, *places, "box") | {"n": DimKind.COUPLED},
         vector_flops=flops,
     )
 
 
-@rule("MaxRoiPool", ports=(0,))
+@Rule(ports=(0,)).of("MaxRoiPool")
 def roi_pool(site: Site) -> OpSpec:
     """Largest elements of regions; the regions and int64 places are kept."""
     elements = site.output().elements
@@ -125,7 +126,7 @@ def roi_pool(site: Site) -> OpSpec:
     return streaming(site, nest, saved=saved, backward_flops=float(elements))
 
 
-@rule("RoiAlign", ports=(0,))
+@Rule(ports=(0,)).of("RoiAlign")
 def roi_align(site: Site) -> OpSpec:
     """Means of bilinear samples in regions; the regions are kept."""
     samples = max(1, site.int_attribute("sampling_ratio", 0)) ** 2

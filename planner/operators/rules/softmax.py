@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planner.operators.assemble import (
     elements_like,
     keep_extra,
@@ -11,9 +13,12 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Site, rule
+from planner.operators.rules.elementwise import broadcast_nest
+from planner.operators.site import Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
+SOFTMAX_STATISTICS = Statistics((1, 1), (1,))
+"""Maximum, then sum of exponentials; backward the sum of output times its gradient."""
 FORWARD_FLOPS = 5.0
 """Per element: maximum, subtract, exponential, sum, divide (each counted one)."""
 BACKWARD_FLOPS = 4.0
@@ -22,19 +27,15 @@ BACKWARD_FLOPS = 4.0
 
 def _coupled_nest(site: Site, vector_flops: float) -> LoopNest:
     """The normalised dimension is coupled; before operator set 13 that is every dimension from `axis` on."""
-    x = site.input(0)
-    rank = len(x.shape)
-    names = dim_names("d", rank)
+    rank = len(site.input(0).shape)
     if site.call.opset >= 13:
-        coupled = [names[site.axis("axis", -1, rank)]] if rank else []
+        coupled = [site.axis("axis", -1, rank)] if rank else []
     else:
-        coupled = names[site.axis("axis", 1, rank) :]
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    kinds = dict.fromkeys(coupled, DimKind.COUPLED)
-    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=vector_flops)
+        coupled = list(range(site.axis("axis", 1, rank), rank))
+    return broadcast_nest(site, (0,), vector_flops, coupled=coupled)
 
 
-@rule("Softmax", "LogSoftmax")
+@Rule(statistics=SOFTMAX_STATISTICS).of("Softmax", "LogSoftmax")
 def softmax(site: Site) -> OpSpec:
     """Exponentials normalised along an axis, or their logarithms."""
     elements = site.input(0).elements
@@ -42,21 +43,17 @@ def softmax(site: Site) -> OpSpec:
     return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
-@rule("Hardmax", ports=())
+@Rule(ports=()).of("Hardmax")
 def hardmax(site: Site) -> OpSpec:
     """One at the first maximum along an axis, else zero; no gradient."""
     return streaming(site, _coupled_nest(site, 2.0 * site.input(0).elements))
 
 
-@rule("com.microsoft.BiasSoftmax")
+@Rule(infer=as_first, statistics=SOFTMAX_STATISTICS).of("com.microsoft.BiasSoftmax")
 def bias_softmax(site: Site) -> OpSpec:
     """Bias added, then softmax, in one kernel."""
     elements = site.input(0).elements
-    names = dim_names("d", len(site.input(0).shape))
-    text = f"{' '.join(names)} -> {' '.join(names)}"
-    nest = loop_nest(
-        text, site.reads(0), site.writes(0), kinds={names[-1]: DimKind.COUPLED}, vector_flops=6.0 * elements
-    )
+    nest = broadcast_nest(site, (0,), 6.0 * elements, coupled=[-1])
     return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
@@ -65,23 +62,28 @@ def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
     spatial = dim_names("s", len(site.input(0).shape) - 2)
     rows, full = " ".join(["n", *spatial]), " ".join(["n", "c", *spatial])
     whole = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
-    reads = [p for p in (0, 1, 2) if site.has(p)]
-    writes = [p for p in (0, 1) if site.has_output(p)]
-    terms = {0: full, 1: rows, 2: "c"}
-    results = {0: rows if whole else "", 1: full}
     row_kind = DimKind.PARALLEL if whole else DimKind.REDUCED
     return loop_nest(
-        f"{', '.join(terms[p] for p in reads)} -> {', '.join(results[p] for p in writes)}",
-        site.reads(*reads),
-        site.writes(*writes),
+        *site.line({0: full, 1: rows, 2: "c"}, {0: rows if whole else "", 1: full}),
         kinds={**dict.fromkeys(["n", *spatial], row_kind), "c": classes},
         vector_flops=vector_flops,
     )
 
 
-@rule("SoftmaxCrossEntropyLoss", ports=(0,))
+def _flat_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x, ()), like(x, (math.prod(x.shape[:-1]), x.shape[-1]))]
+
+
+Rule(infer=_flat_results).register("com.microsoft.SoftmaxCrossEntropyLossInternal")
+
+
+@Rule(ports=(0,), statistics=Statistics((1, 2))).of("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(site: Site) -> OpSpec:
     """Log-softmax of the scores and the mean loss of the labels.
+
+    Ranks that cut the classes exchange the maximum, then the sum of exponentials with the label's score; backward is
+    local.
 
     The log-probabilities are kept: as output 1 where asked for, else made by the operator; so are the labels.
     """
@@ -105,7 +107,7 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
     )
 
 
-@rule("NegativeLogLikelihoodLoss", ports=(0,))
+@Rule(ports=(0,)).of("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(site: Site) -> OpSpec:
     """Mean of the labels' negated log-probabilities; reads one number a row, writes a gradient of full size."""
     scores, labels = site.input(0), site.input(1)

@@ -22,9 +22,8 @@ import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import TensorKind
-from planner.operators import OpCall, graph_specs
+from planner.operators import JointCut, OpCall, graph_specs, rule_of
 from planner.sharding.choices import Means
-from planner.sharding.coupled import RING_ATTENTION
 from planner.sharding.forbidden import split_refusals
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import TensorLayout
@@ -122,7 +121,7 @@ class _Rule:
     def strategy(self, i: int, strategy: Strategy) -> bool:
         """Whether an operator follows: results cut along steps, weights whole."""
         node = self.graph.nodes[i]
-        if self.ring and node.op in RING_ATTENTION and strategy.splits[self.axis] != Means.RING:
+        if self.ring and rule_of(node.op).joint is JointCut.RING and strategy.splits[self.axis] != Means.RING:
             return False
         for p, layout in strategy.writes:
             if p < len(node.outputs) and node.outputs[p] in self.graph.tensors:

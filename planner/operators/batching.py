@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, remember
-from planner.operators.batching.aligned import leading
-from planner.operators.batching.flow import Flow, Mark, Marks
-from planner.operators.batching.rules import RULES
-from planner.operators.classes import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
+from planner.operators.flow import Flow, Mark, Marks, along_nests
+from planner.operators.site import rule_of
+from planner.operators.specs import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
 
 _MOST_TRIES = 40
 
@@ -72,7 +71,7 @@ def _follow(flow: Flow) -> None:
         raise ModelError(f"no input has a dimension of the batch size {batch}", hint="name the batch size at import")
     for i, node in enumerate(graph.nodes):
         if any(name in flow.marks for name in node.inputs):
-            RULES.get(node.op, leading)(flow, i, node)
+            (rule_of(node.op).travel or along_nests)(flow, i, node)
 
 
 @per_graph
