@@ -14,7 +14,7 @@ import click
 
 from ._options import given, refuse_others
 from ._progress import SHOW_AFTER_S
-from ._report import show
+from ._report import plural, say_where, show
 
 Progress = Callable[[str, float, float], None]
 FOUND = 7
@@ -111,8 +111,8 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     if form == "json":
         click.echo(planner.dump_partition(plan), nl=False)
     elif not quiet:
-        show(planner.partition_report(plan), plan, "text")
-        click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
+        show(planner.partition_report(plan))
+        say_where(output)
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) ->
     for finding in findings:
         click.echo(str(finding.problem(plan_file)))
     if findings:
-        click.echo(f"{plan_file}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
+        click.echo(f"{plan_file}: {plural(len(findings), 'finding')}")
         return FOUND
     goal = plan.objective
     shape = f"{len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit}"

@@ -10,6 +10,7 @@ import click
 
 from . import _partition
 from ._options import dims_option, parse_dims
+from ._report import plural
 
 FOUND = 7
 
@@ -84,11 +85,11 @@ def _print_text(plan: Any, checked: dict[str, str | None], report: Any) -> None:
     for finding in report.findings:
         click.echo(str(finding.problem(name)))
     if count:
-        click.echo(f"{name}: {count} finding{'s' if count > 1 else ''}")
+        click.echo(f"{name}: {plural(count, 'finding')}")
     else:
         against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
         counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-        shape = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for noun, number in counts.items())
+        shape = ", ".join(plural(number, noun) for noun, number in counts.items())
         click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
     if report.unchecked:
         click.echo("not checked:")

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ._options import dims_option, model_argument, parse_dims
+from ._report import show, written
 
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
-LINKS = "busiest port of each level, out / in"
-PLAIN_WIDTH = 200
-"""Columns when the output is not a terminal."""
-WIDE = 150
-"""Columns from which on a table is not dealt to two."""
-FIRST = ("system", "iteration", "samples/s", "peak memory", "devices")
-REST = ("bubble", "sent", "versions", "staleness")
-"""What the first and the second of two tables show; the plan stands in the second."""
 
 
 @click.command("compare")
@@ -110,13 +100,12 @@ def command(
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:
         _write_plans(plans_folder, plans, refused)
-    terminal = sys.stdout.isatty() and not output
     remark = "" if precision else planner.precision_remark(found.precision, cluster.devices)
-    text = _text(found, form, shutil.get_terminal_size().columns if terminal else None, remark)
+    answer = planner.comparison_report(found, remark), planner.comparison_document(found), form
     if output:
-        planner.write_whole(output, text)
+        planner.write_whole(output, written(*answer))
     else:
-        click.echo(text, nl=False)
+        show(*answer)
 
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
@@ -132,76 +121,6 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
     click.echo(f"wrote {len(plans)} plan{'s' if len(plans) != 1 else ''} to {folder}", err=True)
     for name, reason in refused.items():
         click.echo(f"no plan file for {name}: {reason}", err=True)
-
-
-def _text(found: Any, form: str, width: int | None, remark: str) -> str:  # noqa: ANN401
-    import planner
-
-    if form == "json":
-        return json.dumps(planner.comparison_document(found), indent=2) + "\n"
-    if form == "csv":
-        return planner.comparison_csv(found)
-    if form == "markdown":
-        return planner.comparison_markdown(found)
-    return _rendered(found, width, remark)
-
-
-def _rendered(found: Any, width: int | None, remark: str = "") -> str:  # noqa: ANN401
-    """The table for people: `width` columns of a terminal, or None for plain text of any width.
-
-    Where the columns of a table do not stand beside each other, they are dealt to two tables.
-    """
-    import io
-
-    from rich.console import Console
-    from rich.markup import escape
-
-    import planner
-
-    text = io.StringIO()
-    console = Console(file=text, highlight=False, width=width or PLAIN_WIDTH, force_terminal=width is not None)
-    model, hardware = escape(found.model), escape(found.hardware)
-    console.print(
-        f"[bold]{model}[/bold] on [bold]{hardware}[/bold], global batch {found.global_batch}, {found.precision}"
-        + (f" ({escape(remark)})" if remark else ""),
-        soft_wrap=True,
-    )
-    columns = planner.comparison_columns()
-    for title, rows in planner.comparison_groups(found):
-        console.print(f"\n[italic]{escape(title)}[/italic]")
-        cells = [planner.comparison_cells(row) for row in rows]
-        if not rows[0].feasible:
-            reasons = [(own[0], row.reason) for own, row in zip(cells, rows, strict=True)]
-            console.print(_table([("system", "reason"), *reasons]))
-            continue
-        for names in (columns,) if console.width >= WIDE else (FIRST, (columns[0], *REST, columns[-1])):
-            at = [columns.index(name) for name in names]
-            console.print(_table([names, *(tuple(own[i] for i in at) for own in cells)], names[-1] == columns[-1]))
-            if names == FIRST:
-                console.print()
-    links = planner.comparison_links(found)
-    if links:
-        console.print(f"\n[italic]{LINKS}[/italic]")
-        console.print(_table(links, words=False))
-    console.print()
-    for note in (*planner.comparison_marks(found), *found.notes):
-        console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
-
-
-def _table(lines: Sequence[Sequence[str]], words: bool = True) -> Any:  # noqa: ANN401
-    """Lines under the first as headings; figures to the right, and the last column to the left where it has words."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(lines[0]):
-        last = words and i == len(lines[0]) - 1
-        left = last or name in ("system", "semantics")
-        table.add_column(name, no_wrap=not last, overflow="fold", justify="left" if left else "right")
-    for line in lines[1:]:
-        table.add_row(*(escape(cell) for cell in line))
-    return table
 
 
 def _names(systems: str | None) -> tuple[str, ...]:

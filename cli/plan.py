@@ -10,6 +10,7 @@ import click
 from ._options import Kept, Meshes, Numbers, dims_option, model_argument, parse_dims
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._progress import progress_line
+from ._report import say_where, show
 
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
@@ -159,10 +160,9 @@ def command(
     if form == "json":
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
-        from ._summary import print_summary
-
         remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
-        print_summary(plan, batch_given=options["global_batch"] is not None, output=output, remark=remark)
+        show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+        say_where(output)
 
 
 def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ._options import dims_option, model_argument, parse_dims, read_file, refuse_others, shown_name
+from ._report import say_where, show
 
 _BESIDE = frozenset(
     ("model", "hardware", "nodes", "devices", "dims", "global_batch", "precision", "optimizer", "overlap", "best",
@@ -97,9 +98,8 @@ def command(
     if form == "json":
         click.echo(json.dumps(_document(found, lack), indent=2))
         return
-    from ._summary import print_summary
-
-    print_summary(found.plan, batch_given=True, output=output)
+    show(planner.plan_report(found.plan))
+    say_where(output)
     _print_memory(found)
     if lack:
         click.echo(_lack_words(lack))

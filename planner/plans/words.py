@@ -43,6 +43,11 @@ def _merged_parts(base: str, group: list[str]) -> str:
     return f"{base}[{first}/{parts[0][3]}]" if first == last else f"{base}[{first}-{last}/{parts[0][3]}]"
 
 
+def module_list(names: Sequence[str]) -> str:
+    """`embed, layers.0, ..., head`: the middle left out of a long list of modules."""
+    return ", ".join(names if len(names) <= 4 else (names[0], names[1], "...", names[-1]))
+
+
 def why_not(infeasible: Sequence[str]) -> str:
     """Why a plan was not taken, in a cell of a table: the user's options where nothing else is in the way."""
     if all(reason.startswith(EXCLUDED) for reason in infeasible):

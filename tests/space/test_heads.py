@@ -8,7 +8,8 @@ import pytest
 import planner
 from planner import Pricer
 from planner.graph import build_chain
-from planner.plans import explain, explanation_report, to_text
+from planner.plans import explain
+from planner.report import explanation_report, to_text
 from planner.simulate import simulate
 from planner.space import Configuration, Job, StageChoice, evaluate
 from planner.space.heads import head_block, loss_outputs
