@@ -85,21 +85,18 @@ def command(
     batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)
-    plans: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     found = planner.compare_systems(
         planner.Pricer(graph, cluster, job),
         cluster,
         job,
         systems=chosen,
         semantics=semantics,
-        keep=planner.plan_keeper(plans, refused, provenance) if plans_folder else None,
     )
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:
-        _write_plans(plans_folder, plans, refused)
+        provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+        _write_plans(plans_folder, *planner.plans_of(found, provenance))
     remark = "" if precision else planner.precision_remark(found.precision, cluster.devices)
     answer = planner.comparison_report(found, remark), planner.comparison_document(found), form
     if output:

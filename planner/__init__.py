@@ -144,8 +144,8 @@ if TYPE_CHECKING:
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
-    from planner.systems import plan_keeper as plan_keeper
     from planner.systems import plan_system as plan_system
+    from planner.systems import plans_of as plans_of
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
     from planner.units import format_flop_rate as format_flop_rate
@@ -223,8 +223,8 @@ _EXPORTS = {
     "resolved_profile": "planner.hardware",
     # systems
     "compare_systems": "planner.systems",
-    "plan_keeper": "planner.systems",
     "plan_system": "planner.systems",
+    "plans_of": "planner.systems",
     "comparison_document": "planner.report",
     "comparison_svg": "planner.report",
     "models_report": "planner.report",

@@ -10,9 +10,8 @@ from planner.solvers import search
 from planner.space.asked import allowed_ranks, in_words
 from planner.space.timing import played_s
 from planner.space.types import Job
-from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Proposal, System
 
 MOST_JUDGED = 6
 """Decisions of the search that are judged."""
@@ -58,6 +57,3 @@ def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
         schedule = candidate.decision.schedule
         notes = () if schedule in job.schedules else (f"schedule {schedule}",)
         yield Proposal((candidate.decision,), notes=notes)
-
-
-SOLVERS.register("joint", propose)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.systems import get, run_system
+from planner.systems import get
 from tests.space.instances import chain, cluster
-from tests.systems.toy import setting
+from tests.systems.toy import run_system, setting
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
