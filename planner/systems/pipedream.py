@@ -22,8 +22,11 @@ from planner.units import format_bytes
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
-    """Replicated stages level by level; the minibatch is a device's share of the global batch, or less to fit."""
-    whole = list(data_parallel(setting, system.exchange))
+    """Replicated stages level by level; the minibatch is a device's share of the global batch, or less to fit.
+
+    Warm-ups are the published one, and one as long as stages that feed wider ones need.
+    """
+    (published,), whole = system.schedules, list(data_parallel(setting, system.exchange))
     for configuration in whole:
         yield Proposal((configuration,), notes=("data parallelism, one of its plans, is fastest",))
     found = any(setting.fits(configuration) for configuration in whole)
@@ -31,19 +34,13 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
     for size in reversed([b for b in setting.sizes if b <= share] or [setting.sizes[0]]):
         where, count = (setting.cluster, setting.devices), setting.job.global_batch // size
         for stages in replicated_stages(setting.tables(size), *where, count, setting.room_bytes):
-            for schedule in schedules_of(system):
+            for schedule in (published, f"{published}:paced=true"):
                 proposal = dealt(setting, system, stages, size, schedule)
                 found |= setting.fits(proposal.parts[0])
                 yield proposal
         if found:
             return
     raise InfeasibleError(f"a weight version for each of the minibatches in flight does not fit: {_least(setting)}")
-
-
-def schedules_of(system: System) -> tuple[str, str]:
-    """The published warm-up, and one as long as stages that feed wider ones need."""
-    (name,) = system.schedules
-    return name, f"{name}:paced=true"
 
 
 def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule: str) -> Proposal:
