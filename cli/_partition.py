@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from ._options import given, refuse_others
-from ._progress import SHOW_AFTER_S
+from ._progress import best_so_far, progress_line
 from ._report import plural, say_where, show
 
-Progress = Callable[[str, float, float], None]
 FOUND = 7
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
@@ -104,8 +100,15 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     solver = asked.pop("solver") or "auto"
     cluster = planner.load_cluster(options["hardware"], nodes=options["nodes"]) if options["hardware"] else None
     unit = family.objective(asked["objective"]).unit
-    with _search_line(quiet or form == "json", unit) as progress:
-        plan = planner.partition(model, solver=solver, time_limit=limit, cluster=cluster, progress=progress, **asked)
+    with progress_line(quiet or form == "json", counted=False) as draw:
+
+        def told(solver: str, incumbent: float, bound: float) -> None:
+            if draw:
+                draw(solver=solver, found=best_so_far(incumbent, bound, unit))
+
+        plan = planner.partition(
+            model, solver=solver, time_limit=limit, cluster=cluster, progress=told if draw else None, **asked
+        )
     if output:
         planner.write_partition(plan, output)
     if form == "json":
@@ -113,38 +116,6 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     elif not quiet:
         show(planner.partition_report(plan))
         say_where(output)
-
-
-@contextlib.contextmanager
-def _search_line(silent: bool, unit: str) -> Iterator[Progress | None]:
-    """A callback (solver, incumbent, bound) that draws the search on a terminal; None when it should stay silent."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    begin = time.monotonic()
-    bar = Bar(
-        SpinnerColumn(), TextColumn("{task.fields[solver]}"), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
-    task = bar.add_task("search", total=None, solver="", found="")
-
-    def update(solver: str, incumbent: float, bound: float) -> None:
-        if not bar.live.is_started and time.monotonic() - begin > SHOW_AFTER_S:
-            bar.start()
-        found = f"bound {bound:.6g} {unit}"
-        if incumbent < float("inf"):
-            gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
-            found = f"best {incumbent:.6g} {unit}, {found}, gap {gap:.2%}"
-        bar.update(task, solver=solver, found=found)
-
-    try:
-        yield update
-    finally:
-        bar.stop()
 
 
 def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) -> int:

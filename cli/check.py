@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from . import _partition
-from ._options import dims_option, parse_dims
+from ._options import against_options, format_option, load_against
 from ._report import plural
 
 FOUND = 7
@@ -17,10 +17,7 @@ FOUND = 7
 
 @click.command("check")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
-@dims_option
-@click.option("--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@against_options
 @click.option(
     "--search",
     "search_s",
@@ -30,7 +27,7 @@ FOUND = 7
     show_default=True,
     help="Time for searching again what the plan claims about all others; 0: do not.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@format_option("text", "json")
 def command(
     plan_file: str,
     model: str | None,
@@ -57,15 +54,8 @@ def command(
     if planner.is_partition_plan(plan_file):
         given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes}
         return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
-    sizes = parse_dims(dims)
-    if sizes and not model:
-        raise click.UsageError("--dim needs --model")
-    if nodes and not hardware:
-        raise click.UsageError("--nodes needs --hardware")
     plan = planner.read_plan(plan_file)
-    graph = planner.load_graph(model, dims=sizes) if model else None
-    cluster = planner.load_cluster(hardware, nodes=nodes) if hardware else None
-    report = planner.check_plan(plan, graph, cluster, search_s=search_s)
+    report = planner.check_plan(plan, *load_against(model, dims, hardware, nodes), search_s=search_s)
     checked = {"plan": plan_file, "model": model, "hardware": hardware}
     if form == "json":
         _print_json(checked, report)

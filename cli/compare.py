@@ -9,21 +9,16 @@ from typing import Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims
+from . import _options
 from ._report import show, written
-
-SAMPLES_A_DEVICE = 8
-"""Global batch where none is given, a device."""
 
 
 @click.command("compare")
-@model_argument
-@click.option("--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
-@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
-@click.option(
-    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
-)
+@_options.model_argument
+@_options.hardware_option
+@_options.nodes_option
+@_options.devices_option
+@_options.batch_option
 @click.option(
     "--systems", help="Only these systems, separated by commas; byteps:cpu_machines=4 sets an option. [default: all]"
 )
@@ -35,16 +30,9 @@ SAMPLES_A_DEVICE = 8
     help="sync: asynchronous systems are listed apart; any: they are ranked with the others.",
 )
 @click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
-@click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
-@dims_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "markdown", "csv"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
+@_options.optimizer_option
+@_options.dims_option
+@_options.format_option("text", "json", "markdown", "csv")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
 @click.option(
     "--write-plans",
@@ -80,9 +68,9 @@ def command(
     """
     import planner
 
-    graph = planner.load_graph(model, dims=parse_dims(dims))
+    graph = planner.load_graph(model, dims=_options.parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
-    batch = global_batch or SAMPLES_A_DEVICE * (devices or cluster.device_count)
+    batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)
     found = planner.compare_systems(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from . import _partition
+from ._options import format_option
 from ._report import show
 
 DIFFERENT = 1
@@ -29,7 +30,7 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command("diff")
 @click.argument("old")
 @click.argument("new")
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@format_option("text", "json", "markdown")
 @click.option(
     "--tolerance",
     default="0%",

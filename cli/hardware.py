@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ._options import format_option
 from ._report import plural, show, show_rows
 
 
@@ -26,7 +27,7 @@ def command() -> None:
 
 @command.command("list", short_help="List bundled clusters or devices.")
 @click.option("--devices", is_flag=True, help="List devices instead of clusters.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("table", "json")
 def list_profiles(devices: bool, form: str) -> None:
     """List the bundled clusters, or devices.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ._options import format_option
 from ._report import show_rows
 
 
@@ -22,7 +23,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--family", metavar="NAME", help="Only models of this family.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("table", "json")
 def list_models(family: str | None, form: str) -> None:
     """List the bundled models: name, family, parameters, layers, usual sequence length, source.
 

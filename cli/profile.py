@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims, refuse_others
+from . import _options
 from ._report import show
 
 _ANY = frozenset({"model", "dims", "micro_batch", "form", "top"})
@@ -16,25 +16,19 @@ DEFAULT_TOP = 12
 
 
 @click.command("profile")
-@model_argument
+@_options.model_argument
 @click.option("--device", "-d", help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb.")
 @click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device computes in]")
-@dims_option
+@_options.dims_option
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
 @click.option("--measure", is_flag=True, help="Run each operator on this machine's CPU (onnxruntime) instead.")
 @click.option("--cache", type=click.Path(file_okay=False), help="Folder of kept measurements.")
-@click.option(
-    "--attention",
-    type=click.Choice(["fused", "eager"]),
-    default="fused",
-    show_default=True,
-    help="Whether attention keeps its score matrix.",
-)
+@_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Treat dropout nodes as absent.")
 @click.option("--assume-dropout", is_flag=True, help="Count dropout masks where transformers have them.")
-@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@_options.format_option("table", "json", "csv")
 @click.option("--top", type=click.IntRange(min=1), default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
-@click.option("--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule.")
+@_options.strict_option
 @click.pass_context
 def command(ctx: click.Context, /, model: str, form: str, top: int, **options: Any) -> None:  # noqa: ANN401
     """Price MODEL (an ONNX file or a bundled model's name): totals, costliest layers and operators, coverage.
@@ -49,9 +43,9 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, **options: A
     """
     import planner
 
-    graph = planner.load_graph(model, dims=parse_dims(options["dims"]))
+    graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))
     priced = _price(ctx, graph, options)
-    refuse_others(
+    _options.refuse_others(
         ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
     )
     report = planner.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
@@ -67,7 +61,7 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
     if options["measure"]:
         if options["device"]:
             raise planner.UsageError("--measure and --device exclude each other", hint="leave one out")
-        refuse_others(
+        _options.refuse_others(
             ctx, {*_ANY, *_KEPT, "measure", "cache"}, "--measure, which runs the file's operators as they are"
         )
         cache = Path(options["cache"]) if options["cache"] else None
@@ -75,11 +69,11 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
             graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=_say_progress, **attention
         )
     if planner.is_priced(graph):
-        refuse_others(ctx, _ANY, "a model that carries measured times of its own")
+        _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
         return planner.imported_profile(graph, micro_batch=options["micro_batch"])
     if not options["device"]:
         raise planner.UsageError("no device to price for", hint="give --device NAME, or --measure")
-    refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
+    _options.refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
     return planner.profile(
         graph,
         planner.load_device(options["device"]),

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from ._options import refuse_others
+from ._options import format_option, refuse_others
 from ._report import show, terminal_width
 
 PLAIN_WIDTH = 110
@@ -15,7 +15,7 @@ PLAIN_WIDTH = 110
 
 @click.command("simulate")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@format_option("text", "json")
 @click.option("--svg", "svg_file", type=click.Path(dir_okay=False), help="Also draw it to this SVG file.")
 @click.option(
     "--trace",
