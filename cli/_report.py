@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+PIPED_WIDTH = 200
+"""Characters of a table's line where the output is not a terminal."""
 STYLES = {
     "title": "bold",
     "heading": "bold cyan",
@@ -46,12 +48,9 @@ def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: 
 
     if form == "json":
         return json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
-    writers = {
-        "text": planner.report_to_text,
-        "markdown": planner.report_to_markdown,
-        "csv": planner.report_to_csv,
-    }
-    return writers[form](report)
+    if form == "text":
+        return planner.report_to_text(report, table_width=PIPED_WIDTH)
+    return planner.report_to_markdown(report) if form == "markdown" else planner.report_to_csv(report)
 
 
 def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
