@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +9,8 @@ import click
 
 from ._options import given, refuse_others
 from ._progress import best_so_far, progress_line
-from ._report import plural, say_where, show
+from ._report import say_checked, say_where, show
 
-FOUND = 7
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
 """Options of `shardplan plan` that models and instances share."""
@@ -125,22 +122,11 @@ def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) ->
     _refuse(stray)
     plan = planner.read_partition(plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
-    if form == "json":
-        document: dict[str, Any] = {"plan": plan_file, "model": model, "ok": not findings}
-        document |= {"findings": [dataclasses.asdict(finding) for finding in findings]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return FOUND if findings else 0
-    for finding in findings:
-        click.echo(str(finding.problem(plan_file)))
-    if findings:
-        click.echo(f"{plan_file}: {plural(len(findings), 'finding')}")
-        return FOUND
     goal = plan.objective
-    shape = f"{len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit}"
-    click.echo(f"{plan_file}: ok ({shape})" + (f", judged against {model}" if model else ""))
-    if not model:
-        click.echo("not judged against its instance: name it with --model")
-    return 0
+    ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
+    ok += f", judged against {model}" if model else ""
+    remarks = [] if model or findings else ["not judged against its instance: name it with --model"]
+    return say_checked(form, {"plan": plan_file, "model": model}, findings, ok, remarks)
 
 
 def explain(plan_file: str, form: str) -> None:

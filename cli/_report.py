@@ -6,10 +6,13 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+FOUND = 7
+"""Exit code where something is wrong with a plan."""
 PIPED_WIDTH = 200
 """Characters of a table's line where the output is not a terminal."""
 STYLES = {
@@ -66,6 +69,36 @@ def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
 def say_where(output: str | None) -> None:
     """Say where the plan is, or that it is nowhere."""
     click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
+
+
+def say_checked(
+    form: str,
+    names: Mapping[str, str | None],
+    findings: Sequence[Any],
+    ok: str,
+    remarks: Sequence[str],
+    **further: Any,  # noqa: ANN401
+) -> int:
+    """Say what checking a plan found, and give the exit code.
+
+    Args:
+        form: text or json.
+        names: of the plan file and of what it was checked against.
+        findings: what is wrong.
+        ok: the verdict where nothing is.
+        remarks: lines that follow it.
+        further: what else the JSON document holds.
+    """
+    if form == "json":
+        document = {**names, "ok": not findings, "findings": findings, **further}
+        click.echo(written(None, document, "json"), nl=False)
+    else:
+        for finding in findings:
+            click.echo(str(finding.problem(names["plan"])))
+        click.echo(f"{names['plan']}: {plural(len(findings), 'finding') if findings else ok}")
+        for remark in remarks:
+            click.echo(remark)
+    return FOUND if findings else 0
 
 
 def plural(count: int, noun: str) -> str:

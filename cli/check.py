@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from typing import Any
-
 import click
 
 from . import _partition
 from ._options import against_options, format_option, load_against
-from ._report import plural
-
-FOUND = 7
+from ._report import plural, say_checked
 
 
 @click.command("check")
@@ -56,32 +50,10 @@ def command(
         return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
     plan = planner.read_plan(plan_file)
     report = planner.check_plan(plan, *load_against(model, dims, hardware, nodes), search_s=search_s)
-    checked = {"plan": plan_file, "model": model, "hardware": hardware}
-    if form == "json":
-        _print_json(checked, report)
-    else:
-        _print_text(plan, checked, report)
-    return FOUND if report.findings else 0
-
-
-def _print_json(checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
-    findings = [dataclasses.asdict(finding) for finding in report.findings]
-    document = {**checked, "ok": not findings, "findings": findings, "unchecked": list(report.unchecked)}
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-
-
-def _print_text(plan: Any, checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
-    name, count = checked["plan"] or "", len(report.findings)
-    for finding in report.findings:
-        click.echo(str(finding.problem(name)))
-    if count:
-        click.echo(f"{name}: {plural(count, 'finding')}")
-    else:
-        against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
-        counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-        shape = ", ".join(plural(number, noun) for noun, number in counts.items())
-        click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
-    if report.unchecked:
-        click.echo("not checked:")
-    for line in report.unchecked:
-        click.echo(f"  {line}")
+    names = {"plan": plan_file, "model": model, "hardware": hardware}
+    against = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
+    counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
+    ok = f"ok ({', '.join(plural(number, noun) for noun, number in counts.items())})"
+    ok += f", checked against {against}" if against else ""
+    remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
+    return say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
