@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.report import MEANING
+from planner.report.comparison import MEANING
 from planner.systems import SYSTEMS, System
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"

@@ -89,21 +89,18 @@ def say_checked(
         remarks: lines that follow it.
         further: what else the JSON document holds.
     """
+    import planner
+
     if form == "json":
         document = {**names, "ok": not findings, "findings": findings, **further}
         click.echo(written(None, document, "json"), nl=False)
     else:
         for finding in findings:
             click.echo(str(finding.problem(names["plan"])))
-        click.echo(f"{names['plan']}: {plural(len(findings), 'finding') if findings else ok}")
+        click.echo(f"{names['plan']}: {planner.plural(len(findings), 'finding') if findings else ok}")
         for remark in remarks:
             click.echo(remark)
     return FOUND if findings else 0
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

@@ -6,7 +6,7 @@ import click
 
 from . import _partition
 from ._options import against_options, format_option, load_against
-from ._report import plural, say_checked
+from ._report import say_checked
 
 
 @click.command("check")
@@ -53,7 +53,7 @@ def command(
     names = {"plan": plan_file, "model": model, "hardware": hardware}
     against = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-    ok = f"ok ({', '.join(plural(number, noun) for noun, number in counts.items())})"
+    ok = f"ok ({', '.join(planner.plural(number, noun) for noun, number in counts.items())})"
     ok += f", checked against {against}" if against else ""
     remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
     return say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)

@@ -103,7 +103,7 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
         raise planner.OutputError(f"cannot make the folder: {error.strerror}", where=folder) from error
     for name, plan in plans.items():
         planner.write_plan(plan, os.path.join(folder, f"{re.sub(r'[^a-z0-9-]+', '-', name)}.plan.json"))
-    click.echo(f"wrote {len(plans)} plan{'s' if len(plans) != 1 else ''} to {folder}", err=True)
+    click.echo(f"wrote {planner.plural(len(plans), 'plan')} to {folder}", err=True)
     for name, reason in refused.items():
         click.echo(f"no plan file for {name}: {reason}", err=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ._options import format_option
-from ._report import plural, show, show_rows
+from ._report import show, show_rows
 
 
 @click.group("hardware")
@@ -79,7 +79,7 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...]) -> None:
       shardplan hardware lint mine.yaml
       shardplan hardware lint profiles/*.yaml
     """
-    from planner import HardwareError, lint
+    from planner import HardwareError, lint, plural
 
     count = 0
     for file in files:

@@ -107,27 +107,27 @@ if TYPE_CHECKING:
     from planner.prediction import predict as predict
     from planner.prediction import predict_many as predict_many
     from planner.registry import did_you_mean as did_you_mean
-    from planner.report import cluster_report as cluster_report
-    from planner.report import clusters_report as clusters_report
-    from planner.report import comparison_document as comparison_document
-    from planner.report import comparison_report as comparison_report
-    from planner.report import comparison_svg as comparison_svg
-    from planner.report import devices_report as devices_report
-    from planner.report import diff_report as diff_report
-    from planner.report import draw_gantt as draw_gantt
-    from planner.report import draw_svg as draw_svg
-    from planner.report import explanation_report as explanation_report
-    from planner.report import models_report as models_report
-    from planner.report import partition_diff_report as partition_diff_report
-    from planner.report import partition_report as partition_report
-    from planner.report import plan_report as plan_report
-    from planner.report import profile_report as profile_report
     from planner.report import report_to_csv as report_to_csv
     from planner.report import report_to_lines as report_to_lines
     from planner.report import report_to_markdown as report_to_markdown
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
-    from planner.report import timeline_report as timeline_report
+    from planner.report.catalogue import clusters_report as clusters_report
+    from planner.report.catalogue import devices_report as devices_report
+    from planner.report.catalogue import models_report as models_report
+    from planner.report.comparison import comparison_document as comparison_document
+    from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.difference import diff_report as diff_report
+    from planner.report.explanation import explanation_report as explanation_report
+    from planner.report.gantt import draw_gantt as draw_gantt
+    from planner.report.hardware import cluster_report as cluster_report
+    from planner.report.partitions import partition_diff_report as partition_diff_report
+    from planner.report.partitions import partition_report as partition_report
+    from planner.report.plans import plan_report as plan_report
+    from planner.report.plot import comparison_svg as comparison_svg
+    from planner.report.profile import profile_report as profile_report
+    from planner.report.timeline import timeline_report as timeline_report
+    from planner.report.timeline_svg import draw_svg as draw_svg
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
     from planner.simulate import Activity as Activity
@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from planner.units import format_fraction as format_fraction
     from planner.units import format_rate as format_rate
     from planner.units import format_seconds as format_seconds
+    from planner.units import plural as plural
 
 _EXPORTS = {
     # errors
@@ -225,19 +226,19 @@ _EXPORTS = {
     "compare_systems": "planner.systems",
     "plan_system": "planner.systems",
     "plans_of": "planner.systems",
-    "comparison_document": "planner.report",
-    "comparison_svg": "planner.report",
-    "models_report": "planner.report",
+    "comparison_document": "planner.report.comparison",
+    "comparison_svg": "planner.report.plot",
+    "models_report": "planner.report.catalogue",
     "report_to_rows": "planner.report",
     "report_to_lines": "planner.report",
     "report_to_csv": "planner.report",
-    "timeline_report": "planner.report",
-    "profile_report": "planner.report",
-    "plan_report": "planner.report",
-    "devices_report": "planner.report",
-    "clusters_report": "planner.report",
-    "cluster_report": "planner.report",
-    "comparison_report": "planner.report",
+    "timeline_report": "planner.report.timeline",
+    "profile_report": "planner.report.profile",
+    "plan_report": "planner.report.plans",
+    "devices_report": "planner.report.catalogue",
+    "clusters_report": "planner.report.catalogue",
+    "cluster_report": "planner.report.hardware",
+    "comparison_report": "planner.report.comparison",
     "system_names": "planner.systems",
     # units
     "format_bytes": "planner.units",
@@ -246,6 +247,7 @@ _EXPORTS = {
     "format_flop_rate": "planner.units",
     "format_seconds": "planner.units",
     "format_fraction": "planner.units",
+    "plural": "planner.units",
     # schedules
     "orders_json": "planner.schedules",
     "read_orders": "planner.schedules",
@@ -262,8 +264,8 @@ _EXPORTS = {
     "Timeline": "planner.simulate",
     "Transfers": "planner.play",
     "Activity": "planner.simulate",
-    "draw_gantt": "planner.report",
-    "draw_svg": "planner.report",
+    "draw_gantt": "planner.report.gantt",
+    "draw_svg": "planner.report.timeline_svg",
     "trace_json": "planner.simulate",
     "timeline_document": "planner.simulate",
     # plan
@@ -280,10 +282,10 @@ _EXPORTS = {
     "check_plan": "planner.check",
     "has_closed_form": "planner.check",
     "explain_plan": "planner.plans",
-    "explanation_report": "planner.report",
+    "explanation_report": "planner.report.explanation",
     "Area": "planner.plans",
     "diff_plans": "planner.plans",
-    "diff_report": "planner.report",
+    "diff_report": "planner.report.difference",
     "report_to_text": "planner.report",
     "report_to_markdown": "planner.report",
     # partitions
@@ -298,8 +300,8 @@ _EXPORTS = {
     "load_partition": "planner.partitions.files",
     "partition": "planner.partitions.run",
     "partition_changes": "planner.partitions.changes",
-    "partition_diff_report": "planner.report",
-    "partition_report": "planner.report",
+    "partition_diff_report": "planner.report.partitions",
+    "partition_report": "planner.report.partitions",
     "partition_schema": "planner.partitions.files",
     "read_partition": "planner.partitions.files",
     "write_partition": "planner.partitions.files",

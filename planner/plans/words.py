@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration
+from planner.units import plural
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
 _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
@@ -53,13 +54,6 @@ def why_not(infeasible: Sequence[str]) -> str:
     if all(reason.startswith(EXCLUDED) for reason in infeasible):
         return ", ".join((infeasible[0], *(reason.removeprefix(EXCLUDED) for reason in infeasible[1:])))
     return "does not fit"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 stage`, `2 stages`, `3 copies`."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
 def summary(decision: Configuration) -> str:

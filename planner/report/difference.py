@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from planner.plans.diff import Area, Change, Value
 from planner.plans.types import Plan
-from planner.plans.words import module_ranges, plural
+from planner.plans.words import module_ranges
 from planner.report.explanation import percent
 from planner.report.tables import Form, Report, Section, Table, table
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 _LONGEST = 60
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.plans.explain import Explanation, Rival
-from planner.plans.words import module_list, plural
+from planner.plans.words import module_list
 from planner.report.groups import group_sections
 from planner.report.tables import Form, Report, Section, table
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 _MANY_TIMES = 3.0
 _SAME = 1e-9

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView
 from planner.plans.split_reasons import SplitReason, SplitRival
-from planner.plans.words import module_list, plural
+from planner.plans.words import module_list
 from planner.report.tables import Cell, Form, Section, Table, table
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 _SHOWN_RIVALS = 3
 _MANY_TIMES = 10.0

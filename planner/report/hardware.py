@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.hardware import Cluster, Device, Level
-from planner.plans.words import plural
 from planner.report.tables import Form, Line, Report, Section, table
 from planner.units import (
     format_bytes,
@@ -14,6 +13,7 @@ from planner.units import (
     format_fraction,
     format_rate,
     format_seconds,
+    plural,
 )
 
 Figures = list[tuple[str, str]]

@@ -9,9 +9,8 @@ from planner.partitions.changes import PartitionChange
 from planner.partitions.options import FLAGS
 from planner.partitions.ranges import in_words
 from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar
-from planner.plans.words import plural
 from planner.report.tables import Cell, Form, Report, Section, Table, table
-from planner.units import format_bytes, format_rate
+from planner.units import format_bytes, format_rate, plural
 
 _MS = 1e3
 

@@ -9,10 +9,10 @@ from planner.plans import Plan
 from planner.plans.figures import StagePrediction
 from planner.plans.records import Stage
 from planner.plans.shardings import Sharding
-from planner.plans.words import plural, why_not
+from planner.plans.words import why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
 from planner.simulate import rank_ranges
-from planner.units import format_seconds
+from planner.units import format_seconds, plural
 
 LIES = {
     "replicated": "whole on every rank",

@@ -15,7 +15,8 @@ from cli.check import command as check
 from cli.compare import command
 from cli.main import main
 from cli.simulate import command as simulate
-from planner.report import comparison_report, to_text
+from planner import comparison_report
+from planner.report import to_text
 from planner.space.types import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from planner import plan_report
 from planner.plans import dumps, read
-from planner.report import plan_report, to_text
+from planner.report import to_text
 from planner.simulate import simulate
 from tests.cli.plan_files import run
 from tests.plans.sharded_sample import language, leanest_by_sequence, sharded_plan

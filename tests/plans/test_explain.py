@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import planner
+from planner import explanation_report
 from planner.errors import PlanError
 from planner.plans import explain, with_simulation
-from planner.report import Form, Report, Section, bar, explanation_report, table, to_markdown, to_text
+from planner.report import Form, Report, Section, bar, table, to_markdown, to_text
 from tests.plans.sample import decision, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "explain.txt"
