@@ -16,20 +16,11 @@ SHARED = frozenset({"model", "output", "form", "quiet"})
 """Options of `shardplan plan` that models and instances share."""
 RENAMED = {"devices": "devices", "global_batch": "batch"}
 """Options for models that mean something for some instances too, and what they are called there."""
-OWN = {
-    "objective": "--objective",
-    "solver": "--solver",
-    "time_limit": "--time-limit",
-    "contiguous": "--contiguous",
-    "cpus": "--cpus",
-    "memory": "--memory",
-    "bandwidth": "--bandwidth",
-    "machines": "--machines",
-    "cost": "--cost",
-    "layout": "--layout",
-    "transfers": "--transfers",
-    "idle": "--idle",
-}
+OWN = (
+    "objective", "solver", "time_limit", "contiguous", "cpus", "memory", "bandwidth", "machines", "cost", "layout",
+    "transfers", "idle",
+)  # fmt: skip
+"""Options that only instances know."""
 
 _OPTIONS = (
     click.option("--objective", metavar="NAME", help="Instances: what to minimise, such as max-load, time-per-sample, "
@@ -73,7 +64,7 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
     if family is None or (family.model and not own):
         if own:
             raise planner.UsageError(
-                f"{OWN[own[0]]} is for instances of partition problems, and {model} is none",
+                f"--{own[0].replace('_', '-')} is for instances of partition problems, and {model} is none",
                 hint="operator graphs, Piper instances and PipeDream profiles are",
             )
         return False
@@ -129,10 +120,11 @@ def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) ->
     return say_checked(form, {"plan": plan_file, "model": model}, findings, ok, remarks)
 
 
-def explain(plan_file: str, form: str) -> None:
+def explain(plan_file: str, form: str, stray: Sequence[str]) -> None:
     """`shardplan explain` of a partition plan."""
     import planner
 
+    _refuse(stray)
     plan = planner.read_partition(plan_file)
     show(planner.partition_report(plan), plan, form)
 

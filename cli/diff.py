@@ -8,7 +8,6 @@ from . import _partition
 from ._options import format_option
 from ._report import show
 
-DIFFERENT = 1
 AREAS = (
     "model", "hardware", "options", "batches", "stages", "blocks", "shardings", "boundaries", "parameters", "schedule",
     "requires", "predictions", "alternatives", "coverage", "notes",
@@ -58,4 +57,4 @@ def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, 
     before, after = planner.read_plan(old), planner.read_plan(new)
     changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=[planner.Area(area) for area in ignore])
     show(planner.diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
-    return DIFFERENT if changes else 0
+    return _partition.DIFFERENT if changes else 0

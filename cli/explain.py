@@ -31,10 +31,7 @@ def command(
 
     if planner.is_partition_plan(plan_file):
         given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes}
-        refused = [flag for flag, value in given.items() if value]
-        if refused:
-            raise click.UsageError(f"{', '.join(refused)} does not go with a partition")
-        _partition.explain(plan_file, form)
+        _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
