@@ -15,7 +15,7 @@ from planner.units import format_bytes, format_rate, plural
 _MS = 1e3
 
 
-def figure(value: float, unit: str) -> str:
+def _figure(value: float, unit: str) -> str:
     """An objective for people: `17.79 ms`, seconds below one as milliseconds."""
     if unit == "s" and value < 1:
         value, unit = value * _MS, "ms"
@@ -25,9 +25,9 @@ def figure(value: float, unit: str) -> str:
 def partition_report(plan: PartitionPlan) -> Report:
     """The plan with its proof, its parts, what trivial plans reach, and what defines the problem."""
     goal = plan.objective
-    title = f"{plan.instance.name}: {goal.name} {figure(goal.value, goal.unit)}"
+    title = f"{plan.instance.name}: {goal.name} {_figure(goal.value, goal.unit)}"
     sections = [
-        Section(lines=(proof(goal, plan.solver), *_pace(plan))),
+        Section(lines=(_proof(goal, plan.solver), *_pace(plan))),
         Section("Parts", table=_parts_table(plan)),
         Section("Plans that anybody would try first", table=_trivial_table(plan)),
         Section("The problem", lines=(f"{plan.instance.family}, {plan.instance.nodes} nodes, "
@@ -41,13 +41,13 @@ def partition_report(plan: PartitionPlan) -> Report:
     return Report(title, tuple(sections))
 
 
-def proof(goal: ObjectiveSection, solver: str) -> str:
+def _proof(goal: ObjectiveSection, solver: str) -> str:
     """What is proven, in a sentence."""
     if goal.proven_optimal:
         return f"Proven optimal among {goal.space} (found by {solver})."
     limit = "" if goal.stopped_after_s is None else f" within its limit of {goal.stopped_after_s:g} s"
     return (
-        f"No plan among {goal.space} is below {figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
+        f"No plan among {goal.space} is below {_figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
         f"it; the search stopped{limit} (best plan by {solver})."
     )
 
@@ -61,7 +61,7 @@ def _pace(plan: PartitionPlan) -> list[str]:
     number, part = values[0][1], plan.parts[values[0][1]]
     text = f"Part {number} ({part.kind}, nodes {in_words(part.nodes)}) sets the pace"
     if len(values) > 1:
-        text += f"; the next one takes {figure(values[1][0], plan.objective.unit)}"
+        text += f"; the next one takes {_figure(values[1][0], plan.objective.unit)}"
     return [text + "."]
 
 
@@ -81,7 +81,7 @@ def _parts_table(plan: PartitionPlan) -> Table:
     most = max((part.value or 0.0 for part in plan.parts), default=0.0)
     rows = []
     for number, part in enumerate(plan.parts):
-        value = "" if part.value is None else figure(part.value, plan.objective.unit)
+        value = "" if part.value is None else _figure(part.value, plan.objective.unit)
         share: Cell = (part.value or 0.0) / most if most > 0 else ""
         own = (str(number), part.kind, in_words(part.nodes) or "-", value, share)
         rows.append((*own, *(cell(part) for _, _, cell in further)))
@@ -114,7 +114,7 @@ def _trivial_table(plan: PartitionPlan) -> Table:
     for trivial in plan.trivial:
         value, times = "-", ""
         if trivial.value is not None:
-            value = figure(trivial.value, plan.objective.unit)
+            value = _figure(trivial.value, plan.objective.unit)
             times = f"{trivial.value / plan.objective.value:.2f}x" if plan.objective.value > 0 else ""
         rows.append((trivial.name, value, times, ", ".join(trivial.breaks) or "nothing"))
     columns = {"plan": Form.TEXT, "value": Form.FIGURE, "of this": Form.FIGURE, "breaks": Form.TEXT}
@@ -142,7 +142,7 @@ def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Seque
     if not changes:
         return Report("The plans say the same", ())
     a, b = old.objective, new.objective
-    lines = [f"{a.name} {figure(a.value, a.unit)} -> {b.name} {figure(b.value, b.unit)}"]
+    lines = [f"{a.name} {_figure(a.value, a.unit)} -> {b.name} {_figure(b.value, b.unit)}"]
     if (a.name, a.unit) == (b.name, b.unit) and a.value > 0:
         lines[0] += f" ({b.value / a.value - 1:+.2%})"
     rows = ((change.path, _cell(change.old), _cell(change.new)) for change in changes)
