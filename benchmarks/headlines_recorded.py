@@ -23,12 +23,11 @@ from planner.space.stage_tables import stages_of
 from planner.space.subspaces import Limits
 from planner.space.types import Job, StageChoice
 from planner.systems import get
-from planner.systems.balanced import pipelines
-from planner.systems.proposal import Proposal
-from planner.systems.replicated import dealt
+from planner.systems.bapipe import pipelines
+from planner.systems.pipedream import dealt
 from planner.systems.runner import Judged, decide, judge
 from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Proposal, System
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 """Samples of the minibatch that a profile's times are for."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.report import LEGEND
+from planner.report.comparison import MEANING
 from planner.systems import SYSTEMS, System
 
 PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
@@ -33,7 +33,7 @@ def command_output(line: str) -> str:
     result = CliRunner().invoke(app, shlex.split(line.removeprefix(PROMPT)))
     if result.exit_code:
         raise RuntimeError(f"{line}: {result.output or result.exception}")
-    return "\n".join(row for row in result.output.rstrip().splitlines() if row not in LEGEND).rstrip()
+    return result.output.partition(f"\n{MEANING}\n")[0].rstrip()
 
 
 def generated(system: System) -> dict[str, str]:

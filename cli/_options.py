@@ -21,6 +21,64 @@ dims_option: Decorator = click.option(
     metavar="NAME=SIZE",
     help="Size of a symbolic dimension, or of `batch`/`seq` of a bundled model; repeatable.",
 )
+hardware_option: Decorator = click.option(
+    "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."
+)
+nodes_option: Decorator = click.option(
+    "--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own."
+)
+devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+batch_option: Decorator = click.option(
+    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
+)
+optimizer_option: Decorator = click.option(
+    "--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor."
+)
+attention_option: Decorator = click.option(
+    "--attention",
+    type=click.Choice(["fused", "eager"]),
+    default="fused",
+    show_default=True,
+    help="Whether attention keeps its score matrix.",
+)
+strict_option: Decorator = click.option(
+    "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
+)
+SAMPLES_A_DEVICE = 8
+"""Global batch where none is given, a device."""
+
+
+def format_option(*forms: str) -> Decorator:
+    """`--format`, the first of some forms by default."""
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What to print."
+    )
+
+
+def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The model and the hardware that a plan is held against."""
+    model = click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
+    hardware = click.option(
+        "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
+    )
+    return model(dims_option(hardware(nodes_option(command))))
+
+
+def load_against(model: str | None, dims: Sequence[str], hardware: str | None, nodes: int | None) -> tuple[Any, Any]:
+    """The graph and the cluster that a plan is held against, None for what is not named.
+
+    Raises:
+        click.UsageError: sizes without a model, or nodes without hardware.
+    """
+    import planner
+
+    sizes = parse_dims(dims)
+    if sizes and not model:
+        raise click.UsageError("--dim needs --model")
+    if nodes and not hardware:
+        raise click.UsageError("--nodes needs --hardware")
+    graph = planner.load_graph(model, dims=sizes) if model else None
+    return graph, planner.load_cluster(hardware, nodes=nodes) if hardware else None
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]

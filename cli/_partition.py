@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from ._options import given, refuse_others
-from ._progress import SHOW_AFTER_S
-from ._report import show
+from ._progress import best_so_far, progress_line
+from ._report import say_checked, say_where, show
 
-Progress = Callable[[str, float, float], None]
-FOUND = 7
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
 """Options of `shardplan plan` that models and instances share."""
 RENAMED = {"devices": "devices", "global_batch": "batch"}
 """Options for models that mean something for some instances too, and what they are called there."""
-OWN = {
-    "objective": "--objective",
-    "solver": "--solver",
-    "time_limit": "--time-limit",
-    "contiguous": "--contiguous",
-    "cpus": "--cpus",
-    "memory": "--memory",
-    "bandwidth": "--bandwidth",
-    "machines": "--machines",
-    "cost": "--cost",
-    "layout": "--layout",
-    "transfers": "--transfers",
-    "idle": "--idle",
-}
+OWN = (
+    "objective", "solver", "time_limit", "contiguous", "cpus", "memory", "bandwidth", "machines", "cost", "layout",
+    "transfers", "idle",
+)  # fmt: skip
+"""Options that only instances know."""
 
 _OPTIONS = (
     click.option("--objective", metavar="NAME", help="Instances: what to minimise, such as max-load, time-per-sample, "
@@ -80,7 +64,7 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
     if family is None or (family.model and not own):
         if own:
             raise planner.UsageError(
-                f"{OWN[own[0]]} is for instances of partition problems, and {model} is none",
+                f"--{own[0].replace('_', '-')} is for instances of partition problems, and {model} is none",
                 hint="operator graphs, Piper instances and PipeDream profiles are",
             )
         return False
@@ -104,47 +88,22 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     solver = asked.pop("solver") or "auto"
     cluster = planner.load_cluster(options["hardware"], nodes=options["nodes"]) if options["hardware"] else None
     unit = family.objective(asked["objective"]).unit
-    with _search_line(quiet or form == "json", unit) as progress:
-        plan = planner.partition(model, solver=solver, time_limit=limit, cluster=cluster, progress=progress, **asked)
+    with progress_line(quiet or form == "json", counted=False) as draw:
+
+        def told(solver: str, incumbent: float, bound: float) -> None:
+            if draw:
+                draw(solver=solver, found=best_so_far(incumbent, bound, unit))
+
+        plan = planner.partition(
+            model, solver=solver, time_limit=limit, cluster=cluster, progress=told if draw else None, **asked
+        )
     if output:
         planner.write_partition(plan, output)
     if form == "json":
         click.echo(planner.dump_partition(plan), nl=False)
     elif not quiet:
-        show(planner.partition_report(plan), plan, "text")
-        click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
-
-
-@contextlib.contextmanager
-def _search_line(silent: bool, unit: str) -> Iterator[Progress | None]:
-    """A callback (solver, incumbent, bound) that draws the search on a terminal; None when it should stay silent."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    begin = time.monotonic()
-    bar = Bar(
-        SpinnerColumn(), TextColumn("{task.fields[solver]}"), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
-    task = bar.add_task("search", total=None, solver="", found="")
-
-    def update(solver: str, incumbent: float, bound: float) -> None:
-        if not bar.live.is_started and time.monotonic() - begin > SHOW_AFTER_S:
-            bar.start()
-        found = f"bound {bound:.6g} {unit}"
-        if incumbent < float("inf"):
-            gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
-            found = f"best {incumbent:.6g} {unit}, {found}, gap {gap:.2%}"
-        bar.update(task, solver=solver, found=found)
-
-    try:
-        yield update
-    finally:
-        bar.stop()
+        show(planner.partition_report(plan))
+        say_where(output)
 
 
 def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) -> int:
@@ -154,28 +113,18 @@ def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) ->
     _refuse(stray)
     plan = planner.read_partition(plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
-    if form == "json":
-        document: dict[str, Any] = {"plan": plan_file, "model": model, "ok": not findings}
-        document |= {"findings": [dataclasses.asdict(finding) for finding in findings]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return FOUND if findings else 0
-    for finding in findings:
-        click.echo(str(finding.problem(plan_file)))
-    if findings:
-        click.echo(f"{plan_file}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
-        return FOUND
     goal = plan.objective
-    shape = f"{len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit}"
-    click.echo(f"{plan_file}: ok ({shape})" + (f", judged against {model}" if model else ""))
-    if not model:
-        click.echo("not judged against its instance: name it with --model")
-    return 0
+    ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
+    ok += f", judged against {model}" if model else ""
+    remarks = [] if model or findings else ["not judged against its instance: name it with --model"]
+    return say_checked(form, {"plan": plan_file, "model": model}, findings, ok, remarks)
 
 
-def explain(plan_file: str, form: str) -> None:
+def explain(plan_file: str, form: str, stray: Sequence[str]) -> None:
     """`shardplan explain` of a partition plan."""
     import planner
 
+    _refuse(stray)
     plan = planner.read_partition(plan_file)
     show(planner.partition_report(plan), plan, form)
 

@@ -6,39 +6,51 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
-Progress = Callable[[int, int, float, float], None]
 SHOW_AFTER_S = 0.7
+
+Draw = Callable[..., None]
+"""Takes fields of the line by name."""
 
 
 @contextlib.contextmanager
-def progress_line(silent: bool) -> Iterator[Progress | None]:
-    """A callback `(done, total, incumbent_s, bound_s)` that draws the search; None when it should stay silent."""
+def progress_line(silent: bool, *, counted: bool) -> Iterator[Draw | None]:
+    """A function that draws the search; None when it should stay silent.
+
+    Args:
+        silent: whether it should.
+        counted: whether problems are counted (fields `completed` and `total`), or the solver is named (`solver`).
+            `found` says what was found.
+    """
     if silent or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    start = time.monotonic()
-    bar = Bar(
-        TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}"),
-        TimeElapsedColumn(), console=Console(stderr=True), transient=True,
-    )  # fmt: skip
-    task = bar.add_task("search", total=None, found="")
+    begin = time.monotonic()
+    ours = (TextColumn("searching"), BarColumn(), MofNCompleteColumn())
+    columns = ours if counted else (SpinnerColumn(), TextColumn("{task.fields[solver]}"))
+    found = TextColumn("{task.fields[found]}")
+    bar = Progress(*columns, found, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("search", total=None, solver="", found="")
 
-    def update(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
-        if not bar.live.is_started and time.monotonic() - start > SHOW_AFTER_S:
+    def draw(**fields: Any) -> None:  # noqa: ANN401
+        if not bar.live.is_started and time.monotonic() - begin > SHOW_AFTER_S:
             bar.start()
-        found = ""
-        if incumbent_s < float("inf"):
-            found = (
-                f"best {incumbent_s * 1e3:.1f} ms, bound {bound_s * 1e3:.1f} ms, gap {1 - bound_s / incumbent_s:.1%}"
-            )
-        bar.update(task, completed=done, total=total, found=found)
+        bar.update(task, **fields)
 
     try:
-        yield update
+        yield draw
     finally:
         bar.stop()
+
+
+def best_so_far(incumbent: float, bound: float, unit: str) -> str:
+    """The best value, the bound and the gap between them; the bound alone where nothing was found."""
+    text = f"bound {bound:.6g} {unit}"
+    if incumbent == float("inf"):
+        return text
+    gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
+    return f"best {incumbent:.6g} {unit}, {text}, gap {gap:.2%}"

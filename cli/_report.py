@@ -1,27 +1,106 @@
-"""Reports on the terminal: rich tables for people, plain text for pipes, markdown and JSON for tools."""
+"""Answers on the terminal: styled lines for people, plain text for pipes, Markdown, CSV and JSON for tools."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+FOUND = 7
+"""Exit code where something is wrong with a plan."""
+PIPED_WIDTH = 200
+"""Characters of a table's line where the output is not a terminal."""
+STYLES = {
+    "title": "bold",
+    "heading": "bold cyan",
+    "header": "bold",
+    "forward": "black on bright_blue",
+    "recompute": "black on yellow",
+    "backward": "black on green",
+    "weight gradient": "black on cyan",
+    "communication": "black on bright_red",
+    "synchronisation": "black on magenta",
+    "update": "black on white",
+    "idle": "bright_black",
+}
+"""How the pieces of a line look on a terminal, by the names of their styles."""
 
-def show(report: Any, data: Any, form: str) -> None:  # noqa: ANN401
-    """Print a report as text or markdown, or the data that it was made from as JSON."""
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def show(report: Any, data: Any = None, form: str = "text") -> None:  # noqa: ANN401
+    """Print a report; as JSON, the data that it was made from."""
+    width = terminal_width()
+    if form == "text" and width:
+        _show_styled(report, width)
+    else:
+        click.echo(written(report, data, form), nl=False)
+
+
+def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: ANN401
+    """A report as text, Markdown or CSV, or its data as JSON."""
     import planner
 
     if form == "json":
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=_plain))
-    elif form == "markdown":
-        click.echo(planner.report_to_markdown(report), nl=False)
-    elif sys.stdout.isatty():
-        _show_rich(report)
+        return json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    if form == "text":
+        return planner.report_to_text(report, table_width=PIPED_WIDTH)
+    return planner.report_to_markdown(report) if form == "markdown" else planner.report_to_csv(report)
+
+
+def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
+    """Print a list as a table, or its rows as JSON."""
+    import planner
+
+    if form == "json":
+        click.echo(json.dumps(planner.report_to_rows(report), indent=2))
     else:
-        click.echo(planner.report_to_text(report), nl=False)
+        show(report)
+
+
+def say_where(output: str | None) -> None:
+    """Say where the plan is, or that it is nowhere."""
+    click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
+
+
+def say_checked(
+    form: str,
+    names: Mapping[str, str | None],
+    findings: Sequence[Any],
+    ok: str,
+    remarks: Sequence[str],
+    **further: Any,  # noqa: ANN401
+) -> int:
+    """Say what checking a plan found, and give the exit code.
+
+    Args:
+        form: text or json.
+        names: of the plan file and of what it was checked against.
+        findings: what is wrong.
+        ok: the verdict where nothing is.
+        remarks: lines that follow it.
+        further: what else the JSON document holds.
+    """
+    import planner
+
+    if form == "json":
+        document = {**names, "ok": not findings, "findings": findings, **further}
+        click.echo(written(None, document, "json"), nl=False)
+    else:
+        for finding in findings:
+            click.echo(str(finding.problem(names["plan"])))
+        click.echo(f"{names['plan']}: {planner.plural(len(findings), 'finding') if findings else ok}")
+        for remark in remarks:
+            click.echo(remark)
+    return FOUND if findings else 0
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
@@ -30,39 +109,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
-def _show_rich(report: Any) -> None:  # noqa: ANN401
+def _show_styled(report: Any, width: int) -> None:  # noqa: ANN401
     from rich.console import Console
-    from rich.padding import Padding
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print(Text(report.title, style="bold"))
-    for section in report.sections:
-        console.print()
-        if section.heading:
-            console.print(Text(section.heading, style="bold cyan"))
-        indent = (0, 0, 0, 2 if section.heading else 0)
-        for line in section.lines:
-            console.print(Padding(Text(line), indent))
-        for item in section.items:
-            console.print(Padding(Text(f"• {item}"), indent))
-        if section.table:
-            console.print(Padding(_rich_table(section.table, console.width), indent))
+    import planner
 
-
-def _rich_table(table: Any, width: int) -> Any:  # noqa: ANN401
-    """A table whose numbers are never broken; bars (columns without a header) go first where room is short."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    widths = [max((len(row[c]) for row in table.rows), default=0) for c in range(len(table.headers))]
-    narrow = sum(max(w, len(h)) + 2 for w, h in zip(widths, table.headers, strict=True)) > width
-    kept = [c for c, header in enumerate(table.headers) if header or not narrow]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for c in kept:
-        right = c in table.right
-        shown.add_column(table.headers[c], justify="right" if right else "left", min_width=widths[c] if right else None)
-    for row in table.rows:
-        shown.add_row(*(Text(row[c]) for c in kept))
-    return shown
+    console = Console(width=width, highlight=False, soft_wrap=True)
+    for line in planner.report_to_lines(report, width, width):
+        console.print(Text.assemble(*((text, STYLES.get(style, "")) for text, style in line)))

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from typing import Any
-
 import click
 
 from . import _partition
-from ._options import dims_option, parse_dims
-
-FOUND = 7
+from ._options import against_options, format_option, load_against
+from ._report import say_checked
 
 
 @click.command("check")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
-@dims_option
-@click.option("--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
+@against_options
 @click.option(
     "--search",
     "search_s",
@@ -29,7 +21,7 @@ FOUND = 7
     show_default=True,
     help="Time for searching again what the plan claims about all others; 0: do not.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@format_option("text", "json")
 def command(
     plan_file: str,
     model: str | None,
@@ -56,41 +48,12 @@ def command(
     if planner.is_partition_plan(plan_file):
         given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes}
         return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
-    sizes = parse_dims(dims)
-    if sizes and not model:
-        raise click.UsageError("--dim needs --model")
-    if nodes and not hardware:
-        raise click.UsageError("--nodes needs --hardware")
     plan = planner.read_plan(plan_file)
-    graph = planner.load_graph(model, dims=sizes) if model else None
-    cluster = planner.load_cluster(hardware, nodes=nodes) if hardware else None
-    report = planner.check_plan(plan, graph, cluster, search_s=search_s)
-    checked = {"plan": plan_file, "model": model, "hardware": hardware}
-    if form == "json":
-        _print_json(checked, report)
-    else:
-        _print_text(plan, checked, report)
-    return FOUND if report.findings else 0
-
-
-def _print_json(checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
-    findings = [dataclasses.asdict(finding) for finding in report.findings]
-    document = {**checked, "ok": not findings, "findings": findings, "unchecked": list(report.unchecked)}
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-
-
-def _print_text(plan: Any, checked: dict[str, str | None], report: Any) -> None:  # noqa: ANN401
-    name, count = checked["plan"] or "", len(report.findings)
-    for finding in report.findings:
-        click.echo(str(finding.problem(name)))
-    if count:
-        click.echo(f"{name}: {count} finding{'s' if count > 1 else ''}")
-    else:
-        against = [f"{what} {checked[what]}" for what in ("model", "hardware") if checked[what]]
-        counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-        shape = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for noun, number in counts.items())
-        click.echo(f"{name}: ok ({shape})" + (f", checked against {' and '.join(against)}" if against else ""))
-    if report.unchecked:
-        click.echo("not checked:")
-    for line in report.unchecked:
-        click.echo(f"  {line}")
+    report = planner.check_plan(plan, *load_against(model, dims, hardware, nodes), search_s=search_s)
+    names = {"plan": plan_file, "model": model, "hardware": hardware}
+    against = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
+    counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
+    ok = f"ok ({', '.join(planner.plural(number, noun) for noun, number in counts.items())})"
+    ok += f", checked against {against}" if against else ""
+    remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
+    return say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from . import _partition
+from ._options import format_option
 from ._report import show
 
-DIFFERENT = 1
 AREAS = (
     "model", "hardware", "options", "batches", "stages", "blocks", "shardings", "boundaries", "parameters", "schedule",
     "requires", "predictions", "alternatives", "coverage", "notes",
@@ -29,7 +29,7 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command("diff")
 @click.argument("old")
 @click.argument("new")
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@format_option("text", "json", "markdown")
 @click.option(
     "--tolerance",
     default="0%",
@@ -57,4 +57,4 @@ def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, 
     before, after = planner.read_plan(old), planner.read_plan(new)
     changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=[planner.Area(area) for area in ignore])
     show(planner.diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
-    return DIFFERENT if changes else 0
+    return _partition.DIFFERENT if changes else 0

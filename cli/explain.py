@@ -5,17 +5,14 @@ from __future__ import annotations
 import click
 
 from . import _partition
-from ._options import dims_option, parse_dims
+from ._options import against_options, format_option, load_against
 from ._report import show
 
 
 @click.command("explain")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
-@dims_option
-@click.option("--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@against_options
+@format_option("text", "json", "markdown")
 def command(
     plan_file: str, model: str | None, dims: tuple[str, ...], hardware: str | None, nodes: int | None, form: str
 ) -> None:
@@ -34,22 +31,13 @@ def command(
 
     if planner.is_partition_plan(plan_file):
         given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes}
-        refused = [flag for flag, value in given.items() if value]
-        if refused:
-            raise click.UsageError(f"{', '.join(refused)} does not go with a partition")
-        _partition.explain(plan_file, form)
+        _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
-    if nodes and not hardware:
-        raise click.UsageError("--nodes needs --hardware")
-    sizes = parse_dims(dims)
-    if sizes and not model:
-        raise click.UsageError("--dim needs --model")
     plan = planner.read_plan(plan_file)
-    graph = planner.load_graph(model, dims=sizes) if model else None
+    graph, cluster = load_against(model, dims, hardware, nodes)
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
-    cluster = planner.load_cluster(hardware, nodes=nodes) if hardware else None
     explanation = planner.explain_plan(plan, graph, cluster)
     show(planner.explanation_report(explanation), explanation, form)

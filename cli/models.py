@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
+
+from ._options import format_option
+from ._report import show_rows
 
 
 @click.group("models")
@@ -25,7 +23,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--family", metavar="NAME", help="Only models of this family.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("table", "json")
 def list_models(family: str | None, form: str) -> None:
     """List the bundled models: name, family, parameters, layers, usual sequence length, source.
 
@@ -34,17 +32,14 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    from planner import UsageError, bundled_families, bundled_info, bundled_names, did_you_mean
+    from planner import UsageError, bundled_families, bundled_info, bundled_names, did_you_mean, models_report
 
     families = bundled_families()
     if family is not None and family not in families:
         raise UsageError(f"no family of models is called {family!r}", hint=did_you_mean(family, families))
     found = [bundled_info(name) for name in bundled_names()]
     found = [info for info in found if family in (None, info.family)]
-    if form == "json":
-        click.echo(json.dumps([asdict(info) for info in found], indent=2))
-        return
-    _print_table(found)
+    show_rows(models_report(found), form)
 
 
 @command.command("build")
@@ -68,31 +63,3 @@ def build_model(name: str, output: Path, batch: int, seq: int | None) -> None:
     write_whole(output, data)
     length = "" if info.seq is None else f", sequence {seq or info.seq}"
     click.echo(f"wrote {output}: {name}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
-
-
-def _print_table(found: list[Any]) -> None:
-    """One line a model; cut at the width of a terminal, whole when the output goes elsewhere."""
-    titles = ("name", "family", "parameters", "layers", "seq", "source")
-    rows = [
-        (info.name, info.family, _short(info.parameters), str(info.layers), str(info.seq or "-"), info.source)
-        for info in found
-    ]
-    widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in (titles, *rows):
-        cells = [
-            text.rjust(width) if title in ("parameters", "layers", "seq") else text.ljust(width)
-            for title, text, width in zip(titles, row, widths, strict=True)
-        ]
-        line = "  ".join(cells).rstrip()
-        if limit is not None and len(line) > limit:
-            line = line[: limit - 1] + "…"
-        click.echo(click.style(line, bold=True) if row is titles else line)
-
-
-def _short(count: int) -> str:
-    """A number of parameters as people say it: 124M, 70.6B, 1.01T."""
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)

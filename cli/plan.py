@@ -7,22 +7,18 @@ from typing import Any
 
 import click
 
-from ._options import Kept, Meshes, Numbers, dims_option, model_argument, parse_dims
+from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
-from ._progress import progress_line
-
-SAMPLES_A_DEVICE = 8
-"""Global batch where none is given, a device."""
+from ._progress import best_so_far, progress_line
+from ._report import say_where, show
 
 
 @click.command("plan")
-@model_argument
+@_options.model_argument
 @click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
-@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
-@click.option(
-    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
-)
+@_options.nodes_option
+@_options.devices_option
+@_options.batch_option
 @click.option(
     "--micro-batch",
     "micro_batches",
@@ -46,7 +42,7 @@ SAMPLES_A_DEVICE = 8
     help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-pure. [default: the first of bf16, fp16 and "
     "fp32 that all devices compute in]",
 )
-@click.option("--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor.")
+@_options.optimizer_option
 @click.option(
     "--recompute",
     type=click.Choice(["auto", "never", "always"]),
@@ -62,14 +58,16 @@ SAMPLES_A_DEVICE = 8
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
 @click.option(
-    "--tp", "tensor_parallel", type=Numbers(), help="Allow only these numbers of ranks sharing every operator."
+    "--tp", "tensor_parallel", type=_options.Numbers(), help="Allow only these numbers of ranks sharing every operator."
 )
-@click.option("--pp", "pipeline_stages", type=Numbers(), help="Allow only these numbers of pipeline stages.")
-@click.option("--dp", "data_parallel", type=Numbers(), help="Allow only these numbers of replicas of every stage.")
+@click.option("--pp", "pipeline_stages", type=_options.Numbers(), help="Allow only these numbers of pipeline stages.")
 @click.option(
-    "--mesh", "meshes", type=Meshes(), help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
+    "--dp", "data_parallel", type=_options.Numbers(), help="Allow only these numbers of replicas of every stage."
 )
-@click.option("--keep", multiple=True, type=Kept(), help="Keep a block on a stage (-1: the last); repeatable.")
+@click.option(
+    "--mesh", "meshes", type=_options.Meshes(), help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
+)
+@click.option("--keep", multiple=True, type=_options.Kept(), help="Keep a block on a stage (-1: the last); repeatable.")
 @click.option(
     "--forbid",
     multiple=True,
@@ -85,21 +83,15 @@ SAMPLES_A_DEVICE = 8
     show_default=True,
     help="Share of backward work that can hide gradient synchronisation.",
 )
-@click.option(
-    "--attention",
-    type=click.Choice(["fused", "eager"]),
-    default="fused",
-    show_default=True,
-    help="Whether attention keeps its score matrix.",
-)
+@_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
 @click.option(
     "--assume-dropout",
     is_flag=True,
     help="Count dropout masks where transformers have them, though the graph has none.",
 )
-@click.option("--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule.")
-@dims_option
+@_options.strict_option
+@_options.dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
     "--format",
@@ -145,24 +137,27 @@ def command(
     if not options["hardware"]:
         raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
     options = {name: value for name, value in options.items() if name not in OWN}
-    dims = parse_dims(options.pop("dims"))
+    dims = _options.parse_dims(options.pop("dims"))
     graph = planner.load_graph(model, dims=dims)
     hardware = options.pop("hardware")
     cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"))
     job = _job(cluster.device_count, options)
-    with progress_line(quiet or form == "json") as progress:
-        plan = _planned(
-            graph, cluster, job, progress, planner.default_provenance(model, hardware, sys.argv[1:]), options
-        )
+    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    with progress_line(quiet or form == "json", counted=True) as draw:
+
+        def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
+            if draw:
+                draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
+
+        plan = _planned(graph, cluster, job, told if draw else None, provenance, options)
     if output:
         planner.write_plan(plan, output)
     if form == "json":
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
-        from ._summary import print_summary
-
         remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
-        print_summary(plan, batch_given=options["global_batch"] is not None, output=output, remark=remark)
+        show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+        say_where(output)
 
 
 def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -198,4 +193,6 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     given["precision"] = options["precision"] or ""
     lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
     given |= {name: tuple(options[name]) for name in lists if options[name]}
-    return planner.Job(global_batch=options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count), **given)
+    return planner.Job(
+        global_batch=options["global_batch"] or _options.SAMPLES_A_DEVICE * (devices or device_count), **given
+    )

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from ._options import dims_option, model_argument, parse_dims, read_file, refuse_others, shown_name
+from . import _options
+from ._report import say_where, show
 
 _BESIDE = frozenset(
     ("model", "hardware", "nodes", "devices", "dims", "global_batch", "precision", "optimizer", "overlap", "best",
@@ -21,10 +22,10 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 
 
 @click.command("predict")
-@model_argument
-@click.option("--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own.")
-@click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+@_options.model_argument
+@_options.hardware_option
+@_options.nodes_option
+@_options.devices_option
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
     help="Samples per optimizer step. [required unless --config says the number of micro-batches]",
@@ -53,9 +54,9 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
     "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: 0]"
 )
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
-@dims_option
+@_options.dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_options.format_option("text", "json")
 def command(
     model: str,
     hardware: str,
@@ -81,11 +82,11 @@ def command(
     """
     import planner
 
-    graph = planner.load_graph(model, dims=parse_dims(dims))
+    graph = planner.load_graph(model, dims=_options.parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
     if config:
-        refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
-        asked = planner.parse_configuration(read_file(config), graph, name=shown_name(config))
+        _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
+        asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
     else:
         asked = _degrees(options)
     job = _job(options, asked)
@@ -97,9 +98,8 @@ def command(
     if form == "json":
         click.echo(json.dumps(_document(found, lack), indent=2))
         return
-    from ._summary import print_summary
-
-    print_summary(found.plan, batch_given=True, output=output)
+    show(planner.plan_report(found.plan))
+    say_where(output)
     _print_memory(found)
     if lack:
         click.echo(_lack_words(lack))

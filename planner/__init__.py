@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto
     from planner.operators.batching import rebatch as rebatch
+    from planner.partitions.changes import PartitionChange as PartitionChange
+    from planner.partitions.changes import partition_changes as partition_changes
     from planner.partitions.check import PartitionFinding as PartitionFinding
     from planner.partitions.check import check_partition as check_partition
     from planner.partitions.families import instance_family as instance_family
@@ -73,10 +75,6 @@ if TYPE_CHECKING:
     from planner.partitions.files import partition_schema as partition_schema
     from planner.partitions.files import read_partition as read_partition
     from planner.partitions.files import write_partition as write_partition
-    from planner.partitions.report import PartitionChange as PartitionChange
-    from planner.partitions.report import partition_changes as partition_changes
-    from planner.partitions.report import partition_diff_report as partition_diff_report
-    from planner.partitions.report import partition_report as partition_report
     from planner.partitions.run import partition as partition
     from planner.partitions.types import PartitionPlan as PartitionPlan
     from planner.plans import Area as Area
@@ -85,12 +83,9 @@ if TYPE_CHECKING:
     from planner.plans import diff_plans as diff_plans
     from planner.plans import dump_plan as dump_plan
     from planner.plans import explain_plan as explain_plan
-    from planner.plans import explanation_report as explanation_report
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
-    from planner.plans import report_to_markdown as report_to_markdown
-    from planner.plans import report_to_text as report_to_text
     from planner.plans import validate_plan as validate_plan
     from planner.plans import write_plan as write_plan
     from planner.plans.assemble import assemble as assemble
@@ -99,8 +94,6 @@ if TYPE_CHECKING:
     from planner.plans.configuration_file import dump_configuration as dump_configuration
     from planner.plans.configuration_file import load_configuration as load_configuration
     from planner.plans.configuration_file import parse_configuration as parse_configuration
-    from planner.plans.diff_report import diff_report as diff_report
-    from planner.plans.words import why_not as why_not
     from planner.play import Conditions as Conditions
     from planner.play import Cost as Cost
     from planner.play import Measurement as Measurement
@@ -114,23 +107,31 @@ if TYPE_CHECKING:
     from planner.prediction import predict as predict
     from planner.prediction import predict_many as predict_many
     from planner.registry import did_you_mean as did_you_mean
-    from planner.report import comparison_cells as comparison_cells
-    from planner.report import comparison_columns as comparison_columns
-    from planner.report import comparison_csv as comparison_csv
-    from planner.report import comparison_document as comparison_document
-    from planner.report import comparison_groups as comparison_groups
-    from planner.report import comparison_links as comparison_links
-    from planner.report import comparison_markdown as comparison_markdown
-    from planner.report import comparison_marks as comparison_marks
-    from planner.report import comparison_svg as comparison_svg
+    from planner.report import report_to_csv as report_to_csv
+    from planner.report import report_to_lines as report_to_lines
+    from planner.report import report_to_markdown as report_to_markdown
+    from planner.report import report_to_rows as report_to_rows
+    from planner.report import report_to_text as report_to_text
+    from planner.report.catalogue import clusters_report as clusters_report
+    from planner.report.catalogue import devices_report as devices_report
+    from planner.report.catalogue import models_report as models_report
+    from planner.report.comparison import comparison_document as comparison_document
+    from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.difference import diff_report as diff_report
+    from planner.report.explanation import explanation_report as explanation_report
+    from planner.report.gantt import draw_gantt as draw_gantt
+    from planner.report.hardware import cluster_report as cluster_report
+    from planner.report.partitions import partition_diff_report as partition_diff_report
+    from planner.report.partitions import partition_report as partition_report
+    from planner.report.plans import plan_report as plan_report
+    from planner.report.plot import comparison_svg as comparison_svg
+    from planner.report.profile import profile_report as profile_report
+    from planner.report.timeline import timeline_report as timeline_report
+    from planner.report.timeline_svg import draw_svg as draw_svg
     from planner.schedules import orders_json as orders_json
     from planner.schedules import read_orders as read_orders
-    from planner.simulate import SYMBOLS as SYMBOLS
     from planner.simulate import Activity as Activity
     from planner.simulate import Timeline as Timeline
-    from planner.simulate import draw_gantt as draw_gantt
-    from planner.simulate import draw_svg as draw_svg
-    from planner.simulate import rank_ranges as rank_ranges
     from planner.simulate import simulate_plan as simulate_plan
     from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
@@ -143,8 +144,8 @@ if TYPE_CHECKING:
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
     from planner.systems import compare_systems as compare_systems
-    from planner.systems import plan_keeper as plan_keeper
     from planner.systems import plan_system as plan_system
+    from planner.systems import plans_of as plans_of
     from planner.systems import system_names as system_names
     from planner.units import format_bytes as format_bytes
     from planner.units import format_flop_rate as format_flop_rate
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
     from planner.units import format_fraction as format_fraction
     from planner.units import format_rate as format_rate
     from planner.units import format_seconds as format_seconds
+    from planner.units import plural as plural
 
 _EXPORTS = {
     # errors
@@ -222,17 +224,21 @@ _EXPORTS = {
     "resolved_profile": "planner.hardware",
     # systems
     "compare_systems": "planner.systems",
-    "plan_keeper": "planner.systems",
     "plan_system": "planner.systems",
-    "comparison_cells": "planner.report",
-    "comparison_columns": "planner.report",
-    "comparison_csv": "planner.report",
-    "comparison_document": "planner.report",
-    "comparison_groups": "planner.report",
-    "comparison_links": "planner.report",
-    "comparison_markdown": "planner.report",
-    "comparison_marks": "planner.report",
-    "comparison_svg": "planner.report",
+    "plans_of": "planner.systems",
+    "comparison_document": "planner.report.comparison",
+    "comparison_svg": "planner.report.plot",
+    "models_report": "planner.report.catalogue",
+    "report_to_rows": "planner.report",
+    "report_to_lines": "planner.report",
+    "report_to_csv": "planner.report",
+    "timeline_report": "planner.report.timeline",
+    "profile_report": "planner.report.profile",
+    "plan_report": "planner.report.plans",
+    "devices_report": "planner.report.catalogue",
+    "clusters_report": "planner.report.catalogue",
+    "cluster_report": "planner.report.hardware",
+    "comparison_report": "planner.report.comparison",
     "system_names": "planner.systems",
     # units
     "format_bytes": "planner.units",
@@ -241,6 +247,7 @@ _EXPORTS = {
     "format_flop_rate": "planner.units",
     "format_seconds": "planner.units",
     "format_fraction": "planner.units",
+    "plural": "planner.units",
     # schedules
     "orders_json": "planner.schedules",
     "read_orders": "planner.schedules",
@@ -257,12 +264,10 @@ _EXPORTS = {
     "Timeline": "planner.simulate",
     "Transfers": "planner.play",
     "Activity": "planner.simulate",
-    "SYMBOLS": "planner.simulate",
-    "draw_gantt": "planner.simulate",
-    "draw_svg": "planner.simulate",
+    "draw_gantt": "planner.report.gantt",
+    "draw_svg": "planner.report.timeline_svg",
     "trace_json": "planner.simulate",
     "timeline_document": "planner.simulate",
-    "rank_ranges": "planner.simulate",
     # plan
     "Plan": "planner.plans",
     "Provenance": "planner.plans",
@@ -277,15 +282,14 @@ _EXPORTS = {
     "check_plan": "planner.check",
     "has_closed_form": "planner.check",
     "explain_plan": "planner.plans",
-    "explanation_report": "planner.plans",
+    "explanation_report": "planner.report.explanation",
     "Area": "planner.plans",
     "diff_plans": "planner.plans",
-    "diff_report": "planner.plans.diff_report",
-    "why_not": "planner.plans.words",
-    "report_to_text": "planner.plans",
-    "report_to_markdown": "planner.plans",
+    "diff_report": "planner.report.difference",
+    "report_to_text": "planner.report",
+    "report_to_markdown": "planner.report",
     # partitions
-    "PartitionChange": "planner.partitions.report",
+    "PartitionChange": "planner.partitions.changes",
     "PartitionFinding": "planner.partitions.check",
     "PartitionPlan": "planner.partitions.types",
     "check_partition": "planner.partitions.check",
@@ -295,9 +299,9 @@ _EXPORTS = {
     "load_instance": "planner.partitions.families",
     "load_partition": "planner.partitions.files",
     "partition": "planner.partitions.run",
-    "partition_changes": "planner.partitions.report",
-    "partition_diff_report": "planner.partitions.report",
-    "partition_report": "planner.partitions.report",
+    "partition_changes": "planner.partitions.changes",
+    "partition_diff_report": "planner.report.partitions",
+    "partition_report": "planner.report.partitions",
     "partition_schema": "planner.partitions.files",
     "read_partition": "planner.partitions.files",
     "write_partition": "planner.partitions.files",

@@ -37,20 +37,18 @@ from planner.schedules.types import OrderError
 from planner.sharding import unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
-from planner.solvers.shapes import SchedulesFor, schedules_with
-from planner.space import Configuration, play_terms
+from planner.solvers.shapes import schedules_with
+from planner.space import Configuration
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.jobs import mesh_problem, meshes_for, settled
 from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
-from planner.space.types import Candidate, Certificate, Evaluation, Job
+from planner.space.timing import MOST_MICRO_BATCHES, played_s
+from planner.space.types import Candidate, Certificate, Job
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
 """Gap below which a plan counts as proven optimal."""
-
-MOST_MICRO_BATCHES = 1_000_000
-"""Micro-batches of one copy of a pipeline that a plan has at the most: every action of them is played."""
 
 _BUNDLED_DIMS = ("batch", "seq")
 
@@ -201,7 +199,7 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None, o
             job,
             shardings=pricer,
             progress=progress,
-            simulated_s=functools.partial(_simulated_s, schedules_with(own)),
+            simulated_s=functools.partial(played_s, schedule_of=schedules_with(own)),
             diagnose=not limited(job),
             own=own,
         )
@@ -303,13 +301,6 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
     shown = _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
     return chosen, chosen.simulated_s or math.inf, shown
-
-
-def _simulated_s(schedule_of: SchedulesFor, decision: Configuration, evaluation: Evaluation) -> float:
-    """Seconds of an iteration when it is played; of one with too many micro-batches for that by the closed form."""
-    if decision.micro_batches > MOST_MICRO_BATCHES:
-        return evaluation.iteration_s
-    return play_terms(decision, schedule_of(decision.schedule), evaluation.stages).iteration_s
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.api import MOST_MICRO_BATCHES, default_provenance, plan
+from planner.api import default_provenance, plan
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.figures import gap_to
 from planner.plans.priced import priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
@@ -31,8 +30,8 @@ from planner.space.jobs import mesh_problem, settled
 from planner.space.layouts import Layouts
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
-from planner.space.timing import least_s
-from planner.space.types import BlockCosts, Certificate, Evaluation, Job
+from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone
+from planner.space.types import BlockCosts, Evaluation, Job
 
 Asked = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
@@ -40,7 +39,6 @@ Asked = Degrees | Configuration | Plan
 Shelf = Mapping[int, BlockCosts]
 """Costs by the number of the sharding."""
 
-SPACE = "this configuration alone, in any order of its work"
 FEW = 1.01
 """Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
 
@@ -140,7 +138,7 @@ def predict(
         allowing(job, chosen),
         chosen,
         evaluation,
-        alone(chosen, evaluation, played_s),
+        certificate_alone(chosen, evaluation.stages, played_s),
         origins=pricer.profiles(chosen.micro_batch)[0].origin,
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=pricer.stage_shardings(chosen),
@@ -174,13 +172,6 @@ def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job:
     best = plan(graph, cluster, without_limits(job, cluster))
     best_s = best.predictions.reached_s
     return Held(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
-
-
-def alone(configuration: Configuration, evaluation: Evaluation, played_s: float) -> Certificate:
-    """What is known of one configuration alone: its longest chain of waits bounds every order of its work."""
-    least = least_s(configuration, schedules.get(configuration.schedule), evaluation.stages)
-    bound_s = min(least, played_s)
-    return Certificate(bound_s, gap_to(bound_s, played_s), SPACE, False)
 
 
 def without_limits(job: Job, cluster: Cluster) -> Job:

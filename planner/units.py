@@ -175,3 +175,10 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
 def format_fraction(fraction: float, digits: int = 3) -> str:
     """A fraction for people: `87%`."""
     return render(fraction, Dimension.FRACTION, digits)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 stage`, `2 stages`, `3 copies`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"

@@ -16,9 +16,9 @@ from planner.plans.files import seal
 from planner.plans.priced import priced_configuration
 from planner.plans.scheduled import lay_out
 from planner.plans.words import significant
-from planner.prediction import alone
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
+from planner.space.timing import certificate_alone
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
 
@@ -81,7 +81,7 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         job,
         decision,
         evaluation,
-        _said(plan, played_s) if is_searched(plan) else alone(decision, evaluation, played_s),
+        _said(plan, played_s) if is_searched(plan) else certificate_alone(decision, evaluation.stages, played_s),
         origins=pricer.profiles(size)[0].origin,
         provenance=plan.provenance,
         shardings=pricer.stage_shardings(decision),

@@ -12,9 +12,9 @@ from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.locate import Path, readable
 from planner.plans.records import Stage
-from planner.plans.words import plural, summary
+from planner.plans.words import summary
 from planner.space.types import Configuration, StageChoice
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 TOLERANCE = 1e-6
 

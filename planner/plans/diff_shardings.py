@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
-from planner.plans.words import plural
+from planner.units import plural
 
 Value = str | int | float | bool | None | tuple[str | int, ...]
 Key = tuple[str, ...]

@@ -13,9 +13,9 @@ from planner.plans.records import Loss, Stage
 from planner.plans.split_reasons import SplitReason, split_reasons
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.words import plural, short_list
+from planner.plans.words import short_list
 from planner.schedules.types import WeightPolicy
-from planner.units import format_seconds
+from planner.units import format_seconds, plural
 
 ROUNDING = 1e-7
 """Share of an iteration that the rounding of a plan's figures explains."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration
+from planner.units import plural
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
 _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
@@ -43,18 +44,16 @@ def _merged_parts(base: str, group: list[str]) -> str:
     return f"{base}[{first}/{parts[0][3]}]" if first == last else f"{base}[{first}-{last}/{parts[0][3]}]"
 
 
+def module_list(names: Sequence[str]) -> str:
+    """`embed, layers.0, ..., head`: the middle left out of a long list of modules."""
+    return ", ".join(names if len(names) <= 4 else (names[0], names[1], "...", names[-1]))
+
+
 def why_not(infeasible: Sequence[str]) -> str:
     """Why a plan was not taken, in a cell of a table: the user's options where nothing else is in the way."""
     if all(reason.startswith(EXCLUDED) for reason in infeasible):
         return ", ".join((infeasible[0], *(reason.removeprefix(EXCLUDED) for reason in infeasible[1:])))
     return "does not fit"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 stage`, `2 stages`, `3 copies`."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
 def summary(decision: Configuration) -> str:

@@ -1,31 +1,31 @@
-"""A comparison of systems as text, CSV, Markdown, JSON and a picture."""
+"""What people are shown: every answer as a report, and reports as text, Markdown, CSV and rows; pictures as SVG.
 
-from __future__ import annotations
+A module for each kind of answer makes a `Report` of it (title, sections, typed tables); the renderers know no answer.
+`planner` exports the functions of both; what stands here is what they share, and light to import.
+"""
 
-from planner.report.plot import comparison_svg
-from planner.report.table import (
-    COLUMNS,
-    LEGEND,
-    comparison_cells,
-    comparison_columns,
-    comparison_csv,
-    comparison_document,
-    comparison_groups,
-    comparison_links,
-    comparison_markdown,
-    comparison_marks,
-)
+from planner.report.render import to_csv, to_lines, to_markdown, to_rows, to_text
+from planner.report.tables import Form, Report, Section, Table, bar, short_count, table
+
+report_to_csv, report_to_lines, report_to_markdown = to_csv, to_lines, to_markdown
+report_to_rows, report_to_text = to_rows, to_text
 
 __all__ = [
-    "COLUMNS",
-    "LEGEND",
-    "comparison_cells",
-    "comparison_columns",
-    "comparison_csv",
-    "comparison_document",
-    "comparison_groups",
-    "comparison_links",
-    "comparison_markdown",
-    "comparison_marks",
-    "comparison_svg",
+    "Form",
+    "Report",
+    "Section",
+    "Table",
+    "bar",
+    "report_to_csv",
+    "report_to_lines",
+    "report_to_markdown",
+    "report_to_rows",
+    "report_to_text",
+    "short_count",
+    "table",
+    "to_csv",
+    "to_lines",
+    "to_markdown",
+    "to_rows",
+    "to_text",
 ]

@@ -6,21 +6,16 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
-from planner.report._plot_axes import Axes, axes_of
-from planner.systems.compare import Comparison
-from planner.systems.types import Semantics, SystemRow
+from planner.report import svg
+from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes, format_seconds
 
 STYLE = """
-text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .quiet { fill: #666 }
-.page { fill: #fff } .grid { stroke: #ddd } .leader { stroke: #999 } .limit { stroke: #b91c1c; stroke-dasharray: 5 4 }
-.over { fill: #b91c1c } .sync { fill: #2563eb; stroke: #2563eb } .async { fill: #fff; stroke: #c2620a }
+.leader { stroke: #999 } .sync { fill: #2563eb; stroke: #2563eb } .async { fill: #fff; stroke: #c2620a }
 .mark { stroke-width: 2 } text.sync { stroke: none; fill: #2563eb } text.async { stroke: none; fill: #a8540a }
 @media (prefers-color-scheme: dark) {
-  text { fill: #ddd } .quiet { fill: #999 } .page { fill: #16181d } .grid { stroke: #333 } .leader { stroke: #777 }
-  .limit { stroke: #f87171 } .over { fill: #f87171 }
+  .leader { stroke: #777 }
   .sync { fill: #7aa7ff; stroke: #7aa7ff } text.sync { fill: #7aa7ff }
   .async { fill: #16181d; stroke: #f5a04a } text.async { fill: #f5a04a }
 }
@@ -35,7 +30,73 @@ NEAR, CLOSE = 5.0, 14.0
 DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 13, 5, 11)
 """In which a name is looked for, sixteenths of a turn from the right."""
 
+ROUND = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+"""Numbers of a decade that stand on a logarithmic scale, fewest first."""
+
+CLOCK = (60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000)
+"""Round times beyond half a minute, seconds."""
+
+
 Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Where times and memory stand in the picture.
+
+    Attributes:
+        low_s, high_s: ends of the time scale.
+        most_bytes: end of the memory scale, which begins at 0.
+        second_ticks, byte_ticks: round numbers on them.
+        width, left, right, top, bottom: of the picture, and of what lies between the scales.
+    """
+
+    low_s: float
+    high_s: float
+    most_bytes: float
+    second_ticks: tuple[float, ...]
+    byte_ticks: tuple[float, ...]
+    width: float = 960.0
+    left: float = 80.0
+    right: float = 850.0
+    top: float = 90.0
+    bottom: float = 520.0
+
+    def x(self, seconds: float) -> float:
+        """Place of a time."""
+        share = math.log(seconds / self.low_s) / math.log(self.high_s / self.low_s)
+        return self.left + share * (self.right - self.left)
+
+    def y(self, size_bytes: float) -> float:
+        """Place of a size."""
+        return self.bottom - size_bytes / self.most_bytes * (self.bottom - self.top)
+
+
+def axes_of(rows: Sequence[SystemRow]) -> Axes:
+    """Scales that hold all rows and the limits of their devices."""
+    times = [row.iteration_s for row in rows] or [1.0]
+    span = max(max(times) / min(times), 1.2)
+    low, high = min(times) / span**0.05, min(times) * span**1.05
+    most = max((max(row.memory.total if row.memory else 0.0, row.capacity_bytes) for row in rows), default=1.0) * 1.04
+    step = svg.round_step(most / 5)
+    sizes = tuple(step * i for i in range(int(most / step) + 1))
+    return Axes(low, high, most, time_ticks(low, high), sizes)
+
+
+def time_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Four to about ten round times between two; equal steps where the two are close.
+
+    >>> time_ticks(0.5, 20)
+    (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for numbers in ROUND:
+        every = (float(f"{n * 10.0**k:.3g}") for k in range(first, last + 1) for n in numbers)
+        found = tuple(t for t in (*(e for e in every if e <= 30), *CLOCK) if low <= t <= high)
+        if len(found) >= 4:
+            return found
+    step = svg.round_step((high - low) / 5)
+    return tuple(float(f"{step * i:.6g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,63 +130,48 @@ def comparison_svg(comparison: Comparison) -> str:
     rows = [row for row in comparison.rows if row.feasible and row.memory is not None]
     failed = ", ".join(row.system for row in comparison.rows if not row.feasible)
     told = [f"not possible: {failed}"] * bool(failed) + [f"+ {row.system}: {row.alters}" for row in rows if row.alters]
-    foot = [line for text in told for line in textwrap.wrap(text, FOOT_LETTERS, break_on_hyphens=False)]
+    foot = [line for words in told for line in textwrap.wrap(words, FOOT_LETTERS, break_on_hyphens=False)]
     axes = axes_of(rows)
     height = axes.bottom + 58 + LINE * len(foot)
     title = f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {axes.width:.0f} {height:.0f}">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="page" width="{axes.width:.0f}" height="{height:.0f}"/>',
-        _text(axes.left, 24, title, "title"),
-    ]
+    parts = [svg.text(axes.left, 24, title, "title")]
     if rows:
         parts += [*_legend(axes), *_scales(axes, rows), *_marks(axes, rows)]
     else:
-        parts.append(_text(axes.left, axes.top + 40, "no system can train this model on this cluster"))
-    parts += [_text(axes.left, axes.bottom + 52 + LINE * i, line, "quiet") for i, line in enumerate(foot)]
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
-    style = f' class="{style}"' if style else ""
-    place = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{style}{place}>{escape(text)}</text>'
+        parts.append(svg.text(axes.left, axes.top + 40, "no system can train this model on this cluster"))
+    parts += [svg.text(axes.left, axes.bottom + 52 + LINE * i, line, "quiet") for i, line in enumerate(foot)]
+    return svg.svg(axes.width, height, STYLE, parts)
 
 
 def _circle(x: float, y: float, kind: str, tip: str = "") -> str:
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
-    return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5">{inside}</circle>'
-
-
-def _line(style: str, ends: Box) -> str:
-    x1, y1, x2, y2 = ends
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return svg.circle(f"mark {kind}", x, y, 5, tip)
 
 
 def _legend(axes: Axes) -> list[str]:
     return [
         _circle(axes.left + 6, 42, "sync"),
-        _text(axes.left + 17, 46, "synchronous", "quiet"),
+        svg.text(axes.left + 17, 46, "synchronous", "quiet"),
         _circle(axes.left + 118, 42, "async"),
-        _text(axes.left + 129, 46, "changes the training semantics", "quiet"),
-        _text(axes.left - 60, axes.top - 14, "memory of the fullest device", "quiet"),
-        _text((axes.left + axes.right) / 2, axes.bottom + 34, "time of an iteration, logarithmic", "quiet", "middle"),
+        svg.text(axes.left + 129, 46, "changes the training semantics", "quiet"),
+        svg.text(axes.left - 60, axes.top - 14, "memory of the fullest device", "quiet"),
+        svg.text(
+            (axes.left + axes.right) / 2, axes.bottom + 34, "time of an iteration, logarithmic", "quiet", "middle"
+        ),
     ]
 
 
 def _scales(axes: Axes, rows: Sequence[SystemRow]) -> list[str]:
     parts = []
     for size in axes.byte_ticks:
-        parts.append(_line("grid", (axes.left, axes.y(size), axes.right, axes.y(size))))
-        parts.append(_text(axes.left - 8, axes.y(size) + 4, format_bytes(size), anchor="end"))
+        parts.append(svg.line("grid", axes.left, axes.y(size), axes.right, axes.y(size)))
+        parts.append(svg.text(axes.left - 8, axes.y(size) + 4, format_bytes(size), anchor="end"))
     for seconds in axes.second_ticks:
-        parts.append(_line("grid", (axes.x(seconds), axes.top, axes.x(seconds), axes.bottom)))
+        parts.append(svg.line("grid", axes.x(seconds), axes.top, axes.x(seconds), axes.bottom))
         label = format_seconds(seconds).removesuffix(" 0 s")
-        parts.append(_text(axes.x(seconds), axes.bottom + 16, label, anchor="middle"))
+        parts.append(svg.text(axes.x(seconds), axes.bottom + 16, label, anchor="middle"))
     for capacity in sorted({row.capacity_bytes for row in rows}):
-        parts.append(_line("limit", (axes.left, axes.y(capacity), axes.right, axes.y(capacity))))
-        parts.append(_text(axes.right + 6, axes.y(capacity) + 4, f"limit {format_bytes(capacity)}", "over"))
+        parts.append(svg.line("limit", axes.left, axes.y(capacity), axes.right, axes.y(capacity)))
+        parts.append(svg.text(axes.right + 6, axes.y(capacity) + 4, f"limit {format_bytes(capacity)}", "over"))
     return parts
 
 
@@ -141,9 +187,9 @@ def _marks(axes: Axes, rows: Sequence[SystemRow]) -> list[str]:
         leader = _leader(mark, box)
         taken += [box, *_along(leader)]
         if leader:
-            names.append(_line("leader", leader))
+            names.append(svg.line("leader", *leader))
         for i, line in enumerate(mark.lines):
-            names.append(_text(box[0] + 2, box[1] + 11 + LINE * i, line, mark.kind))
+            names.append(svg.text(box[0] + 2, box[1] + 11 + LINE * i, line, mark.kind))
         points.append(_circle(mark.x, mark.y, mark.kind, "\n".join(_tip(row) for row in mark.rows)))
     return [*names, *points]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,14 @@ from planner.play.steady import find_steady
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration
-from planner.space.types import Evaluation, StageTerms
+from planner.space.types import Certificate, Evaluation, StageTerms
 from planner.space.workers import pipeline_of
 
 MOST_MICRO_BATCHES = 1_000_000
-"""Micro-batches of one copy of a pipeline that are played at the most."""
+"""Micro-batches of one copy of a pipeline that are played at the most: every action of them is."""
+
+ALONE = "this configuration alone, in any order of its work"
+"""What the bound of a configuration that was not searched for speaks of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +81,17 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
     return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, trace)
 
 
-def played_s(configuration: Configuration, evaluation: Evaluation) -> float:
-    """Seconds of an iteration of a judged configuration when it is played, one with too many micro-batches left alone.
+def played_s(
+    configuration: Configuration, evaluation: Evaluation, schedule_of: Callable[[str], Schedule] = schedules.get
+) -> float:
+    """Seconds of an iteration of a judged configuration when it is played; its closed form where it has too many
+    micro-batches for that.
 
     O(actions).
     """
     if configuration.micro_batches > MOST_MICRO_BATCHES:
         return evaluation.iteration_s
-    return play_terms(configuration, schedules.get(configuration.schedule), evaluation.stages).iteration_s
+    return play_terms(configuration, schedule_of(configuration.schedule), evaluation.stages).iteration_s
 
 
 def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> float:
@@ -110,6 +116,18 @@ def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[S
         return chain_s
     exchanges = schedule.exchanges(pipeline)
     return max(chain_s, *(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)))
+
+
+def certificate_alone(configuration: Configuration, stages: Sequence[StageTerms], reached_s: float) -> Certificate:
+    """What is known of one configuration alone: its longest chain of waits bounds every order of its work.
+
+    Args:
+        configuration: what was played.
+        stages: terms of its stages.
+        reached_s: seconds of an iteration as it was played.
+    """
+    bound_s = min(reached_s, least_s(configuration, schedules.get(configuration.schedule), stages))
+    return Certificate(bound_s, max(0.0, 1.0 - bound_s / reached_s) if reached_s > 0 else 0.0, ALONE, False)
 
 
 def simulate_decision(decision: Configuration, evaluation: Evaluation, *, transfers: Transfers | None = None) -> Trace:

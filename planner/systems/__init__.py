@@ -11,10 +11,15 @@ from dataclasses import replace
 
 from planner.errors import UsageError
 from planner.registry import Registry, did_you_mean
-from planner.systems.types import Semantics, System, SystemRow
+from planner.systems.types import Proposal, Semantics, System, SystemRow
 
 SYSTEMS: Registry[System] = Registry(__name__, "system")
 """All systems by name; a module of this package registers its own."""
+
+
+def register(system: System) -> None:
+    """Add a system under its key."""
+    SYSTEMS.register(system.key, system)
 
 
 def get(name: str) -> System:
@@ -39,8 +44,11 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
-from planner.systems.compare import Comparison, compare_systems, run_system  # noqa: E402
-from planner.systems.plans import decide_again, plan_keeper, plan_system  # noqa: E402
+from planner.systems.compare import Comparison, compare_systems  # noqa: E402
+from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E402
+from planner.systems.rows import row_of  # noqa: E402
+from planner.systems.runner import decide  # noqa: E402
+from planner.systems.setting import Setting  # noqa: E402
 
 system_names = names
 """The same under a name that the front door can export."""
@@ -48,15 +56,19 @@ system_names = names
 __all__ = [
     "SYSTEMS",
     "Comparison",
+    "Proposal",
     "Semantics",
+    "Setting",
     "System",
     "SystemRow",
     "compare_systems",
+    "decide",
     "decide_again",
     "get",
     "names",
-    "plan_keeper",
     "plan_system",
-    "run_system",
+    "plans_of",
+    "register",
+    "row_of",
     "system_names",
 ]

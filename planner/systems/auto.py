@@ -1,17 +1,16 @@
 """The best of all of them: this planner's own search, and every named system beside it."""
 
 from planner.space.asked import LIMITS, PRICED
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "auto",
+register(
     System(
         key="auto",
         title="auto",
         cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
         sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
-        solver="joint",
+        solver=propose,
         staleness="none by default; with `--semantics any` that of the system it takes",
         chooses=(
             "the fastest of the own search (proven best of its space by the closed form, then simulated) "

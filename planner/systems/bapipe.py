@@ -1,17 +1,49 @@
 """BaPipe: balanced partition and exploration of schedules, data parallelism beside them."""
 
-from planner.play import Transfers
-from planner.space.subspaces import Limits
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from __future__ import annotations
 
-SYSTEMS.register(
-    "bapipe",
+import math
+from collections.abc import Iterator
+
+from planner.play import Transfers
+from planner.solvers.partition.balanced_stages import balanced_stages
+from planner.space import Configuration, Timed
+from planner.space.partition.bapipe import SYNCHRONOUS
+from planner.space.stage_tables import stages_of
+from planner.space.subspaces import Limits
+from planner.systems import System, register
+from planner.systems.exchanged import data_parallel
+from planner.systems.setting import Setting
+from planner.systems.types import Proposal
+
+
+def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+    """Each schedule's balanced stages for each micro-batch size, and data parallelism."""
+    whole = list(data_parallel(setting, system.exchange))
+    for configuration in whole:
+        yield Proposal((configuration,), notes=("explored: data parallelism is fastest",))
+    verdicts = [setting.evaluate(configuration, Timed.CLOSED_FORM) for configuration in whole]
+    limit_s = min((v.iteration_s for v in verdicts if v.feasible), default=math.inf)
+    for size in reversed(setting.sizes):
+        for configuration in pipelines(setting, system.limits or Limits(), size, limit_s):
+            yield Proposal((configuration,), notes=(f"explored: {configuration.schedule} is fastest",))
+
+
+def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
+    """The balanced pipeline of each synchronous schedule at one micro-batch size, where it may be below a limit."""
+    parts, tables = setting.job.global_batch // size, setting.tables(size)
+    for form, schedule in zip(SYNCHRONOUS, limits.schedules, strict=True):
+        marks = balanced_stages(tables, setting.cluster, setting.devices, parts, form, limit_s)
+        if marks is not None:
+            yield Configuration(stages_of(marks), 1, size, parts, schedule, transfers=limits.transfers)
+
+
+register(
     System(
         key="bapipe",
         title="BaPipe",
         cut="one pipeline over all devices, balanced for each device's own speed, or data parallelism",
-        solver="bapipe",
+        solver=propose,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "1F1B-SO where twice the features fit and transfers matter, else 1F1B-SNO; min-max partition,"

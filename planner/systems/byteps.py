@@ -1,15 +1,14 @@
 """BytePS: data parallelism with summation services on all machines."""
 
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.exchanged import propose
 
-SYSTEMS.register(
-    "byteps",
+register(
     System(
         key="byteps",
         title="BytePS",
         cut="none: every device has the whole model",
-        solver="exchanged",
+        solver=propose,
         staleness="none",
         chooses=(
             "the share of every machine's summation service so that all network ports are busy to the "

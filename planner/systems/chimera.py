@@ -1,16 +1,15 @@
 """Chimera: pipelines in both directions, W x D workers."""
 
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "chimera",
+register(
     System(
         key="chimera",
         title="Chimera",
         cut="D balanced stages on D workers in both directions; W copies",
-        solver="joint",
+        solver=propose,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "the largest micro-batch that fits for each (W, D), then the shape that its performance model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.errors import UsageError
 from planner.hardware.types import Cluster
@@ -11,7 +11,7 @@ from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems.rows import row_of
-from planner.systems.runner import Keep, decide
+from planner.systems.runner import Decided, decide
 from planner.systems.setting import Setting
 from planner.systems.types import Semantics, System, SystemRow
 
@@ -28,6 +28,7 @@ class Comparison:
             does not fit stands last.
         notes: what holds for all rows.
         precision: number formats of all rows.
+        setting, decisions: what the systems were asked about and what each came to, for their plans (`plans_of`).
     """
 
     model: str
@@ -37,18 +38,8 @@ class Comparison:
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
     precision: str = ""
-
-
-def run_system(system: System, setting: Setting, keep: Keep | None = None) -> SystemRow:
-    """Let a system decide by its own rules, and judge what it decides.
-
-    A system that cannot express the model, fit it or follow the job's limits gives a row that says why. Where one is
-    found, `keep` is told.
-    """
-    decided = decide(setting, system)
-    if keep is not None and decided.best is not None:
-        keep(setting, system, decided)
-    return row_of(setting, system, decided)
+    setting: Setting | None = field(default=None, repr=False, compare=False)
+    decisions: tuple[tuple[System, Decided], ...] = field(default=(), repr=False, compare=False)
 
 
 def compare_systems(
@@ -58,7 +49,6 @@ def compare_systems(
     *,
     systems: Sequence[str] = (),
     semantics: str = "sync",
-    keep: Keep | None = None,
 ) -> Comparison:
     """Ask every system what it would do.
 
@@ -68,7 +58,6 @@ def compare_systems(
         job: global batch, precision, optimizer.
         systems: which; all when empty. One that takes the best of all takes the best of those that are asked.
         semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
-        keep: told what each system decided, to make plan files of it (`plan_keeper`).
 
     Raises:
         UsageError: no system has one of the names.
@@ -79,13 +68,14 @@ def compare_systems(
     chosen = [get(name) for name in tuple(dict.fromkeys(systems)) or SYSTEMS.names()]
     setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
     last = {system.key: system.best_of_all for system in chosen}
-    rows = [run_system(system, setting, keep) for system in sorted(chosen, key=lambda system: system.best_of_all)]
+    in_turn = sorted(chosen, key=lambda system: system.best_of_all)
+    decisions = [(system, decide(setting, system)) for system in in_turn]
+    rows = [row_of(setting, system, decided) for system, decided in decisions]
 
     def order(row: SystemRow) -> tuple[bool, bool, float, bool, str]:
         behind = semantics == "sync" and row.semantics is Semantics.ASYNC
         return not row.feasible, behind, row.iteration_s, not last[row.system], row.system
 
     rows.sort(key=order)
-    return Comparison(
-        setting.name, cluster.name, job.global_batch, semantics, tuple(rows), setting.notes, setting.job.precision
-    )
+    said = (setting.notes, setting.job.precision, setting, tuple(decisions))
+    return Comparison(setting.name, cluster.name, job.global_batch, semantics, tuple(rows), *said)

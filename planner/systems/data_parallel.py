@@ -1,15 +1,14 @@
 """Plain synchronous data parallelism: what every published system compares itself with."""
 
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.exchanged import propose
 
-SYSTEMS.register(
-    "data-parallel",
+register(
     System(
         key="data-parallel",
         title="Data parallelism",
         cut="none: every device has the whole model",
-        solver="exchanged",
+        solver=propose,
         staleness="none",
         chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",

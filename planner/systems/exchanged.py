@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.space import Configuration, StageChoice
-from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Proposal, System
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
@@ -24,6 +23,3 @@ def data_parallel(setting: Setting, scheme: str) -> Iterator[Configuration]:
             replicas = max(r for r in range(1, setting.devices + 1) if parts % r == 0)
             whole = (StageChoice(0, setting.blocks, 1),)
             yield Configuration(whole, replicas, size, parts // replicas, "1f1b", exchange=scheme)
-
-
-SOLVERS.register("exchanged", propose)

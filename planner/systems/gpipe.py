@@ -1,16 +1,15 @@
 """GPipe: balanced cells, all forwards, then all backwards, activations recomputed."""
 
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "gpipe",
+register(
     System(
         key="gpipe",
         title="GPipe",
         cut="K balanced cells in line; copies of the pipeline",
-        solver="joint",
+        solver=propose,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "K cells balanced by estimated cost and M micro-batches, 4K and more for a small bubble; recomputation"

@@ -1,17 +1,16 @@
 """GShard: layouts of a few tensors annotated, the rest completed; experts over devices."""
 
 from planner.solvers.layouts import Layouts
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.sharded import propose
 
-SYSTEMS.register(
-    "gshard",
+register(
     System(
         key="gshard",
         title="GShard",
         cut="none: one program on all devices",
         sharding="any layouts on a mesh of all devices",
-        solver="sharded",
+        solver=propose,
         staleness="none",
         chooses=(
             "layouts that need least time, annotated tensors as written; with experts, their weights "

@@ -1,15 +1,14 @@
 """Herring: data parallelism with balanced fusion buffers on servers beside the devices."""
 
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.exchanged import propose
 
-SYSTEMS.register(
-    "herring",
+register(
     System(
         key="herring",
         title="Herring",
         cut="none: every device has the whole model",
-        solver="exchanged",
+        solver=propose,
         staleness="none",
         chooses="fusion buffers filled in order of arrival, each cut in equal shards over all machines",
         source="Thangakrishnan et al., SC 2020",

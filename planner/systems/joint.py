@@ -10,9 +10,8 @@ from planner.solvers import search
 from planner.space.asked import allowed_ranks, in_words
 from planner.space.timing import played_s
 from planner.space.types import Job
-from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Proposal, System
 
 MOST_JUDGED = 6
 """Decisions of the search that are judged."""
@@ -26,13 +25,21 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
         yield from _found(setting, asked)
         return
     jobs = list(system.limits.jobs(asked, setting.devices, setting.blocks))
-    for job in jobs:
+    for job in () if _block_too_large(setting, jobs[0]) else jobs:
         try:
             yield from _found(setting, job)
             return
         except InfeasibleError:
             continue  # the next kind of recomputation may fit
     raise _explained(setting, jobs[0])
+
+
+def _block_too_large(setting: Setting, job: Job) -> bool:
+    """True if one block's states exceed every device and the job neither shares blocks nor fixes the depth."""
+    states_bytes = setting.costs(setting.sizes[0]).parameter_elements.max() * setting.element_bytes
+    shares = job.zero != (0,) or allowed_ranks(job) != (1,)
+    largest_bytes = max(device.usable_bytes for device in setting.cluster.devices)
+    return not shares and len(job.pipeline_stages) != 1 and bool(states_bytes > largest_bytes)
 
 
 def _explained(setting: Setting, job: Job) -> ShardplanError:
@@ -58,6 +65,3 @@ def _found(setting: Setting, job: Job) -> Iterator[Proposal]:
         schedule = candidate.decision.schedule
         notes = () if schedule in job.schedules else (f"schedule {schedule}",)
         yield Proposal((candidate.decision,), notes=notes)
-
-
-SOLVERS.register("joint", propose)

@@ -1,17 +1,16 @@
 """Mesh-TensorFlow: named dimensions on mesh dimensions."""
 
 from planner.solvers.layouts import Layouts
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.sharded import propose
 
-SYSTEMS.register(
-    "mesh-tensorflow",
+register(
     System(
         key="mesh-tensorflow",
         title="Mesh-TensorFlow",
         cut="none: one program on all devices",
         sharding="named dimensions to mesh dimensions, the same for all tensors",
-        solver="sharded",
+        solver=propose,
         staleness="none",
         chooses="one mesh dimension for each named tensor dimension that divides; the fastest such layout on each mesh",
         source="Shazeer et al., NeurIPS 2018; its layout optimizer",

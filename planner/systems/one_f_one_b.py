@@ -1,16 +1,15 @@
 """PipeDream-Flush: 1F1B, drained at every mini-batch."""
 
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "1f1b",
+register(
     System(
         key="1f1b",
         title="PipeDream-Flush (1F1B)",
         cut="balanced stages in line; copies of the pipeline",
-        solver="joint",
+        solver=propose,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "depth, width, micro-batch and recomputation by trying all; at most D - s micro-batches in "

@@ -1,15 +1,14 @@
 """Parallax: sparse variables on parameter servers, dense ones by all-reduce."""
 
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.exchanged import propose
 
-SYSTEMS.register(
-    "parallax",
+register(
     System(
         key="parallax",
         title="Parallax",
         cut="none: every device has the whole model",
-        solver="exchanged",
+        solver=propose,
         staleness="none",
         chooses=(
             "for each variable the cheaper way: sparse gradients through servers in partitions, dense "

@@ -1,16 +1,15 @@
 """PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush."""
 
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems import Semantics, System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "pipedream-2bw",
+register(
     System(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         cut="depth d of balanced stages, width w of parallel pipelines",
-        solver="joint",
+        solver=propose,
         semantics=Semantics.ASYNC,
         staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
         chooses=(

@@ -1,16 +1,15 @@
 """Pipelined backpropagation: an update after every sample, never drained."""
 
 from planner.space.subspaces import Limits
-from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems import Semantics, System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "pipelined-backprop",
+register(
     System(
         key="pipelined-backprop",
         title="Pipelined Backpropagation",
         cut="one stage per device",
-        solver="joint",
+        solver=propose,
         semantics=Semantics.ASYNC,
         staleness="2(S-s) updates forward at stage s (1..S), 0 backward",
         chooses="as many stages as devices, one sample at a time, optimizer scaled to that",

@@ -1,16 +1,15 @@
 """PipeMare: one stage per device, asynchronous, no stashing."""
 
 from planner.space.subspaces import Limits
-from planner.systems import SYSTEMS
-from planner.systems.types import Semantics, System
+from planner.systems import Semantics, System, register
+from planner.systems.joint import propose
 
-SYSTEMS.register(
-    "pipemare",
+register(
     System(
         key="pipemare",
         title="PipeMare",
         cut="one stage per device",
-        solver="joint",
+        solver=propose,
         semantics=Semantics.ASYNC,
         staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",
         chooses="as many stages as devices; throughput has no bubble, so there is nothing else to choose",

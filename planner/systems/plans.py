@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from importlib.metadata import version
 
-from planner import schedules
 from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -13,19 +12,15 @@ from planner.plans import Plan, Provenance, assemble, with_simulation
 from planner.plans.exchange_section import with_exchange
 from planner.plans.files import seal
 from planner.plans.system_sections import SystemSection
-from planner.sharding import StageSharding
 from planner.space.pricer import Pricer
-from planner.space.timing import least_s
-from planner.space.types import Certificate, Job
+from planner.space.timing import certificate_alone
+from planner.space.types import Job
 from planner.systems import get
-from planner.systems.compare import compare_systems
+from planner.systems.compare import Comparison, compare_systems
 from planner.systems.rows import exchange_details
-from planner.systems.runner import Decided, Judged, Keep, decide, refuse_limits
+from planner.systems.runner import Decided, Judged, decide, refuse_limits
 from planner.systems.setting import Setting
 from planner.systems.types import System
-
-SPACE = "this configuration alone, in any order of its work"
-"""What the bound of a system's plan speaks of."""
 
 
 def plan_system(
@@ -58,22 +53,17 @@ def plan_system(
     return plan_of(setting, system, decide(setting, system), provenance)
 
 
-def plan_keeper(plans: dict[str, Plan], refused: dict[str, str], provenance: Provenance | None = None) -> Keep:
-    """What `compare_systems` is to be given as `keep` to make a plan of every row.
-
-    Args:
-        plans: filled with the plan of each system by its name.
-        refused: filled with the reasons of systems whose row cannot be written as a plan.
-        provenance: how the plans came to be.
-    """
-
-    def keep(setting: Setting, system: System, decided: Decided) -> None:
-        try:
-            plans[system.key] = plan_of(setting, system, decided, provenance)
-        except (PlanError, InfeasibleError) as error:
-            refused[system.key] = str(error)
-
-    return keep
+def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The plan of each row of a comparison by the system's name, and why the others cannot be written as one."""
+    plans: dict[str, Plan] = {}
+    refused: dict[str, str] = {}
+    for system, decided in comparison.decisions:
+        if comparison.setting is not None and decided.best is not None:
+            try:
+                plans[system.key] = plan_of(comparison.setting, system, decided, provenance)
+            except (PlanError, InfeasibleError) as error:
+                refused[system.key] = str(error)
+    return plans, refused
 
 
 def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
@@ -88,9 +78,8 @@ def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
     again = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
     if again.digest == plan.digest or not get(name).best_of_all:
         return again
-    plans: dict[str, Plan] = {}
-    keep = plan_keeper(plans, {}, plan.provenance)
-    compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options, keep=keep)
+    found = compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options)
+    plans, _ = plans_of(found, plan.provenance)
     return plans.get(name, again)
 
 
@@ -126,9 +115,7 @@ def plan_of(setting: Setting, system: System, decided: Decided, provenance: Prov
 def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) -> Plan:
     """The configuration with its names."""
     (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
-    size, iteration_s = configuration.micro_batch, judged.iteration_s
-    bound_s = min(iteration_s, least_s(configuration, schedules.get(configuration.schedule), evaluation.stages))
-    entries = setting.shardings(configuration)
+    size = configuration.micro_batch
     plan = assemble(
         setting.prices.graph_at(size),
         setting.prices.chain,
@@ -136,13 +123,11 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
         setting.job,
         configuration,
         evaluation,
-        Certificate(bound_s, 1.0 - bound_s / iteration_s, SPACE, False),
+        certificate_alone(configuration, evaluation.stages, judged.iteration_s),
         origins=setting.prices.profiles(size)[0].origin,
         provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
-        shardings={number: StageSharding(entry.inner, entry.sharded) for number, entry in entries.items()},
+        shardings=setting.prices.stage_shardings(configuration),
     )
-    if configuration.whole_stages:
-        plan = dataclasses.replace(plan, stages=tuple(dataclasses.replace(s, kept_blocks=()) for s in plan.stages))
     if configuration.exchange and (found := setting.exchange(configuration)).scheme.zero is None:
         plan = with_exchange(plan, found.exchange, found.step)
     return seal(plan)

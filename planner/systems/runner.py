@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner import schedules
@@ -11,9 +10,8 @@ from planner.errors import ShardplanError
 from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, play_terms
 from planner.space.asked import refuse_others
-from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import Semantics, System
+from planner.systems.types import Proposal, Semantics, System
 from planner.units import format_bytes
 
 SAME = 1e-9
@@ -74,10 +72,6 @@ class Decided:
         return self.best.iteration_s if self.best else math.inf
 
 
-Keep = Callable[[Setting, System, Decided], None]
-"""Told what a system decided that found something."""
-
-
 def decide(setting: Setting, system: System) -> Decided:
     """What a system decides by its own rules; why not, where it cannot express the model, fit it or follow the job.
 
@@ -105,7 +99,7 @@ def _own(setting: Setting, system: System) -> Decided:
     reason, closest = "", math.inf
     try:
         refuse_limits(setting, system)
-        for proposal in SOLVERS.get(system.solver)(setting, system):
+        for proposal in system.solver(setting, system):
             rivals = (best,) if proposal.unwritten else (best, written)
             limit_s = max(rival.iteration_s if rival else math.inf for rival in rivals)
             judged = judge(setting, proposal, limit_s)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from planner.errors import UsageError
 from planner.solvers.layouts import LayoutTask, lay_operators
 from planner.space import Configuration, StageChoice
-from planner.systems.proposal import SOLVERS, Proposal
 from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Proposal, System
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
@@ -39,6 +38,3 @@ def task_of(setting: Setting) -> LayoutTask:
     only = setting.fixed or bool(setting.job.micro_batches)
     where = setting.prices, setting.cluster, setting.job, setting.devices
     return LayoutTask(*where, setting.sizes, only, setting.states_bytes)
-
-
-SOLVERS.register("sharded", propose)

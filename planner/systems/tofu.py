@@ -1,17 +1,16 @@
 """Tofu: every operator cut along dimensions found by recursion, on the devices of one machine."""
 
 from planner.solvers.layouts import Layouts
-from planner.systems import SYSTEMS
-from planner.systems.types import System
+from planner.systems import System, register
+from planner.systems.sharded import propose
 
-SYSTEMS.register(
-    "tofu",
+register(
     System(
         key="tofu",
         title="Tofu",
         cut="none: every operator runs on all devices of one machine",
         sharding="one cut per factor of the device count for every tensor",
-        solver="sharded",
+        solver=propose,
         staleness="none",
         chooses=(
             "a 2-way cut of every tensor at a time, log2 k times over, each by dynamic programming on the"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
-from planner.exchange import LevelTraffic
+from planner.exchange import LevelTraffic, Traffic
 from planner.solvers.layouts import Layouts
+from planner.space import Configuration
 from planner.space.asked import PRICED
 from planner.space.subspaces import Limits
 from planner.space.types import MemoryBytes
+
+if TYPE_CHECKING:
+    from planner.systems.setting import Setting
 
 
 class Semantics(StrEnum):
@@ -18,6 +23,45 @@ class Semantics(StrEnum):
 
     SYNC = "sync"
     ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One way to train, as a system's own planner would choose it.
+
+    Attributes:
+        parts: what is to be judged: one configuration, or one for each kind of unlike pipelines that work side by side,
+            all at the pace of the slowest.
+        words: the decision in words; empty for those of the configuration.
+        notes: assumptions.
+        tells: what a training backend must know of it, by topic.
+        beats: iterations of the parts that make up a global batch, where it is no whole number of their rounds.
+        staleness: updates between weights and gradients, where the parts do not know of all.
+        exchange: what the parts exchange with each other in an iteration.
+        unwritten: why no plan file can hold it; empty where one can.
+    """
+
+    parts: tuple[Configuration, ...]
+    words: str = ""
+    notes: tuple[str, ...] = ()
+    tells: Mapping[str, str] = field(default_factory=dict)
+    beats: float = 1.0
+    staleness: int = 0
+    exchange: Traffic | None = None
+    unwritten: str = ""
+
+
+class Solver(Protocol):
+    """What proposes configurations within the limits of a system."""
+
+    def __call__(self, setting: Setting, system: System) -> Iterator[Proposal]:
+        """Propose configurations; the runner judges them and takes the fastest that fits.
+
+        Raises:
+            InfeasibleError: nothing can be proposed (any more); says why.
+            JobError, UsageError: the system cannot serve the job.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +73,7 @@ class System:
         title: as published.
         cut: how the graph is split into stages and replicated, in words.
         sharding: which layouts tensors may take, in words.
-        solver: what proposes configurations, the stand-in for the system's own planner (`planner.systems.proposal`).
+        solver: what proposes configurations, the stand-in for the system's own planner.
         semantics: synchronous or not.
         staleness: the rule, in words.
         chooses: what its planner would choose, and why.
@@ -48,7 +92,7 @@ class System:
     key: str
     title: str
     cut: str
-    solver: str
+    solver: Solver
     staleness: str
     chooses: str
     source: str

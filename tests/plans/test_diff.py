@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from planner import diff_report
 from planner.errors import PlanError
-from planner.plans import Area, Change, Plan, diff, diff_report, loads, to_text
+from planner.plans import Area, Change, Plan, diff, loads
 from planner.plans.files import dumps
+from planner.report import to_text
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.test_files import plans
 
@@ -103,7 +105,6 @@ def test_a_report_begins_with_speed() -> None:
         "\n"
         "Predictions\n"
         "  what           old     new      change\n"
-        "  -------------  ------  ------  -------\n"
         "  iteration_s    500 ms  250 ms   -50.0%\n"
         "  samples_per_s  12      24      +100.0%\n"
     )

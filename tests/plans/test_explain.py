@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import planner
+from planner import explanation_report
 from planner.errors import PlanError
-from planner.plans import explain, explanation_report, to_markdown, to_text, with_simulation
-from planner.plans.report import Report, Section, Table, bar
+from planner.plans import explain, with_simulation
+from planner.report import Form, Report, Section, bar, table, to_markdown, to_text
 from tests.plans.sample import decision, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "explain.txt"
@@ -66,8 +67,8 @@ def test_a_plan_in_pieces_is_not_explained() -> None:
 
 
 def test_markdown_tables_align_numbers_and_escape_bars() -> None:
-    table = Table(("what", "count"), (("a|b", "1"),), frozenset({1}))
-    report = Report("Title", (Section("Head", ("A line.",), ("an item",), table),))
+    counts = table({"what": Form.TEXT, "count": Form.NUMBER}, [("a|b", 1)])
+    report = Report("Title", (Section("Head", ("A line.",), ("an item",), table=counts),))
     assert to_markdown(report) == (
         "## Title\n\n### Head\n\nA line.\n\n- an item\n\n| what | count |\n|---|---:|\n| a\\|b | 1 |\n"
     )

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import diff_report, explanation_report
 from planner.errors import PlanError
-from planner.plans import diff, diff_report, dumps, explain, explanation_report, loads, validate
+from planner.plans import diff, dumps, explain, loads, validate
 from tests.plans.sample import cluster, decision, language_model, make_plan
 
 PLAN = make_plan(chosen=decision((2, 1), (0, 3), copies=2, micro_batches=4))

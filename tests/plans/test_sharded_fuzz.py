@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import diff_report, explanation_report
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import diff, diff_report, dumps, explain, explanation_report, loads, validate
+from planner.plans import diff, dumps, explain, loads, validate
 from planner.plans.files import seal
 from tests.plans.sharded_sample import language
 from tests.plans.test_fuzz import leaves

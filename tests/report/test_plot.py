@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.report._plot_axes import time_ticks
-from planner.report.plot import LETTER, comparison_svg
+from planner.report.plot import LETTER, comparison_svg, time_ticks
 from planner.space.types import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 

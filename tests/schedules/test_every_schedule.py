@@ -15,6 +15,7 @@ from planner.play.memory import held_units, peak_in_flight
 from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
 from planner.schedules._defaults import Defaults
 from planner.schedules.compiling import compile_orders
+from planner.schedules.held import count_held
 from planner.schedules.versions import peak_versions, staleness
 from tests.schedules.shapes import SHAPES, served
 
@@ -231,6 +232,18 @@ def test_eager_exchange_hides_in_the_bubble() -> None:
     late = run(get("chimera:eager=false").work(pipeline), times)
     assert late.makespan_s == 14
     assert eager.makespan_s < late.makespan_s
+
+
+@pytest.mark.parametrize("over", ["concat", "double", "halve"])
+@pytest.mark.parametrize(("stages", "pairs"), [(4, 1), (8, 2), (12, 1)])
+def test_chimera_keeps_no_more_of_many_micro_batches_than_of_few(stages: int, pairs: int, over: str) -> None:
+    schedule = get(f"chimera:pairs={pairs},over={over}")
+    for micro_batches in (2, stages, 2 * stages, 2 * stages + 2, 7 * stages + 2):
+        pipeline = Pipeline((1,) * stages, micro_batches)
+        counted = count_held(schedule.order(pipeline), schedule.placement(pipeline))
+        for claimed, worker in zip(schedule.peaks(pipeline), counted, strict=True):
+            assert claimed.stages == worker.stages
+            assert claimed.units.tolist() == worker.units.tolist()
 
 
 def test_bpipe_lends_to_the_mirrored_worker() -> None:

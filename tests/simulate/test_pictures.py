@@ -7,15 +7,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from planner.simulate import Activity, draw_gantt, draw_svg, rank_ranges, simulate, timeline_document, trace_json
+from planner import draw_gantt, draw_svg
+from planner.report.gantt import Gantt
+from planner.simulate import Activity, rank_ranges, simulate, timeline_document, trace_json
 from tests.simulate.plans import toy_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+def lines_of(picture: Gantt) -> list[str]:
+    return ["".join(text for text, _ in line).rstrip() for line in picture.lines()]
+
+
 def test_gantt_of_a_small_pipeline() -> None:
     """One millisecond is two cells: (8 * 3 + 2.5) ms are 53."""
-    lines = draw_gantt(simulate(toy_plan()), width=16 + 53).lines()
+    lines = lines_of(draw_gantt(simulate(toy_plan()), width=16 + 53))
     assert lines == [
         "stage 0  rank 0 FFFFFF········BBBBFFBBBBFFBBBBFFBBBB··BBBB··BBBBSSSSU",
         "stage 1  rank 1 ··FFFF····BBBBFFBBBBFFBBBBFFBBBBFFBBBB··BBBBSSSSU····",
@@ -34,12 +40,12 @@ def test_gantt_groups_replicas_and_clips_long_iterations() -> None:
     ]
     assert [len(row.cells) for row in picture.rows] == [2, 2, 2]
     assert "in the middle are not shown" in picture.notes[0]
-    assert all(len(line) <= 80 for line in picture.lines()[:4])
+    assert all(len(line) <= 80 for line in lines_of(picture)[:4])
 
 
 @pytest.mark.parametrize("width", [40, 77, 120, 240])
 def test_gantt_fits_the_width(width: int) -> None:
-    lines = draw_gantt(simulate(toy_plan()), width=width).lines()
+    lines = lines_of(draw_gantt(simulate(toy_plan()), width=width))
     assert {len(line) for line in lines[:3]} == {width}
 
 
@@ -53,7 +59,7 @@ def test_recomputation_and_communication_are_told_apart() -> None:
     plan = toy_plan(backward_s=(0.003,) * 3, recompute_s=0.001, receive_s=0.001)
     picture = draw_gantt(simulate(plan), width=120)
     assert {Activity.RECOMPUTE, Activity.COMMUNICATION} <= set(picture.legend)
-    assert "RRBBBB" in picture.lines()[0].replace("RRRBBBBB", "RRBBBB")
+    assert "RRBBBB" in lines_of(picture)[0].replace("RRRBBBBB", "RRBBBB")
 
 
 def test_svg_is_well_formed_and_says_what_it_shows() -> None:

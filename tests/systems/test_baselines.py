@@ -6,8 +6,7 @@ import pytest
 
 import planner
 from planner.solvers.layouts import wide_meshes
-from planner.systems import SystemRow, compare_systems
-from planner.systems.setting import Setting
+from planner.systems import Setting, SystemRow, compare_systems
 from planner.systems.sharded import task_of
 
 

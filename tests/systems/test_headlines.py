@@ -14,9 +14,7 @@ from planner.solvers.partition.hierarchical_dp import solve_pipedream
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_layers import recorded_layers
 from planner.space.partition.pipedream_terms import StageCost
-from planner.systems import get
-from planner.systems.runner import decide
-from planner.systems.setting import Setting
+from planner.systems import Setting, decide, get
 from tests.shared_data import shared_path
 
 

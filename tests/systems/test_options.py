@@ -7,8 +7,7 @@ import pytest
 import planner
 from planner.errors import UsageError
 from planner.solvers.partition.virtual_workers import allocations
-from planner.systems import SystemRow, compare_systems, get
-from planner.systems.setting import Setting
+from planner.systems import Setting, SystemRow, compare_systems, get
 
 
 def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Setting:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.systems import get, run_system
+from planner.systems import get, joint
 from tests.space.instances import chain, cluster
-from tests.systems.toy import setting
+from tests.systems.toy import run_system, setting
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -69,3 +69,16 @@ def test_chimera_is_idle_less_than_1f1b() -> None:
 def test_one_sample_is_too_little_for_two_versions() -> None:
     found = run_system(get("pipedream-2bw"), setting(chain([1.0] * 4), cluster((4,), (1e9,)), 1))
     assert "needs at least 2 micro-batches an iteration" in found.reason
+
+
+def test_a_block_that_no_device_can_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1e12 elements of 8 bytes on devices of 1e12 bytes: one search explains it, none tries kinds of recomputation."""
+    asked: list[bool] = []
+    search = joint.search
+    monkeypatch.setattr(joint, "search", lambda *a, **k: (asked.append(k.get("any_plan", False)), search(*a, **k))[1])
+    where = setting(chain([1.0] * 3, elements=[1.0, 1e12, 1.0]), cluster((2, 2), (100.0, 1.0)), 4)
+    found = run_system(get("gpipe"), where)
+    assert "block 'block 1' alone needs 7450.58 GiB, type 0 has 931.32 GiB" in found.reason
+    assert asked == [True]
+    fitting = run_system(get("gpipe"), setting(chain([1.0] * 3, elements=[1.0, 1e11, 1.0]), where.cluster, 4))
+    assert fitting.feasible

@@ -14,7 +14,7 @@ from planner.plans import Plan, dumps, loads
 from planner.plans.validate import validate
 from planner.plans.works import counterparts, leaders
 from planner.simulate import simulate
-from planner.systems import SystemRow, compare_systems, names, plan_keeper, plan_system
+from planner.systems import SystemRow, compare_systems, names, plan_system, plans_of
 
 JOB = planner.Job(global_batch=64, precision="fp32")
 HALF = planner.Job(global_batch=64, precision="fp16")
@@ -30,11 +30,8 @@ def loaded(model: str = "gnmt-8", hardware: str = "v100-pcie-4") -> tuple[Graph,
 def planned() -> tuple[dict[str, SystemRow], dict[str, Plan], dict[str, str]]:
     """Rows, plans, and why there is none."""
     graph, cluster = loaded()
-    plans: dict[str, Plan] = {}
-    refused: dict[str, str] = {}
-    pricer = planner.Pricer(graph, cluster, JOB)
-    found = compare_systems(pricer, cluster, JOB, systems=sorted(names()), keep=plan_keeper(plans, refused))
-    return {row.system: row for row in found.rows}, plans, refused
+    found = compare_systems(planner.Pricer(graph, cluster, JOB), cluster, JOB, systems=sorted(names()))
+    return {row.system: row for row in found.rows}, *plans_of(found)
 
 
 def test_every_row_that_fits_has_a_plan() -> None:
@@ -45,10 +42,8 @@ def test_every_row_that_fits_has_a_plan() -> None:
 
 def test_rows_without_a_plan_file_say_why() -> None:
     graph, cluster = loaded("gpt2", "mixed-pool")
-    plans: dict[str, Plan] = {}
-    refused: dict[str, str] = {}
-    pricer, keep = planner.Pricer(graph, cluster, HALF), plan_keeper(plans, refused)
-    found = compare_systems(pricer, cluster, HALF, systems=["gshard"], keep=keep)
+    found = compare_systems(planner.Pricer(graph, cluster, HALF), cluster, HALF, systems=["gshard"])
+    plans, refused = plans_of(found)
     assert plans == {}
     assert "GShard shares every operator among unlike devices: its row has no plan file" in refused["gshard"]
     assert "unlike devices share the operators: no plan file" in found.rows[0].notes

@@ -10,9 +10,9 @@ import planner
 from planner.hardware.types import Cluster
 from planner.plans import dumps, loads
 from planner.plans.validate import validate
-from planner.systems import get, plan_system, run_system
+from planner.systems import get, plan_system
 from tests.space.instances import chain, cluster
-from tests.systems.toy import setting
+from tests.systems.toy import run_system, setting
 
 BLOCKS = chain([1.0, 1.0], elements=8.0, boundary=3.0, speeds=(1.0, 0.5))
 """Two blocks of 3 s, or 6 s on the second type, and 32 B of gradients each; 3 B between them, each way."""

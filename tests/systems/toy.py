@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.hardware.types import Cluster
 from planner.space.types import BlockCosts, Job
-from planner.systems.setting import Setting
+from planner.systems import Setting, System, SystemRow, decide, row_of
 
 
 def setting(costs: BlockCosts, machine: Cluster, batch: int, **job: Any) -> Setting:
@@ -17,3 +17,8 @@ def setting(costs: BlockCosts, machine: Cluster, batch: int, **job: Any) -> Sett
     prices: Any = SimpleNamespace(costs=lambda _: costs, chain=SimpleNamespace(graph=graph, blocks=blocks))
     chosen = {"precision": "fp32", "optimizer": "sgd", "micro_batches": (costs.micro_batch,), **job}
     return Setting(prices, machine, Job(global_batch=batch, **chosen))
+
+
+def run_system(system: System, where: Setting) -> SystemRow:
+    """The row of what a system decides."""
+    return row_of(where, system, decide(where, system))

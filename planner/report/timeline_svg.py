@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 import numpy as np
 
 from planner.play.memory import MemoryCurve
+from planner.report import svg
 from planner.schedules.program import SYNC, UPDATE
 from planner.simulate.segments import ACTIVITIES, Activity, Row, Segments, rows, segments, windows
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
@@ -25,12 +25,21 @@ COLOURS = {
 }
 """Fill of each activity; told apart also by readers who see few colours."""
 
-_INK, _FAINT, _LIMIT = "#222222", "#8a8f98", "#cc3311"
+STYLE = (
+    "".join(f".{activity.name.lower()} {{ fill: {colour} }} " for activity, colour in COLOURS.items())
+    + """
+.edge { stroke: #fff; stroke-width: .6 } .number { font-size: 10px; fill: #fff } .strong { font-weight: 600 }
+.axis { stroke: #8a8f98 } .held { fill: #4477aa; stroke: #4477aa; fill-opacity: .25 }
+.beyond { fill: #cc3311; stroke: #cc3311; fill-opacity: .25 }
+@media (prefers-color-scheme: dark) { .idle { fill: #2a2d33 } .edge { stroke: #16181d } }
+"""
+)
+
 _LEFT, _RIGHT, _TOP, _GAP = 190, 150, 76, 36
 _ROW, _STRIP = 22, 44
 _NUMBER_ROOM = 13
 _NARROWEST_FORWARD, _CLIPPED_FORWARD = 3.0, 7.0
-_THINNEST = 0.2
+_THINNEST, _EDGED = 0.2, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +84,15 @@ def draw_svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> s
             for line in _gantt_row(timeline, row, parts, scale, gantt_top + at * _ROW)
         ),
         *_axis(scale, gantt_top, memory_top - 48),
-        _text(_LEFT - 12, memory_top - 12, "memory of one device", anchor="end", weight="600"),
+        svg.text(_LEFT - 12, memory_top - 12, "memory of one device", "strong", "end"),
         *(
             line
             for at, lane in enumerate(strips[:most_rows])
             for line in _memory_strip(lane, scale, memory_top + at * _STRIP)
         ),
-        *(_text(_LEFT, height - 8 - 16 * at, note, colour=_FAINT) for at, note in enumerate(reversed(notes))),
+        *(svg.text(_LEFT, height - 8 - 16 * at, note, "quiet") for at, note in enumerate(reversed(notes))),
     ]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="12">'
-    )
-    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#ffffff"/>', *body, "</svg>", ""])
+    return svg.svg(width, height, STYLE, body)
 
 
 def _scale(spans: tuple[tuple[float, float], ...], room: float) -> _Scale:
@@ -107,23 +112,23 @@ def _header(timeline: Timeline, parts: Segments) -> list[str]:
         f"step {format_seconds(timeline.step_s)}, {timeline.samples_per_s:.4g} samples/s, "
         f"bubble {format_fraction(timeline.bubble_fraction)} of device time, {timeline.transfers} transfers"
     )
-    lines = [_text(16, 24, title + copies, size=15, weight="600"), _text(16, 42, facts, colour="#555555")]
+    lines = [svg.text(16, 24, title + copies, "title strong"), svg.text(16, 42, facts, "quiet")]
     x = 16.0
     used = [ACTIVITIES[code] for code in np.unique(parts.activity)]
     for activity in [*used, Activity.IDLE]:
-        lines.append(_rect(x, 52, 12, 12, COLOURS[activity]))
-        lines.append(_text(x + 17, 62, activity.value))
+        lines.append(svg.rect(_class(activity), x, 52, 12, 12))
+        lines.append(svg.text(x + 17, 62, activity.value))
         x += 17 + 6.6 * len(activity.value) + 18
     return lines
 
 
 def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _Scale, y: float) -> list[str]:
-    lines = [_text(_LEFT - 12, y + 14, row.label, anchor="end")]
+    lines = [svg.text(_LEFT - 12, y + 14, row.label, anchor="end")]
     mine = parts.of(row.lanes[0].worker)
     program = timeline.trace.program
     for window, (begin, end) in enumerate(scale.spans):
         left = scale.begins[window]
-        lines.append(_rect(left, y, scale.ends(window) - left, _ROW - 4, COLOURS[Activity.IDLE]))
+        lines.append(svg.rect(_class(Activity.IDLE), left, y, scale.ends(window) - left, _ROW - 4))
         inside = mine.pick(np.flatnonzero((mine.end_s > begin) & (mine.begin_s < end)))
         for at in range(len(inside.worker)):
             x0 = scale.at(window, max(float(inside.begin_s[at]), begin))
@@ -131,13 +136,13 @@ def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _Scale, y: 
             if x1 - x0 < _THINNEST:
                 continue
             activity, action = ACTIVITIES[inside.activity[at]], int(inside.action[at])
-            lines.append(_rect(x0, y, x1 - x0, _ROW - 4, COLOURS[activity], edge=x1 - x0 > 4))
+            edge = " edge" if x1 - x0 > _EDGED else ""
+            lines.append(svg.rect(_class(activity) + edge, x0, y, x1 - x0, _ROW - 4))
             named = activity is not Activity.COMMUNICATION and program.kind[action] not in (SYNC, UPDATE)
             if named and x1 - x0 >= _NUMBER_ROOM:
                 number = str(int(program.micro_batch[action]))
                 if x1 - x0 >= 7 * len(number):
-                    middle = (x0 + x1) / 2
-                    lines.append(_text(middle, y + 13, number, anchor="middle", size=10, colour="#ffffff"))
+                    lines.append(svg.text((x0 + x1) / 2, y + 13, number, "number", "middle"))
     return lines
 
 
@@ -145,39 +150,29 @@ def _axis(scale: _Scale, top: float, bottom: float) -> list[str]:
     lines = []
     for window, (begin, end) in enumerate(scale.spans):
         left, right = scale.begins[window], scale.ends(window)
-        lines.append(_line(left, bottom, right, bottom, _FAINT))
-        step = _nice((end - begin) / max(1.0, (right - left) / 110))
+        lines.append(svg.line("axis", left, bottom, right, bottom))
+        step = svg.round_step((end - begin) / max(1.0, (right - left) / 110))
         for count in range(int(np.ceil(begin / step - 1e-9)), int(np.floor(end / step + 1e-9)) + 1):
             x = scale.at(window, count * step)
-            lines.append(_line(x, bottom, x, bottom + 4, _FAINT))
-            lines.append(_text(x, bottom + 17, format_seconds(count * step), anchor="middle", colour="#555555"))
+            lines.append(svg.line("axis", x, bottom, x, bottom + 4))
+            lines.append(svg.text(x, bottom + 17, format_seconds(count * step), "quiet", "middle"))
         if window:
-            lines.append(_text(left - _GAP / 2, (top + bottom) / 2 + 4, "···", anchor="middle", colour=_FAINT, size=16))
+            lines.append(svg.text(left - _GAP / 2, (top + bottom) / 2 + 4, "···", "title quiet", "middle"))
     return lines
-
-
-def _nice(step: float) -> float:
-    """The next of 1, 2, 5, 10, ... at or above."""
-    if step <= 0:
-        return 1.0
-    base = 10.0 ** np.floor(np.log10(step))
-    return float(next(base * m for m in (1, 2, 5, 10) if base * m >= step * (1 - 1e-9)))
 
 
 def _memory_strip(lane: Lane, scale: _Scale, y: float) -> list[str]:
     base, tall = y + _STRIP - 8, _STRIP - 12
     top = max(float(lane.capacity_bytes), lane.memory.peak_bytes)
     limit = base - tall * lane.capacity_bytes / top
-    colour = COLOURS[Activity.FORWARD] if lane.fits else _LIMIT
-    lines = [_text(_LEFT - 12, y + 22, "stage " + ",".join(str(s) for s in lane.stages), anchor="end")]
+    lines = [svg.text(_LEFT - 12, y + 22, "stage " + ",".join(str(s) for s in lane.stages), anchor="end")]
     for window in range(len(scale.spans)):
         left, right = scale.begins[window], scale.ends(window)
-        corners = [f"{x:.1f},{base - tall * held / top:.1f}" for x, held in _outline(lane.memory, scale, window)]
-        points = f"{left:.1f},{base:.1f} {' '.join(corners)} {right:.1f},{base:.1f}"
-        lines.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="0.25" stroke="{colour}"/>')
-        lines.append(_line(left, limit, right, limit, _LIMIT, dashed=True))
+        corners = [(x, base - tall * held / top) for x, held in _outline(lane.memory, scale, window)]
+        lines.append(svg.polygon("held" if lane.fits else "beyond", [(left, base), *corners, (right, base)]))
+        lines.append(svg.line("limit", left, limit, right, limit))
     words = f"{format_bytes(lane.memory.peak_bytes)} of {format_bytes(lane.capacity_bytes)}"
-    lines.append(_text(scale.ends(len(scale.spans) - 1) + 8, y + 22, words, colour=_INK if lane.fits else _LIMIT))
+    lines.append(svg.text(scale.ends(len(scale.spans) - 1) + 8, y + 22, words, "" if lane.fits else "over"))
     return lines
 
 
@@ -206,27 +201,5 @@ def _notes(timeline: Timeline, scale: _Scale, row_count: int, strip_count: int, 
     return notes
 
 
-def _rect(x: float, y: float, width: float, height: float, fill: str, *, edge: bool = False) -> str:
-    stroke = ' stroke="#ffffff" stroke-width="0.6"' if edge else ""
-    return f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{fill}"{stroke}/>'
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, colour: str, *, dashed: bool = False) -> str:
-    dash = ' stroke-dasharray="4 3"' if dashed else ""
-    return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{colour}"{dash}/>'
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    anchor: str = "start",
-    size: int = 12,
-    weight: str = "400",
-    colour: str = _INK,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-        f'fill="{colour}">{escape(words)}</text>'
-    )
+def _class(activity: Activity) -> str:
+    return activity.name.lower()

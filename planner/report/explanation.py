@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from planner.plans.explain import Explanation, Rival, StageView
-from planner.plans.explain_shardings_report import group_sections
-from planner.plans.report import Report, Section, Table, bar
-from planner.plans.words import plural
-from planner.units import format_bytes, format_seconds
+from planner.plans.explain import Explanation, Rival
+from planner.plans.words import module_list
+from planner.report.groups import group_sections
+from planner.report.tables import Form, Report, Section, table
+from planner.units import format_bytes, format_seconds, plural
 
-_KEPT_MODULES = 3
 _MANY_TIMES = 3.0
 _SAME = 1e-9
 _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
@@ -46,67 +45,63 @@ def _verdict(e: Explanation) -> Section:
 
 def _time(e: Explanation) -> Section:
     stage = e.stages[e.bottleneck]
-    subject = f"Stage {stage.index} ({_modules(stage)}) sets the pace" if len(e.stages) > 1 else "There is one stage"
+    subject = (
+        f"Stage {stage.index} ({module_list(stage.modules)}) sets the pace"
+        if len(e.stages) > 1
+        else "There is one stage"
+    )
     lines = (
         f"Idle over all devices: {percent(e.bubble_fraction)}, as {e.bubble_convention}.",
         f"{subject}; a device of it spends the iteration on:",
     )
-    rows = tuple((s.name, format_seconds(s.seconds), percent(s.fraction), bar(s.fraction)) for s in e.shares)
-    return Section("Where the time goes", lines, table=Table(("part", "time", "share", ""), rows, frozenset({1, 2})))
-
-
-def _modules(stage: StageView) -> str:
-    names = stage.modules
-    return ", ".join(names if len(names) <= _KEPT_MODULES + 1 else (names[0], names[1], "...", names[-1]))
+    columns = {"part": Form.TEXT, "time": Form.SECONDS, "share": Form.SHARE, "": Form.BAR}
+    rows = ((s.name, s.seconds, s.fraction, s.fraction) for s in e.shares)
+    return Section("Where the time goes", lines, table=table(columns, rows))
 
 
 def _stages(e: Explanation) -> Section:
-    rows = tuple(
+    columns = {
+        "stage": Form.NAME, "modules": Form.TEXT, "replicas": Form.NUMBER, "micro-batches each": Form.NUMBER,
+        "compute": Form.SECONDS, "transfer": Form.SECONDS, "busy": Form.SHARE,
+    }  # fmt: skip
+    rows = (
         (
             f"{s.index}{' *' if s.index == e.bottleneck else ''}",
-            _modules(s),
-            str(s.replicas),
-            str(s.micro_batches),
-            format_seconds(s.compute_s),
-            format_seconds(s.transfer_s),
-            percent(s.busy_fraction),
+            module_list(s.modules),
+            s.replicas,
+            s.micro_batches,
+            s.compute_s,
+            s.transfer_s,
+            s.busy_fraction,
         )
         for s in e.stages
     )
-    headers = ("stage", "modules", "replicas", "micro-batches each", "compute", "transfer", "busy")
-    return Section(
-        "Stages (times of one micro-batch; * sets the pace)", table=Table(headers, rows, frozenset(range(2, 7)))
-    )
+    return Section("Stages (times of one micro-batch; * sets the pace)", table=table(columns, rows))
 
 
 def _memory(e: Explanation) -> Section:
-    rows = tuple(
-        (
-            str(s.index),
-            *(format_bytes(size) for _, size in s.memory),
-            format_bytes(s.memory_bytes),
-            percent(s.memory_bytes / s.capacity_bytes) if s.capacity_bytes else "-",
-            bar(s.memory_bytes / s.capacity_bytes) if s.capacity_bytes else "",
-        )
-        for s in e.stages
-    )
-    headers = ("stage", *_SHORT_KINDS, "total", "used", "")
+    kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
+    columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
+    rows = []
+    for s in e.stages:
+        used = s.memory_bytes / s.capacity_bytes if s.capacity_bytes else None
+        sizes = (*(size for _, size in s.memory), s.memory_bytes)
+        rows.append((str(s.index), *sizes, used, "" if used is None else used))
     capacity = {s.capacity_bytes for s in e.stages}
     kinds = ", ".join(kind for kind, _ in e.stages[0].memory)
     line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}. Kinds: {kinds}."
-    return Section("Memory of a device", (line,), table=Table(headers, rows, frozenset(range(1, len(headers) - 1))))
+    return Section("Memory of a device", (line,), table=table(columns, rows))
 
 
 def _why(e: Explanation) -> Section:
     if not e.rivals:
         return Section("What else was priced", ("Nothing: the plan names no alternatives.",))
-    rows = tuple((r.label, r.summary, _price(r), _against(r), _differs(r)) for r in e.rivals)
-    headers = ("plan", "shape", "iteration", "against this", "what differs, or why not")
-    return Section("What else was priced", table=Table(headers, rows, frozenset({2, 3})))
-
-
-def _price(rival: Rival) -> str:
-    return "-" if rival.iteration_s is None else format_seconds(rival.iteration_s)
+    columns = {
+        "plan": Form.TEXT, "shape": Form.TEXT, "iteration": Form.SECONDS, "against this": Form.FIGURE,
+        "what differs, or why not": Form.TEXT,
+    }  # fmt: skip
+    rows = ((r.label, r.summary, r.iteration_s, _against(r), _differs(r)) for r in e.rivals)
+    return Section("What else was priced", table=table(columns, rows))
 
 
 def _against(rival: Rival) -> str:

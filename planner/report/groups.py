@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView
-from planner.plans.report import Section, Table
 from planner.plans.split_reasons import SplitReason, SplitRival
-from planner.plans.words import plural
-from planner.units import format_bytes, format_seconds
+from planner.plans.words import module_list
+from planner.report.tables import Cell, Form, Section, Table, table
+from planner.units import format_bytes, format_seconds, plural
 
-_KEPT_MODULES = 3
 _SHOWN_RIVALS = 3
 _MANY_TIMES = 10.0
 
@@ -53,45 +52,37 @@ def _dealt(dealt: DealtView) -> str:
 
 
 def _blocks(group: GroupView) -> Table:
-    headers = ("blocks", "number", "work", "communication", "share", "sent", "parameters", "kept")
+    columns = {
+        "blocks": Form.TEXT, "number": Form.NUMBER, "work": Form.SECONDS, "communication": Form.SECONDS,
+        "share": Form.SHARE, "sent": Form.BYTES, "parameters": Form.NUMBER, "kept": Form.BYTES,
+    }  # fmt: skip
     rows = []
     for b in group.blocks:
-        total = b.compute_s + b.communication_s
-        rows.append(
-            (
-                _modules(b.modules),
-                str(b.blocks),
-                format_seconds(b.compute_s),
-                format_seconds(b.communication_s),
-                f"{b.communication_s / total:.1%}" if total else "-",
-                format_bytes(b.sent_bytes),
-                f"{b.parameters:,.0f}",
-                format_bytes(b.kept_bytes),
-            )
-        )
-    return Table(headers, tuple(rows), frozenset(range(1, 8)))
-
-
-def _modules(names: Sequence[str]) -> str:
-    return ", ".join(names if len(names) <= _KEPT_MODULES + 1 else (names[0], names[1], "...", names[-1]))
+        total_s = b.compute_s + b.communication_s
+        share = b.communication_s / total_s if total_s else None
+        times = (b.compute_s, b.communication_s, share)
+        rows.append((module_list(b.modules), b.blocks, *times, b.sent_bytes, round(b.parameters), b.kept_bytes))
+    return table(columns, rows)
 
 
 def _exchanges(group: GroupView) -> Section:
     heading = f"Costliest collectives of {group.name}"
     if not group.exchanges:
         return Section(heading, ("None: every rank does the same work, or none of it depends on another's.",))
-    rows = tuple(_exchange(e) for e in group.exchanges)
-    headers = ("of", "blocks", "phase", "collective", "along", "links", "payload", "takes")
+    columns = {
+        "of": Form.TEXT, "blocks": Form.NUMBER, "phase": Form.NAME, "collective": Form.TEXT, "along": Form.TEXT,
+        "links": Form.NAME, "payload": Form.FIGURE, "takes": Form.SECONDS,
+    }  # fmt: skip
     more = (f"{group.more_exchanges} more are in the plan.",) if group.more_exchanges else ()
-    return Section(heading, more, table=Table(headers, rows, frozenset({1, 6, 7})))
+    return Section(heading, more, table=table(columns, map(_exchange, group.exchanges)))
 
 
-def _exchange(e: ExchangeView) -> tuple[str, ...]:
+def _exchange(e: ExchangeView) -> tuple[Cell, ...]:
     kind = e.kind.replace("_", "-")
     times = f" x {e.times:g}" if e.times != 1 else ""
     why = "" if e.reason == "layout" else f" ({e.reason})"
     along, payload = ", ".join(e.axes), format_bytes(e.payload_bytes)
-    return e.of, str(e.blocks), e.phase, f"{kind}{why}", along, e.level, payload + times, format_seconds(e.seconds)
+    return e.of, e.blocks, e.phase, f"{kind}{why}", along, e.level, payload + times, e.seconds
 
 
 def _reasons(reasons: Sequence[SplitReason]) -> Section:
@@ -113,8 +104,9 @@ def _reasons(reasons: Sequence[SplitReason]) -> Section:
         for number, rival in enumerate(reason.rivals[:_SHOWN_RIVALS]):
             own = first if not number else ("", "", "")
             rows.append((*own, _splits(rival.splits), *_costs(reason, rival)))
-    headers = ("operator", "split", "layouts", "instead", "costs", "because")
-    return Section("Why operators are split as they are", lines, table=Table(headers, tuple(rows), frozenset({4})))
+    words = dict.fromkeys(("operator", "split", "layouts", "instead"), Form.TEXT)
+    columns = {**words, "costs": Form.FIGURE, "because": Form.TEXT}
+    return Section("Why operators are split as they are", lines, table=table(columns, rows))
 
 
 def _splits(splits: Sequence[str]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
+from planner.report.tables import Line
 from planner.simulate.segments import ACTIVITIES, Activity, Segments, rows, segments, windows
 from planner.simulate.timeline import Timeline
 from planner.units import format_seconds
@@ -59,12 +62,15 @@ class Gantt:
         """Characters of the longest label."""
         return max((len(row.label) for row in self.rows), default=0)
 
-    def lines(self) -> list[str]:
-        """The picture as plain text."""
+    def lines(self) -> tuple[Line, ...]:
+        """The picture as lines, each piece with the activity as its style."""
         width = self.label_width
-        drawn = [f"{row.label:<{width}} {GAP.join(_word(cells) for cells in row.cells)}" for row in self.rows]
-        legend = "  ".join(f"{SYMBOLS[activity]} {activity}" for activity in self.legend)
-        return [*drawn, f"{'':<{width}} {self.axis}", legend, *self.notes]
+        drawn = [((f"{row.label:<{width}} ", ""), *_pieces(row)) for row in self.rows]
+        legend = [
+            piece for activity in self.legend for piece in ((SYMBOLS[activity], activity), (f" {activity}  ", ""))
+        ]
+        notes = (((note, ""),) for note in self.notes)
+        return (*drawn, ((f"{'':<{width}} {self.axis}", ""),), tuple(legend), *notes)
 
 
 def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> Gantt:
@@ -140,5 +146,10 @@ def _axis(spans: tuple[tuple[float, float], ...], counts: list[int]) -> str:
     return (" " * len(GAP)).join(words)
 
 
-def _word(cells: tuple[Activity, ...]) -> str:
-    return "".join(SYMBOLS[activity] for activity in cells)
+def _pieces(row: GanttRow) -> Iterator[tuple[str, str]]:
+    """The cells of a line, neighbours of one activity together."""
+    for window, cells in enumerate(row.cells):
+        if window:
+            yield GAP, ""
+        for activity, run in groupby(cells):
+            yield SYMBOLS[activity] * len(list(run)), activity

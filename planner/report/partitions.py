@@ -1,31 +1,21 @@
-"""Partition plans for people: what was found, why it is no better, and what differs between two."""
+"""Partition plans: what was found, why it is no better, and what differs between two."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from planner.partitions.changes import PartitionChange
 from planner.partitions.options import FLAGS
 from planner.partitions.ranges import in_words
 from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar
-from planner.plans.report import Report, Section, Table, bar
-from planner.units import format_bytes, format_rate
+from planner.report.tables import Cell, Form, Report, Section, Table, table
+from planner.units import format_bytes, format_rate, plural
 
 _MS = 1e3
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionChange:
-    """One difference: where, and what it was and is (None where it is absent)."""
-
-    path: str
-    old: Any
-    new: Any
-
-
-def figure(value: float, unit: str) -> str:
+def _figure(value: float, unit: str) -> str:
     """An objective for people: `17.79 ms`, seconds below one as milliseconds."""
     if unit == "s" and value < 1:
         value, unit = value * _MS, "ms"
@@ -35,9 +25,9 @@ def figure(value: float, unit: str) -> str:
 def partition_report(plan: PartitionPlan) -> Report:
     """The plan with its proof, its parts, what trivial plans reach, and what defines the problem."""
     goal = plan.objective
-    title = f"{plan.instance.name}: {goal.name} {figure(goal.value, goal.unit)}"
+    title = f"{plan.instance.name}: {goal.name} {_figure(goal.value, goal.unit)}"
     sections = [
-        Section(lines=(proof(goal, plan.solver), *_pace(plan))),
+        Section(lines=(_proof(goal, plan.solver), *_pace(plan))),
         Section("Parts", table=_parts_table(plan)),
         Section("Plans that anybody would try first", table=_trivial_table(plan)),
         Section("The problem", lines=(f"{plan.instance.family}, {plan.instance.nodes} nodes, "
@@ -51,13 +41,13 @@ def partition_report(plan: PartitionPlan) -> Report:
     return Report(title, tuple(sections))
 
 
-def proof(goal: ObjectiveSection, solver: str) -> str:
+def _proof(goal: ObjectiveSection, solver: str) -> str:
     """What is proven, in a sentence."""
     if goal.proven_optimal:
         return f"Proven optimal among {goal.space} (found by {solver})."
     limit = "" if goal.stopped_after_s is None else f" within its limit of {goal.stopped_after_s:g} s"
     return (
-        f"No plan among {goal.space} is below {figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
+        f"No plan among {goal.space} is below {_figure(goal.bound, goal.unit)}: this one is within {goal.gap:.3%} of "
         f"it; the search stopped{limit} (best plan by {solver})."
     )
 
@@ -71,35 +61,31 @@ def _pace(plan: PartitionPlan) -> list[str]:
     number, part = values[0][1], plan.parts[values[0][1]]
     text = f"Part {number} ({part.kind}, nodes {in_words(part.nodes)}) sets the pace"
     if len(values) > 1:
-        text += f"; the next one takes {figure(values[1][0], plan.objective.unit)}"
+        text += f"; the next one takes {_figure(values[1][0], plan.objective.unit)}"
     return [text + "."]
 
 
 def _parts_table(plan: PartitionPlan) -> Table:
-    wide: list[tuple[str, bool, Callable[[Part], str]]] = [
-        ("devices", any(p.devices > 1 for p in plan.parts), lambda p: str(p.devices)),
-        ("replicas", any(p.replicas > 1 for p in plan.parts), lambda p: str(p.replicas)),
-        ("tensor", any(p.tensor > 1 for p in plan.parts), lambda p: str(p.tensor)),
-        ("from", any(p.first_device is not None for p in plan.parts), _place),
-        ("runs as", any(p.configuration for p in plan.parts), lambda p: p.configuration),
-        ("memory", any(p.memory_bytes is not None for p in plan.parts), _memory),
-        ("choices", any(p.choices for p in plan.parts), lambda p: _choices(p.choices)),
-        ("inside", any(p.inner for p in plan.parts), lambda p: _inside(p.inner)),
+    optional: list[tuple[str, Form, bool, Callable[[Part], Cell]]] = [
+        ("devices", Form.NUMBER, any(p.devices > 1 for p in plan.parts), lambda p: p.devices),
+        ("replicas", Form.NUMBER, any(p.replicas > 1 for p in plan.parts), lambda p: p.replicas),
+        ("tensor", Form.NUMBER, any(p.tensor > 1 for p in plan.parts), lambda p: p.tensor),
+        ("from", Form.NAME, any(p.first_device is not None for p in plan.parts), _place),
+        ("runs as", Form.TEXT, any(p.configuration for p in plan.parts), lambda p: p.configuration),
+        ("memory", Form.BYTES, any(p.memory_bytes is not None for p in plan.parts), _memory),
+        ("choices", Form.TEXT, any(p.choices for p in plan.parts), lambda p: _choices(p.choices)),
+        ("inside", Form.TEXT, any(p.inner for p in plan.parts), lambda p: _inside(p.inner)),
     ]
-    shown = [(name, cell) for name, needed, cell in wide if needed]
-    rows = []
+    further = [(name, form, cell) for name, form, needed, cell in optional if needed]
+    columns = {"#": Form.FIGURE, "part": Form.NAME, "nodes": Form.TEXT, "value": Form.FIGURE, "": Form.BAR}
     most = max((part.value or 0.0 for part in plan.parts), default=0.0)
+    rows = []
     for number, part in enumerate(plan.parts):
-        value = "" if part.value is None else figure(part.value, plan.objective.unit)
-        share = bar((part.value or 0.0) / most) if most > 0 else ""
-        rows.append(
-            (str(number), part.kind, in_words(part.nodes) or "-", value, share, *(cell(part) for _, cell in shown))
-        )
-    headers = ("#", "part", "nodes", "value", "", *(name for name, _ in shown))
-    right = frozenset(
-        c for c, name in enumerate(headers) if name in ("#", "value", "devices", "replicas", "tensor", "memory")
-    )
-    return Table(headers, tuple(rows), right)
+        value = "" if part.value is None else _figure(part.value, plan.objective.unit)
+        share: Cell = (part.value or 0.0) / most if most > 0 else ""
+        own = (str(number), part.kind, in_words(part.nodes) or "-", value, share)
+        rows.append((*own, *(cell(part) for _, _, cell in further)))
+    return table(columns | {name: form for name, form, _ in further}, rows)
 
 
 def _place(part: Part) -> str:
@@ -108,8 +94,8 @@ def _place(part: Part) -> str:
     return f"{part.first_device}" + (f" (x{part.copies}, every {part.stride})" if part.copies > 1 else "")
 
 
-def _memory(part: Part) -> str:
-    return "" if part.memory_bytes is None else format_bytes(part.memory_bytes)
+def _memory(part: Part) -> Cell:
+    return "" if part.memory_bytes is None else part.memory_bytes
 
 
 def _choices(runs: Sequence[ChoiceRun]) -> str:
@@ -128,10 +114,11 @@ def _trivial_table(plan: PartitionPlan) -> Table:
     for trivial in plan.trivial:
         value, times = "-", ""
         if trivial.value is not None:
-            value = figure(trivial.value, plan.objective.unit)
+            value = _figure(trivial.value, plan.objective.unit)
             times = f"{trivial.value / plan.objective.value:.2f}x" if plan.objective.value > 0 else ""
         rows.append((trivial.name, value, times, ", ".join(trivial.breaks) or "nothing"))
-    return Table(("plan", "value", "of this", "breaks"), tuple(rows), frozenset({1, 2}))
+    columns = {"plan": Form.TEXT, "value": Form.FIGURE, "of this": Form.FIGURE, "breaks": Form.TEXT}
+    return table(columns, rows)
 
 
 def _options(plan: PartitionPlan) -> list[str]:
@@ -150,53 +137,18 @@ def _option(name: str, value: Scalar | None) -> str:
     return str(value)
 
 
-def partition_changes(old: PartitionPlan, new: PartitionPlan, *, tolerance: float = 0.0) -> tuple[PartitionChange, ...]:
-    """What differs between two plans, digest left aside.
-
-    Args:
-        old: the one.
-        new: the other.
-        tolerance: relative difference of two numbers that counts as none.
-    """
-    found: list[PartitionChange] = []
-    for field in dataclasses.fields(PartitionPlan):
-        if field.name != "digest":
-            _compare(field.name, getattr(old, field.name), getattr(new, field.name), tolerance, found)
-    return tuple(found)
-
-
-def _compare(path: str, old: Any, new: Any, tolerance: float, found: list[PartitionChange]) -> None:  # noqa: ANN401
-    if dataclasses.is_dataclass(old) and type(old) is type(new):
-        for field in dataclasses.fields(old):
-            _compare(f"{path}.{field.name}", getattr(old, field.name), getattr(new, field.name), tolerance, found)
-    elif isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            _compare(f"{path}.{key}", old.get(key), new.get(key), tolerance, found)
-    elif isinstance(old, tuple) and isinstance(new, tuple) and any(map(dataclasses.is_dataclass, (*old, *new))):
-        for i in range(max(len(old), len(new))):
-            pair = (old[i] if i < len(old) else None, new[i] if i < len(new) else None)
-            _compare(f"{path}[{i}]", *pair, tolerance, found)
-    elif isinstance(old, float) and isinstance(new, float):
-        if abs(old - new) > tolerance * max(abs(old), abs(new)):
-            found.append(PartitionChange(path, old, new))
-    elif old != new:
-        found.append(PartitionChange(path, old, new))
-
-
 def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Sequence[PartitionChange]) -> Report:
     """The changes, values first."""
     if not changes:
         return Report("The plans say the same", ())
     a, b = old.objective, new.objective
-    lines = [f"{a.name} {figure(a.value, a.unit)} -> {b.name} {figure(b.value, b.unit)}"]
+    lines = [f"{a.name} {_figure(a.value, a.unit)} -> {b.name} {_figure(b.value, b.unit)}"]
     if (a.name, a.unit) == (b.name, b.unit) and a.value > 0:
         lines[0] += f" ({b.value / a.value - 1:+.2%})"
-    rows = tuple((change.path, _cell(change.old), _cell(change.new)) for change in changes)
-    plural = "s" if len(changes) > 1 else ""
-    return Report(
-        f"{len(changes)} change{plural} between the plans",
-        (Section(lines=tuple(lines)), Section("Changes", table=Table(("what", "old", "new"), rows))),
-    )
+    rows = ((change.path, _cell(change.old), _cell(change.new)) for change in changes)
+    shown = table(dict.fromkeys(("what", "old", "new"), Form.TEXT), rows)
+    title = f"{plural(len(changes), 'change')} between the plans"
+    return Report(title, (Section(lines=tuple(lines)), Section("Changes", table=shown)))
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.plans.diff import Area, Change, Value
-from planner.plans.explain_report import percent
-from planner.plans.report import Report, Section, Table
 from planner.plans.types import Plan
-from planner.plans.words import module_ranges, plural
-from planner.units import format_bytes, format_seconds
+from planner.plans.words import module_ranges
+from planner.report.explanation import percent
+from planner.report.tables import Form, Report, Section, Table, table
+from planner.units import format_bytes, format_seconds, plural
 
 _LONGEST = 60
 
@@ -67,16 +67,17 @@ def _moves(moved: Sequence[Change]) -> tuple[str, ...]:
 
 
 def _table(changes: Sequence[Change]) -> Table:
-    rows = tuple(
+    columns = {"what": Form.TEXT, "old": Form.TEXT, "new": Form.TEXT, "change": Form.CHANGE}
+    rows = (
         (
             " / ".join(change.path),
             _shown(change.path[-1], change.old),
             _shown(change.path[-1], change.new),
-            "" if change.relative is None else f"{change.relative:+.1%}",
+            "" if change.relative is None else change.relative,
         )
         for change in changes
     )
-    return Table(("what", "old", "new", "change"), rows, frozenset({3}))
+    return table(columns, rows)
 
 
 def _shown(name: str, value: Value) -> str:

@@ -1,0 +1,179 @@
+"""A comparison of systems: who is fastest, what changes the training semantics, what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
+from planner.systems import Comparison, Semantics, SystemRow
+from planner.units import format_bytes
+
+MARK, OTHER_UPDATE = "*", "+"
+"""Behind the name of a system that changes the training semantics, and of one whose updates differ from the others'."""
+
+COLUMNS = {
+    "system": Form.NAME, "semantics": Form.NAME, "iteration": Form.SECONDS, "samples/s": Form.NUMBER,
+    "peak memory": Form.FIGURE, "bubble": Form.SHARE, "sent": Form.BYTES, "versions": Form.NUMBER,
+    "staleness": Form.NUMBER, "devices": Form.FIGURE, "plan": Form.TEXT,
+}  # fmt: skip
+
+MEANING = "What the columns mean"
+LEGEND = (
+    "iteration: time of the global batch: the makespan where a pipeline drains, its steady pace where it does not",
+    "peak memory: of the fullest device, the runtime's reserve included",
+    "bubble: share of the used devices' total time in which they compute nothing, transfers and exchanges included",
+    "sent: what leaves devices in an iteration; busiest port: the same through the fullest port of a level, out / in",
+)
+
+DATA = (
+    "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes",
+    "bubble_fraction", "sent_bytes", "weight_versions", "staleness_updates", "devices_used", "devices_available",
+    "plan", "reason", "alters",
+)  # fmt: skip
+"""Columns of the rows for tools."""
+
+
+def comparison_report(comparison: Comparison, remark: str = "") -> Report:
+    """All systems by group: what is ranked, what changes the semantics, what does not fit; and who sends how much.
+
+    Args:
+        comparison: of systems on one model and cluster.
+        remark: why its precision was chosen, where nobody asked for one.
+    """
+    title = f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"
+    sections = [Section(heading, table=shown) for heading, shown in _groups(comparison) if shown.rows]
+    links = _links(comparison)
+    if links.rows:
+        sections.append(Section("Busiest port of each level, out / in", table=links))
+    notes = (*_marks(comparison), *comparison.notes)
+    if notes:
+        sections.append(Section("Notes", lines=notes))
+    sections.append(Section(MEANING, items=LEGEND))
+    remark = f" ({remark})" if remark else ""
+    return Report(f"{title}, {comparison.precision}{remark}", tuple(sections), _data(comparison))
+
+
+def _groups(comparison: Comparison) -> list[tuple[str, Table]]:
+    """Rows under headings."""
+    feasible = [r for r in comparison.rows if r.feasible]
+    apart = comparison.semantics == "sync"
+    ranked = [r for r in feasible if not apart or r.semantics is Semantics.SYNC]
+    others = [r for r in feasible if r not in ranked]
+    failed = ((_name(row), row.reason) for row in comparison.rows if not row.feasible)
+    return [
+        ("Ranked", table(COLUMNS, map(_cells, ranked))),
+        (
+            "Asynchronous: these change the training semantics and are not ranked with the others",
+            table(COLUMNS, map(_cells, others)),
+        ),
+        ("Not possible", table({"system": Form.NAME, "reason": Form.TEXT}, failed)),
+    ]
+
+
+def _name(row: SystemRow) -> str:
+    return row.system + (MARK if row.semantics is Semantics.ASYNC else "") + (OTHER_UPDATE if row.alters else "")
+
+
+def _cells(row: SystemRow) -> tuple[Cell, ...]:
+    memory = None if row.memory is None else f"{format_bytes(row.memory.total)} of {format_bytes(row.capacity_bytes)}"
+    pace = (row.iteration_s, row.throughput, memory, row.bubble, row.sent_bytes)
+    devices = f"{row.devices} of {row.available}"
+    return _name(row), row.semantics.value, *pace, row.weight_versions, row.staleness, devices, row.plan
+
+
+def _marks(comparison: Comparison) -> list[str]:
+    """What the marks behind the names mean."""
+    found = []
+    if any(row.semantics is Semantics.ASYNC for row in comparison.rows):
+        found.append(
+            f"{MARK} asynchronous: gradients are computed with old weights; how many more samples that takes is unknown"
+        )
+    return found + [f"{OTHER_UPDATE} {row.system}: {row.alters}" for row in comparison.rows if row.alters]
+
+
+def _links(comparison: Comparison) -> Table:
+    """Bytes through the busiest port of each level, out and in."""
+    rows = [row for row in comparison.rows if row.feasible and row.links]
+    levels = dict.fromkeys(link.level for row in rows for link in row.links)
+    shown = []
+    for row in rows:
+        sent = {link.level: f"{format_bytes(link.out_bytes)} / {format_bytes(link.in_bytes)}" for link in row.links}
+        shown.append((row.system, *(sent.get(level) for level in levels)))
+    return table({"system": Form.NAME, **dict.fromkeys(levels, Form.FIGURE)}, shown)
+
+
+def _data(comparison: Comparison) -> Table:
+    rows = []
+    for row in comparison.rows:
+        document = _document(row)
+        memory = document.get("memory") or {}
+        sizes = {"peak_memory_bytes": memory.get("total_bytes"), "capacity_bytes": memory.get("capacity_bytes")}
+        rows.append(document | sizes)
+    return data_table(rows, DATA)
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain JSON data; seconds, bytes, fractions."""
+    return {
+        "format": "shardplan-comparison",
+        "version": 1,
+        "model": comparison.model,
+        "hardware": comparison.hardware,
+        "global_batch": comparison.global_batch,
+        "precision": comparison.precision,
+        "semantics": comparison.semantics,
+        "notes": list(comparison.notes),
+        "rows": [_document(row) for row in comparison.rows],
+    }
+
+
+def _document(row: SystemRow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "system": row.system,
+        "title": row.title,
+        "semantics": row.semantics.value,
+        "feasible": row.feasible,
+    }
+    if row.feasible:
+        found |= {
+            "plan": row.plan,
+            "iteration_s": row.iteration_s,
+            "samples_per_s": row.throughput,
+            "bubble_fraction": row.bubble,
+            "sent_bytes": row.sent_bytes,
+            "weight_versions": row.weight_versions,
+            "staleness_updates": row.staleness,
+            "devices_used": row.devices,
+            "devices_available": row.available,
+            "micro_batch": row.micro_batch,
+            "memory": _memory(row),
+            "links": [
+                {
+                    "level": link.level,
+                    "busiest_port_out_bytes": link.out_bytes,
+                    "busiest_port_in_bytes": link.in_bytes,
+                    "all_ports_bytes": link.total_bytes,
+                }
+                for link in row.links
+            ],
+            "alters": row.alters,
+        }
+    else:
+        found["reason"] = row.reason
+    return found | {"backend": dict(row.tells), "notes": list(row.notes)}
+
+
+def _memory(row: SystemRow) -> dict[str, float] | None:
+    memory = row.memory
+    if memory is None:
+        return None
+    return {
+        "weights_bytes": memory.weights,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+        "activations_bytes": memory.activations,
+        "workspace_bytes": memory.workspace,
+        "reserve_bytes": memory.reserve,
+        "total_bytes": memory.total,
+        "capacity_bytes": row.capacity_bytes,
+    }

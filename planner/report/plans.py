@@ -1,0 +1,177 @@
+"""A plan on one screen: what it is, its stages, what else was priced, what was assumed."""
+
+from __future__ import annotations
+
+import math
+
+from planner.check import has_closed_form
+from planner.plans import Plan
+from planner.plans.figures import StagePrediction
+from planner.plans.records import Stage
+from planner.plans.shardings import Sharding
+from planner.plans.words import why_not
+from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
+from planner.simulate import rank_ranges
+from planner.units import format_seconds, plural
+
+LIES = {
+    "replicated": "whole on every rank",
+    "sequence": "cut by the sequence",
+    "batch": "cut by the batch",
+    "free": "each in a layout of its own",
+}
+OPTIMAL = 1e-9
+"""Gap below which a plan is called the best."""
+MOST_STAGES = 24
+MOST_ALTERNATIVES = 8
+MOST_NOTES = 5
+
+
+def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Report:
+    """The summary of a plan.
+
+    Args:
+        plan: what is shown.
+        batch_given: whether the user said the global batch; else that it is assumed is said.
+        remark: why its precision was chosen, where nobody asked for one.
+    """
+    model, hardware = plan.model, plan.hardware
+    title = (
+        f"{model.name} ({short_count(model.parameters, 4)} parameters) on {hardware.name} "
+        f"({hardware.device_count} devices), {plan.options.precision}{f' ({remark})' if remark else ''}, "
+        f"{plan.options.optimizer}"
+    )
+    sections = [Section(lines=(_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
+    sections += _stages(plan)
+    if plan.alternatives:
+        sections.append(Section(table=_alternatives(plan)))
+    sections.append(Section(lines=tuple(_remarks(plan))))
+    return Report(title, tuple(sections))
+
+
+def _shape(plan: Plan, batch_given: bool) -> str:
+    batch = plan.micro_batches
+    assumed = "" if batch_given else " (assumed: none was given)"
+    return (
+        f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batch{'es' if batch.count > 1 else ''} of "
+        f"{batch.size}; schedule {plan.schedule.name}; {plural(len(plan.stages), 'stage')}, "
+        f"{plural(plan.copies, 'copy')}"
+    )
+
+
+def _origin(plan: Plan) -> list[str]:
+    """Whose rules chose the plan, and whether it changes what training means."""
+    lines = [] if plan.system is None else [f"by the rules of {plan.system.title} ({plan.system.source})"]
+    if plan.schedule.weight_policy != "sync":
+        updates, versions = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
+        lines.append(
+            f"asynchronous: gradients are up to {plural(updates, 'update')} old, up to {plural(versions, 'version')} "
+            "of the weights are kept; the pipeline never drains"
+        )
+    return lines
+
+
+def _sharing(plan: Plan) -> list[str]:
+    """How the ranks of a group share the work; stages that do it alike may still place some tensors differently."""
+    return list(dict.fromkeys(_shared(sharding) for sharding in plan.shardings))
+
+
+def _shared(sharding: Sharding) -> str:
+    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
+    lies = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
+    return (
+        f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
+        f"tensors between blocks {' and '.join(lies)}"
+    )
+
+
+def _times(plan: Plan) -> list[str]:
+    """The iteration, and what is proven of it."""
+    predictions = plan.predictions
+    seconds = predictions.simulated_iteration_s or predictions.iteration_s
+    pace = f"{plan.micro_batches.global_batch / seconds:,.4g} samples/s, bubble {predictions.bubble_fraction:.1%}"
+    lines = [f"{format_seconds(seconds)} an iteration (simulated), {pace}"]
+    bound, form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
+    if plan.system is not None:
+        return [*lines, f"predicted {form}; its busiest device computes for {bound}"]
+    proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
+    lines.append(f"bound {bound}: {proof}" + (f"; closed form {form}" if has_closed_form(plan) else ""))
+    if predictions.tried_bound_s is not None:
+        gap = 1 - predictions.tried_bound_s / predictions.reached_s
+        tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
+        lines.append(f"of the ways to share operators that were tried: {tried}")
+    if predictions.line_bound_s is not None:
+        gap = 1 - predictions.line_bound_s / predictions.reached_s
+        least = f"none is faster than {format_seconds(predictions.line_bound_s)}"
+        lines.append(f"of pipelines with one stage a worker: {'this is the best' if abs(gap) <= OPTIMAL else least}")
+    return lines
+
+
+def _stages(plan: Plan) -> list[Section]:
+    """Stages and their times, and what the times are of."""
+    groups, several = bool(plan.shardings), len(plan.stages) > 1
+    figures = ["forward", "backward", *(["inside"] if groups else []), "transfer", "sync"]
+    columns = {
+        "stage": Form.NAME, "modules": Form.TEXT, "ranks": Form.NAME, **({"tp": Form.NUMBER} if groups else {}),
+        **dict.fromkeys(figures, Form.SECONDS), "memory": Form.BYTES, "of": Form.BYTES, "options": Form.NAME,
+    }  # fmt: skip
+    rows = [_stage(plan, *of) for of in zip(plan.stages[:MOST_STAGES], plan.predictions.stages, strict=False)]
+    notes = [plural(len(plan.stages) - MOST_STAGES, "more stage")] if len(plan.stages) > MOST_STAGES else []
+    if several or groups:
+        once = "sync" + (" and inside, communication among the tp ranks of a group," if groups else ":")
+        notes.append(f"times a micro-batch ({once} an iteration){'; < sets the pace' if several else ''}")
+    shown = Section(table=table(columns, rows))
+    return [shown, Section(lines=tuple(notes))] if notes else [shown]
+
+
+def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
+    options = [*(["recompute"] if stage.recompute else []), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
+    ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
+    width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())
+    times = (figures.forward_s, figures.backward_s, *inside_s, figures.receive_s + figures.return_s)
+    memory = (figures.exposed_sync_s, figures.memory.total_bytes, figures.capacity_bytes, ", ".join(options))
+    return f"{stage.index}{pace}", ", ".join(stage.modules), ranks, *width, *times, *memory
+
+
+def _inside_s(plan: Plan, stage: Stage) -> float:
+    """Seconds of communication inside a group in an iteration, recomputation's included."""
+    return plan.micro_batches.count // len(stage.replicas) * sum(plan.inside_s(stage.index))
+
+
+def _groups(groups: tuple[tuple[int, ...], ...]) -> str:
+    """`0-7 8-15`, or the ends of a long list of groups."""
+    shown = [rank_ranges(group) for group in groups]
+    return " ".join(shown if len(shown) <= 2 else [shown[0], "..", shown[-1]])
+
+
+def _alternatives(plan: Plan) -> Table:
+    """The fastest of what else was priced, and why some cannot run."""
+    columns = {
+        "also priced": Form.NAME, "shape": Form.TEXT, "iteration": Form.SECONDS, "slower": Form.CHANGE,
+        "memory": Form.BYTES,
+    }  # fmt: skip
+    order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), plan.compared_s(a)[1] or math.inf))
+    rows: list[tuple[Cell, ...]] = []
+    for other in order[:MOST_ALTERNATIVES]:
+        own_s, other_s = plan.compared_s(other)
+        price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / own_s - 1)
+        if other.infeasible:
+            price = (why_not(other.infeasible), None)
+        rows.append((other.label, other.summary, *price, other.memory_bytes))
+    return table(columns, rows)
+
+
+def _remarks(plan: Plan) -> list[str]:
+    """How the operators were priced, and what the import warns of."""
+    coverage = plan.coverage
+    text = (
+        f"{coverage.total} operators: {coverage.by_rule} priced by rule, {coverage.by_fallback} by fallback, "
+        f"{coverage.plumbing} plumbing, {coverage.folded} folded, {coverage.dead} dead"
+    )
+    if coverage.fallback_ops:
+        text += f" (fallback: {', '.join(f'{op} x{n}' for op, n in coverage.fallback_ops.items())})"
+    warnings = [n for n in plan.notes if n.level == "warning"][:MOST_NOTES]
+    lines = [text, *(f"warning: {note.where + ': ' if note.where else ''}{note.message}" for note in warnings)]
+    left = len(plan.notes) - len(warnings)
+    return [*lines, f"{plural(left, 'more import note')} in the plan (`shardplan explain`)"] if left else lines

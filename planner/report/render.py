@@ -1,0 +1,179 @@
+"""Reports written as lines of a terminal, text, Markdown, CSV and plain rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from planner.report.tables import Form, Line, Report, Section, Table
+
+PROSE_WIDTH = 100
+"""Characters of a line of prose where nothing else is said."""
+GAP = "  "
+"""Between two columns."""
+NARROWEST_TEXT = 18
+"""Characters to which a column of words is narrowed before columns are moved to a table of their own."""
+
+
+def to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
+    """The report as plain text; arguments as for `to_lines`."""
+    lines = ("".join(text for text, _ in line).rstrip() for line in to_lines(report, width, table_width))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> Iterator[Line]:
+    """The report line by line, each piece with the name of its style: title, heading, header, or that of a drawing.
+
+    Args:
+        report: what is written.
+        width: most characters of a line of prose.
+        table_width: most characters of a line of a table, None for as many as it takes. Where a table is wider its
+            bars are left out, then columns of words are broken over several lines, and at last columns are moved to
+            further tables, each begun by the first column: no figure is ever cut.
+    """
+    for line in _wrapped(report.title, table_width or len(report.title) + 1) if report.title else ():
+        yield ((line, "title"),)
+    for number, section in enumerate(report.sections):
+        if number or report.title:
+            yield ()
+        yield from _section_lines(section, width, table_width)
+
+
+def _section_lines(section: Section, width: int, table_width: int | None) -> Iterator[Line]:
+    indent = "  " if section.heading else ""
+    if section.heading:
+        for line in _wrapped(section.heading, width):
+            yield ((line, "heading"),)
+    for text in section.lines:
+        for line in _wrapped(text, width, indent, indent):
+            yield ((line, ""),)
+    for text in section.items:
+        for line in _wrapped(text, width, f"{indent}- ", f"{indent}  "):
+            yield ((line, ""),)
+    for drawn in section.drawing:
+        yield ((indent, ""), *drawn)
+    if section.table:
+        for line, style in _table_lines(section.table, table_width and table_width - len(indent)):
+            yield ((indent, ""), (line, style)) if line else ()
+
+
+def _wrapped(text: str, width: int, first: str = "", later: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later) or [""]
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """A column as text."""
+
+    header: str
+    form: Form
+    cells: Sequence[str]
+
+    @property
+    def natural(self) -> int:
+        """Characters of the widest cell."""
+        return max(len(self.header), *map(len, self.cells), 0)
+
+    @property
+    def narrowest(self) -> int:
+        """Characters that it takes at the least."""
+        return min(self.natural, NARROWEST_TEXT) if self.form is Form.TEXT else self.natural
+
+
+def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
+    """Lines of a table with their styles; an empty one between the tables that its columns are dealt to."""
+    texts = table.texts()
+    strips = [_Strip(name, form, [row[c] for row in texts]) for c, (name, form) in enumerate(table.columns.items())]
+    for number, part in enumerate(_dealt(strips, room)):
+        if number:
+            yield "", ""
+        widths = _widths(part, room)
+        for at, row in enumerate(zip(*((strip.header, *strip.cells) for strip in part), strict=True)):
+            broken = (
+                textwrap.wrap(cell, width, break_on_hyphens=False) if len(cell) > width else [cell]
+                for cell, width in zip(row, widths, strict=True)
+            )
+            for line in zip_longest(*broken, fillvalue=""):
+                yield _joined(line, part, widths), "" if at else "header"
+
+
+def _joined(cells: Sequence[str], strips: Sequence[_Strip], widths: Sequence[int]) -> str:
+    set_ = (
+        cell.rjust(width) if strip.form.to_the_right else cell.ljust(width)
+        for cell, strip, width in zip(cells, strips, widths, strict=True)
+    )
+    return GAP.join(set_).rstrip()
+
+
+def _dealt(strips: list[_Strip], room: int | None) -> list[list[_Strip]]:
+    """Columns dealt to tables that fit, in order, each with the first column; bars only where all fit without it."""
+    if room is None or _total([strip.natural for strip in strips]) <= room:
+        return [strips]
+    first, *others = [strip for strip in strips if strip.form is not Form.BAR]
+    parts = [[first]]
+    for strip in others:
+        if len(parts[-1]) > 1 and _total([s.narrowest for s in (*parts[-1], strip)]) > room:
+            parts.append([first])
+        parts[-1].append(strip)
+    return parts
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _widths(strips: Sequence[_Strip], room: int | None) -> list[int]:
+    """Characters of each column, the widest columns of words narrowed until all fit, as far as they may be."""
+    widths = [strip.natural for strip in strips]
+    while room is not None and _total(widths) > room:
+        excess = [width - strip.narrowest for strip, width in zip(strips, widths, strict=True)]
+        widest = max(range(len(strips)), key=lambda c: (excess[c] > 0, widths[c]))
+        if excess[widest] <= 0:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def to_markdown(report: Report) -> str:
+    """The report as Markdown."""
+    blocks = [f"## {report.title}"] if report.title else []
+    for section in report.sections:
+        if section.heading:
+            blocks.append(f"### {section.heading}")
+        blocks += section.lines
+        if section.items:
+            blocks.append("\n".join(f"- {item}" for item in section.items))
+        if section.drawing:
+            drawn = "\n".join("".join(text for text, _ in line) for line in section.drawing)
+            blocks.append(f"```\n{drawn}\n```")
+        if section.table:
+            blocks.append(_markdown_table(section.table))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+    rule = "|" + "|".join("---:" if form.to_the_right else "---" for form in table.columns.values()) + "|"
+    return "\n".join([line(list(table.columns)), rule, *map(line, table.texts())])
+
+
+def to_csv(report: Report) -> str:
+    """The report's rows for tools as CSV with a heading; cells are empty where there is nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if report.data:
+        writer.writerow(report.data.columns)
+        writer.writerows(report.data.rows)
+    return text.getvalue()
+
+
+def to_rows(report: Report) -> list[dict[str, Any]]:
+    """The report's rows for tools as plain data."""
+    return [dict(zip(report.data.columns, row, strict=True)) for row in report.data.rows] if report.data else []

@@ -1,0 +1,82 @@
+"""Elements of SVG pictures as text: escaped, looks by class, in the light or dark scheme of the viewer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+Point = tuple[float, float]
+
+BASE_STYLE = """
+text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .quiet { fill: #666 } .page { fill: #fff }
+.grid { stroke: #ddd } .limit { stroke: #b91c1c; stroke-dasharray: 5 4 } .over { fill: #b91c1c }
+@media (prefers-color-scheme: dark) {
+  text { fill: #ddd } .quiet { fill: #999 } .page { fill: #16181d } .grid { stroke: #333 }
+  .limit { stroke: #f87171 } .over { fill: #f87171 }
+}
+"""
+"""Looks that all pictures share: text, title, quiet words, page, grid lines, limits and what is over them."""
+
+
+def svg(width: float, height: float, style: str, body: Iterable[str]) -> str:
+    """A picture that stands alone, on a page of its own colour (class `page`).
+
+    Args:
+        width, height: of the picture, in pixels.
+        style: looks of its own classes, beside those of `BASE_STYLE`.
+        body: elements, those that cover others last.
+    """
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+    head += f'height="{height:.0f}">'
+    page = '<rect class="page" width="100%" height="100%"/>'
+    return "\n".join([head, f"<style>{BASE_STYLE}{style}</style>", page, *body, "</svg>"]) + "\n"
+
+
+def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
+    """Words whose start, middle or end stands at a place."""
+    own = {"class": style, "text-anchor": "" if anchor == "start" else anchor}
+    return _element("text", {"x": x, "y": y, **own}, escape(words))
+
+
+def line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    """A straight line."""
+    return _element("line", {"class": style, "x1": x1, "y1": y1, "x2": x2, "y2": y2})
+
+
+def rect(style: str, x: float, y: float, width: float, height: float) -> str:
+    """A rectangle by its upper left corner."""
+    return _element("rect", {"class": style, "x": x, "y": y, "width": width, "height": height})
+
+
+def circle(style: str, x: float, y: float, radius: float, tip: str = "") -> str:
+    """A disc, with words that are shown when it is pointed at."""
+    inside = f"<title>{escape(tip)}</title>" if tip else ""
+    return _element("circle", {"class": style, "cx": x, "cy": y, "r": radius}, inside)
+
+
+def polygon(style: str, corners: Sequence[Point]) -> str:
+    """An area by its corners."""
+    return _element("polygon", {"class": style, "points": " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)})
+
+
+def _element(name: str, attributes: dict[str, str | float], inside: str = "") -> str:
+    """An element; attributes without a value are left out."""
+    said = "".join(
+        f' {key}="{escape(value) if isinstance(value, str) else _number(value)}"'
+        for key, value in attributes.items()
+        if value != ""
+    )
+    return f"<{name}{said}>{inside}</{name}>" if inside else f"<{name}{said}/>"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not smaller; 1 where nothing has to be stepped."""
+    if least <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= least * (1 - 1e-9))

@@ -1,0 +1,143 @@
+"""One shape for everything that is shown to people: a title, and sections of text, drawings and typed tables.
+
+A report knows nothing of where it is shown; `planner.report.render` writes it as text, Markdown, CSV or plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from planner.units import format_bytes, format_flop_rate, format_flops, format_rate, format_seconds
+
+BAR_WIDTH = 20
+
+Line = tuple[tuple[str, str], ...]
+"""A line of text in pieces, each with the name of its style ("" for none)."""
+
+
+class Form(StrEnum):
+    """How the cells of a column read, and what may happen to them where room is short."""
+
+    TEXT = "text"
+    """Words; broken over several lines where room is short."""
+    NAME = "name"
+    """A word or short phrase, never broken."""
+    FIGURE = "figure"
+    """A figure that is written already, set to the right like all kinds of figures below, none of them ever broken."""
+    NUMBER = "number"
+    """A number without a unit."""
+    COUNT = "count"
+    """A large number in short: 124M, 70.6B, 1.01T."""
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    BYTE_RATE = "bytes a second"
+    FLOPS = "floating-point operations"
+    FLOP_RATE = "floating-point operations a second"
+    SHARE = "share"
+    """A fraction as percentage."""
+    CHANGE = "change"
+    """A relative difference as percentage with a sign."""
+    BAR = "bar"
+    """A fraction drawn as a bar; left out where room is short, since a column beside it has the figure."""
+
+    @property
+    def to_the_right(self) -> bool:
+        """Whether cells are set flush right."""
+        return self not in (Form.TEXT, Form.NAME, Form.BAR)
+
+
+Cell = str | float | bool | tuple[str, ...] | None
+"""A value in the unit of its column; text stands as it is, None for what is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under headings.
+
+    Attributes:
+        columns: heading and form of each column; the first names the row.
+        rows: a cell for each column.
+    """
+
+    columns: Mapping[str, Form]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def texts(self) -> list[list[str]]:
+        """The cells as they are shown."""
+        return [[shown(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading ("" for none), lines of text, list items, a drawing whose lines are never broken, and a table."""
+
+    heading: str = ""
+    lines: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    drawing: tuple[Line, ...] = ()
+    table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An answer as it is shown.
+
+    Attributes:
+        title: what it is about; "" for none.
+        sections: in the order in which they are read.
+        data: the answer's rows for tools, values in SI units; None where it has none.
+    """
+
+    title: str
+    sections: tuple[Section, ...]
+    data: Table | None = None
+
+
+def table(columns: Mapping[str, Form], rows: Iterable[tuple[Cell, ...]]) -> Table:
+    """A table of any iterable of rows."""
+    return Table(columns, tuple(rows))
+
+
+def data_table(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
+    """Rows for tools: the values of some keys, None where a row has not got one."""
+    columns = dict.fromkeys(names, Form.TEXT)
+    return Table(columns, tuple(tuple(row.get(name) for name in columns) for row in rows))
+
+
+def bar(fraction: float, width: int = BAR_WIDTH) -> str:
+    """A bar filled to a fraction (0 to 1; more is shown as full), in halves of a character."""
+    halves = round(min(max(fraction, 0.0), 1.0) * width * 2)
+    text = "█" * (halves // 2) + ("▌" if halves % 2 else "")
+    return text + "·" * (width - len(text))
+
+
+def short_count(count: float, digits: int = 3) -> str:
+    """A large number as people say it: 124M, 70.6B, 1.01T."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.{digits}g}{unit}"
+    return f"{count:,.0f}"
+
+
+_FORMATS: Mapping[Form, Callable[[Any], str]] = {
+    Form.NUMBER: lambda value: f"{value:,}" if isinstance(value, int) else f"{value:,.4g}",
+    Form.COUNT: short_count,
+    Form.SECONDS: format_seconds,
+    Form.BYTES: format_bytes,
+    Form.BYTE_RATE: format_rate,
+    Form.FLOPS: format_flops,
+    Form.FLOP_RATE: format_flop_rate,
+    Form.SHARE: "{:.1%}".format,
+    Form.CHANGE: "{:+.1%}".format,
+    Form.BAR: bar,
+}
+
+
+def shown(cell: Cell, form: Form) -> str:
+    """A cell as text, with its unit."""
+    if cell is None:
+        return "-"
+    return cell if isinstance(cell, str) else _FORMATS.get(form, str)(cell)
