@@ -111,7 +111,7 @@ def command(
     if plans_folder:
         _write_plans(plans_folder, plans, refused)
     terminal = sys.stdout.isatty() and not output
-    remark = "" if precision else planner.precision_remark(found.precision, cluster.devices)
+    remark = "" if precision else planner.costs.precision_remark(found.precision, cluster.devices)
     text = _text(found, form, shutil.get_terminal_size().columns if terminal else None, remark)
     if output:
         planner.write_whole(output, text)

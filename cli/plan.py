@@ -161,7 +161,7 @@ def command(
     elif not quiet:
         from ._summary import print_summary
 
-        remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
+        remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
         print_summary(plan, batch_given=options["global_batch"] is not None, output=output, remark=remark)
 
 

@@ -1,6 +1,13 @@
 """The answer as a file: types, JSON, assembly, diff, validation, explanation."""
 
 from planner.plans.assemble import NOT_MODELLED, assemble, with_simulation
+from planner.plans.configuration_file import (
+    configuration_document,
+    configuration_schema,
+    dump_configuration,
+    load_configuration,
+    parse_configuration,
+)
 from planner.plans.diff import Area, Change, diff
 from planner.plans.diff_report import diff_report
 from planner.plans.explain import Explanation, explain
@@ -27,17 +34,22 @@ __all__ = [
     "Provenance",
     "Report",
     "assemble",
+    "configuration_document",
+    "configuration_schema",
     "diff",
     "diff_plans",
     "diff_report",
+    "dump_configuration",
     "dump_plan",
     "dumps",
     "explain",
     "explain_plan",
     "explanation_report",
     "json_schema",
+    "load_configuration",
     "load_plan",
     "loads",
+    "parse_configuration",
     "plan_schema",
     "read",
     "read_plan",
