@@ -1,26 +1,67 @@
-"""A plan's own configuration evaluated anew: by the pricer, the judge, the assembly and the simulation of planning."""
+"""A plan's own configuration evaluated anew, by all that plans: pricer, judge, assembly, simulation, and search.
+
+What a plan claims about all others (the bound, the proof, the alternatives) is held against a search of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 
+from planner import api
 from planner.api import allowed_sizes
-from planner.check.compare import ROUNDED
-from planner.check.configuration import is_searched, schedule_of
-from planner.errors import InfeasibleError
+from planner.check.compare import ROUNDED, Difference, differences
+from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
-from planner.plans.priced import priced_configuration
+from planner.plans.rebuild import priced_configuration
 from planner.plans.scheduled import lay_out
 from planner.plans.words import significant
+from planner.plans.works import leaders, work_of
 from planner.prediction import alone
+from planner.schedules import Schedule, get
+from planner.schedules.own_orders import own_schedule
 from planner.space import evaluate, play_terms
+from planner.space.evaluate import in_closed_form
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
+from planner.units import format_seconds
+
+
+def is_searched(plan: Plan) -> bool:
+    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
+    return plan.system is None and plan.schedule.given in ("", "orders")
+
+
+def is_judged(plan: Plan) -> bool:
+    """Whether a plan is decided by the planner's own search or the user, not by the rules of a published system."""
+    return plan.system is None
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule by its name, or the orders of one copy where they are the user's own.
+
+    Raises:
+        UsageError: no schedule has the name.
+        PlanError: the orders cannot run.
+    """
+    if plan.schedule.given != "orders":
+        return get(plan.schedule.name)
+    ranks, copies = leaders(plan)
+    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
+
+
+def has_closed_form(plan: Plan) -> bool:
+    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
+    not where no schedule has its name."""
+    try:
+        return is_judged(plan) and in_closed_form(plan.configuration, schedule_of(plan))
+    except UsageError:
+        return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,3 +130,63 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
     return Anew(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)
+
+
+class _TooLongError(Exception):
+    """The search has had its time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claims:
+    """What came of searching again.
+
+    Attributes:
+        wrong: claims that the search makes otherwise.
+        unchecked: what could not be held against it, in words.
+        otherwise: how the search decides otherwise; empty where it does not.
+    """
+
+    wrong: tuple[Difference, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    otherwise: str = ""
+
+
+_BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s")
+
+
+def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> Claims:
+    """Search again for what a plan of the own search claims.
+
+    Args:
+        plan: the plan.
+        graph: its model.
+        cluster: its hardware.
+        limit_s: seconds after which the search is given up; the claims are then not checked.
+
+    Raises:
+        ShardplanError: the search fails.
+    """
+    if limit_s <= 0:
+        return Claims(unchecked=("bound, proof and alternatives: no search was made",))
+    end = time.monotonic() + limit_s
+
+    def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
+        if time.monotonic() > end:
+            raise _TooLongError
+
+    try:
+        own = schedule_of(plan) if plan.schedule.given == "orders" else None
+        again = api.plan(graph, cluster, plan.options, orders=own, progress=stop, provenance=plan.provenance)
+    except _TooLongError:
+        return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
+    found = differences(plan, again)
+    decided = [each for each in found if each.path[0] not in ("predictions", "alternatives")]
+    wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
+    if not decided:
+        wrong += [each for each in found if each.path[0] == "alternatives"]
+        return Claims(tuple(wrong))
+    wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
+    more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
+    seconds = format_seconds(again.predictions.reached_s)
+    otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
+    return Claims(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.plans import Plan
+from planner.plans.documents import KeyPath, readable
 from planner.plans.files import to_document
-from planner.plans.locate import Path, readable
 from planner.units import format_bytes, format_seconds
 
 RELATIVE = 1e-6
@@ -33,7 +33,7 @@ class Difference:
         right: worked out anew.
     """
 
-    path: Path
+    path: KeyPath
     said: Any
     right: Any
 
@@ -50,7 +50,7 @@ def differences(plan: Plan, right: Plan) -> list[Difference]:
     return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
 
 
-def compared(path: Path, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
+def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
     """The values at and below a path in which a document differs from another."""
     if isinstance(said, dict) and isinstance(right, dict):
         for key in dict.fromkeys((*said, *right)):

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planner.costs.precision import Precision
 from planner.errors import PlanError
+from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
 from planner.operators.types import Origin
 from planner.plans.blocks import Block, BlockParameter, compress
-from planner.plans.cuts import Staging, parameter_indices
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
-from planner.plans.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
-from planner.plans.requirements import requirements
-from planner.plans.schedule_section import StageCorrection
-from planner.plans.scheduled import Scheduled, lay_out
+from planner.plans.records import (
+    Duplicated,
+    ExchangeSection,
+    FusedMessage,
+    LinkBytes,
+    PlanNote,
+    Provenance,
+    SharedParameter,
+    Stage,
+    StageCorrection,
+    TensorExchange,
+)
+from planner.plans.scheduled import Scheduled, lay_out, met_in_order, tied_groups
 from planner.plans.sections import (
+    Staging,
     alternative_section,
     coverage_section,
     hardware_section,
     micro_batches_section,
     model_section,
+    parameter_indices,
     predictions_section,
 )
 from planner.plans.shard_sections import (
@@ -35,14 +47,15 @@ from planner.plans.shard_sections import (
     used_shardings,
     with_inside,
 )
-from planner.plans.ties import met_in_order, tied_groups
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
+from planner.plans.works import requirements
 from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
 from planner.space.settled import precision_of, settled
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
+from planner.units import format_bytes, format_seconds
 
 NOT_MODELLED = (
     "data loading, checkpoint writing and host work other than kernel launches",
@@ -320,4 +333,87 @@ def _stage(
         kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
         zero=decision.zero,
         parameters=sum(owners.values()),
+    )
+
+
+MOST_SHARES = 8
+"""Shares of servers that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeWords:
+    """An exchange in words: its methods, behind those of a plan; what a training backend must know; notes."""
+
+    methods: str = ""
+    tells: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
+    """How an exchange is told of.
+
+    Args:
+        exchange: the exchange.
+        ranks: that take part.
+        state_bytes: weights and optimizer state of the whole model.
+        host_s: seconds that rows on servers need beside the network.
+    """
+    kinds = sorted(set(exchange.methods.values()))
+    ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
+    notes = [f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden"]
+    notes += exchange.notes
+    if held := exchange.memory.server_optimizer:
+        notes.append(
+            f"the fullest server holds {format_bytes(state_bytes * held)} in host memory, whose size profiles do not"
+            f" say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
+        )
+    return ExchangeWords(f", {ways}" if ranks > 1 else "", _servers(exchange), tuple(notes))
+
+
+def _servers(exchange: Exchange) -> dict[str, str]:
+    """Which machines serve what, in a line: as many variables as they are alike."""
+    if not exchange.placements:
+        return {}
+    shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
+    if len(shares) == 1:
+        return {"servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MOST_SHARES])}
+    return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
+
+
+def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
+    """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
+    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
+    section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
+    return seal(
+        dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section)
+    )
+
+
+def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
+    """An exchange by tensor, tensors that travel alike together.
+
+    Args:
+        exchange: the exchange.
+        gradient_bytes: of each tensor.
+    """
+    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
+    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+    for name, method in exchange.methods.items():
+        groups.setdefault((method, shares.get(name, ())), []).append(name)
+    fused = any(len(t.variables) > 1 for t in exchange.transfers)
+    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    return ExchangeSection(
+        scheme=exchange.scheme,
+        seconds=significant(exchange.seconds),
+        exposed_s=significant(exchange.exposed_s),
+        tensors=tuple(
+            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
+            for (method, held), names in groups.items()
+        ),
+        links=tuple(
+            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
+            for v in exchange.traffic.by_level()
+        ),
+        messages=messages if fused else (),
+        notes=exchange.notes,
     )

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from planner.costs.precision import precision
 from planner.errors import UsageError
 from planner.graph import Graph
-from planner.plans.cuts import Staging, parameter_indices, tensor_specs
 from planner.plans.findings import Fault, Finding
-from planner.plans.flags import Requirement
-from planner.plans.records import Boundary, Loss
+from planner.plans.records import Boundary, Loss, Requirement
+from planner.plans.sections import Staging, parameter_indices, tensor_specs
 from planner.plans.types import Plan
 from planner.schedules.types import WeightPolicy
 from planner.space.heads import loss_outputs

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plans.check_collectives import check_communication
-from planner.plans.check_shardings import FREE, MAKE_AGAIN, TOLERANCE
-from planner.plans.findings import Fault, Finding
-from planner.plans.holdings import holdings
+from planner.plans.check_shardings import FREE, TOLERANCE
+from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.rebuild import Rebuilt, rebuild
-from planner.plans.shard_text import weight_origin
-from planner.plans.shardings import ShardedBlock, correspondence
+from planner.plans.shard_sections import group_collective, holdings, weight_origin
+from planner.plans.shardings import GroupCollective, ShardedBlock, correspondence
 from planner.plans.types import Plan
-from planner.sharding import canonical_layout, layout_text, refusal, shard_elements
+from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
 from planner.sharding.boundary import Boundary
 
 
@@ -59,18 +57,18 @@ def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Find
     for key in wanted:
         if key not in split:
             message = f"{rebuilt.sharding.name!r} does not say how operator {key!r} is split"
-            yield Finding(Fault.SPLIT_MISSING, message, MAKE_AGAIN, tensor=key)
+            yield Finding(Fault.SPLIT_MISSING, message, AGAIN, tensor=key)
     for key in split:
         if key not in wanted:
             message = f"operator {key!r} is in an entry of {rebuilt.sharding.name!r} but not in its block"
-            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=key)
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=key)
     placed, used = {p.tensor for p in entry.tensors}, set(rebuilt.tensors(entry))
     for name in sorted(used - placed):
         message = f"{rebuilt.sharding.name!r} does not say how tensor {name!r} lies"
-        yield Finding(Fault.LAYOUT_MISSING, message, MAKE_AGAIN, tensor=name)
+        yield Finding(Fault.LAYOUT_MISSING, message, AGAIN, tensor=name)
     for name in sorted(placed - used):
         message = f"tensor {name!r} is in an entry of {rebuilt.sharding.name!r} but none of its operators has it"
-        yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+        yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=name)
 
 
 def _splits(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
@@ -96,11 +94,11 @@ def _places(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
         carries = place.tensor in rebuilt.facts.carrying
         if ((weight or carries) and not place.gradient) or bool(place.optimizer) is not weight:
             message = f"{place.tensor!r} lacks the layout of its gradient or optimizer state, or has one too many"
-            yield Finding(Fault.LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
+            yield Finding(Fault.LAYOUT, message, AGAIN, tensor=place.tensor)
             continue
         if (place.parameters, place.dims) != weight_origin(graph, place.tensor):
             message = f"{place.tensor!r} does not come from parameters {list(place.parameters)} in this way"
-            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=place.tensor)
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=place.tensor)
         for text in filter(None, (place.value, place.gradient, place.optimizer)):
             why = refusal(tensor.shape, rebuilt.layout(text), sizes, padded=padded)
             if why:
@@ -119,12 +117,12 @@ def _alike(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Findin
             origin = tuple(known[p] for p in place.parameters), place.dims
             if wrong is None and origin != weight_origin(graph, known[place.tensor]):
                 message = f"{known[place.tensor]!r} does not come from its parameters as {place.tensor!r} does"
-                yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=known[place.tensor])
+                yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[place.tensor])
         if wrong is not None:
             message = (
                 f"operator {known[wrong]!r} of block {block} is not like {wrong!r}, as which it is said to be split"
             )
-            yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=known[wrong])
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[wrong])
 
 
 def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
@@ -164,7 +162,7 @@ def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
                 f"{place.tensor!r} goes from block to block as {place.value}, its gradient as {place.gradient or '-'}; "
                 f"boundaries of {sharding.name!r} lie as {right}"
             )
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, tensor=place.tensor)
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, tensor=place.tensor)
 
 
 def _agreed(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
@@ -193,7 +191,7 @@ def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
     for holding in set(right) ^ set(entry.holdings):
         said = "does not say" if holding in right else "is wrong about"
         message = f"the plan {said} how {holding.what} of {holding.weight!r} are dealt to the ranks"
-        yield Finding(Fault.HOLDING, message, MAKE_AGAIN, tensor=holding.weight)
+        yield Finding(Fault.HOLDING, message, AGAIN, tensor=holding.weight)
     held = sum(
         shard_elements(graph.tensors[p.tensor].shape, rebuilt.layout(p.value), sizes)
         for p in entry.tensors
@@ -202,7 +200,7 @@ def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
     if not math.isclose(held, entry.figures.parameters, rel_tol=TOLERANCE):
         first = entry.first[0]
         message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
-        yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN)
+        yield Finding(Fault.SHARDING_MEMORY, message, AGAIN)
 
 
 def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
@@ -222,7 +220,7 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
         total = sum(most[name] for name in held[stage.index])
         if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
             message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
-            yield Finding(Fault.SHARDING_MEMORY, message, MAKE_AGAIN, stage.index)
+            yield Finding(Fault.SHARDING_MEMORY, message, AGAIN, stage.index)
     for b in plan.boundaries:
         place = plan.layout_of(b.tensor, b.from_stage)
         if plan.stages[b.from_stage].sharding != rebuilt.sharding.name or place is None or b.layout != place.value:
@@ -231,7 +229,7 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
         elements = shard_elements(tensor.shape, rebuilt.layout(b.layout), rebuilt.mesh.sizes)
         if b.rank_bytes != b.bytes * elements // max(1, tensor.elements):
             message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
 
 
 def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:
@@ -269,3 +267,32 @@ def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 hint = "ranks of a group are neighbours and cross no more links than they must"
                 yield Finding(Fault.LINK_LEVEL, message, hint, stage.index, first)
                 break
+
+
+def check_communication(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Findings about one entry whose splits and layouts are legal one by one.
+
+    Which collectives they take, how large and how fast, only the cluster says: that is compared when the plan is
+    evaluated anew.
+    """
+    setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
+    verdict = evaluate(setting, decision, facts=rebuilt.facts)
+    for violation in verdict.violations:
+        yield Finding(Fault.LAYOUT, violation, AGAIN)
+    if verdict.violations:
+        return
+    text = describe(setting, decision, verdict.communication, rebuilt.facts.carrying)
+    said = set(map(_key, entry.collectives))
+    needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in text.collectives}
+    for of, reason, phase in sorted(needed - said):
+        if rebuilt.prices is None and phase == "backward" and (of, reason, "forward") in said:
+            continue  # what backward keeps of a gathered tensor is said by prices
+        message = f"communication {phase} of {of!r} is needed but not listed"
+        yield Finding(Fault.COLLECTIVE_MISSING, message, AGAIN, tensor=of)
+    for of, _, phase in sorted(said - needed):
+        message = f"communication {phase} of {of!r} is listed but not needed"
+        yield Finding(Fault.COLLECTIVE_UNKNOWN, message, AGAIN, tensor=of)
+
+
+def _key(use: GroupCollective) -> tuple[str, str, str]:
+    return use.of, use.reason, use.phase

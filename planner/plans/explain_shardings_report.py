@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView
+from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView, SplitReason, SplitRival
 from planner.plans.report import Section, Table
-from planner.plans.split_reasons import SplitReason, SplitRival
 from planner.plans.words import plural
 from planner.units import format_bytes, format_seconds
 

@@ -1,25 +1,40 @@
-"""Plans as JSON: strict to read, canonical to write."""
+"""Plans as JSON files: strict to read, canonical to write; files of version 1 are read, too.
+
+Files of version 1 say their configuration in many places, from which it is put together; nothing else differs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlanError
+from planner.errors import PlanError, Problem, UsageError
 from planner.files import write_whole
-from planner.plans import layout, strict, version1
+from planner.hardware.types import MOST_DEVICES
+from planner.plans import documents
 from planner.plans.blocks import BlockParameter
 from planner.plans.figures import Alternative, StageCollective, StagePrediction
 from planner.plans.orders import RankOrder
-from planner.plans.records import Boundary, PlanNote, Provenance, Stage
-from planner.plans.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
+from planner.plans.records import (
+    Boundary,
+    ExchangeSection,
+    OptimizerScaling,
+    PlanNote,
+    Provenance,
+    ScheduleSection,
+    Stage,
+    StageCorrection,
+    SystemSection,
+    TensorExchange,
+)
+from planner.plans.scheduled import placed_groups
 from planner.plans.shardings import ShardedBlock, Sharding, TensorPlace
-from planner.plans.sizes import require_sizes
-from planner.plans.system_sections import ExchangeSection, SystemSection, TensorExchange
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.named import Degrees
 from planner.space.types import Job
@@ -76,7 +91,7 @@ def digest_of(plan: Plan) -> str:
 
 def _digest(document: dict[str, Any], unhashed: tuple[str, ...] = ()) -> str:
     body = {key: value for key, value in document.items() if key not in (*_UNHASHED, *unhashed)}
-    return hashlib.sha256(layout.compact(body).encode()).hexdigest()
+    return hashlib.sha256(documents.compact(body).encode()).hexdigest()
 
 
 def seal(plan: Plan) -> Plan:
@@ -86,7 +101,7 @@ def seal(plan: Plan) -> Plan:
 
 def dumps(plan: Plan) -> str:
     """The plan as JSON text; the same plan gives the same bytes."""
-    return layout.pretty(to_document(plan)) + "\n"
+    return documents.pretty(to_document(plan)) + "\n"
 
 
 def loads(text: str | bytes, *, name: str = "plan") -> Plan:
@@ -102,11 +117,11 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
         PlanError: not JSON, of another format or version, or not as the schema says; `problems` holds every finding
             with line, column and path.
     """
-    content, document = strict.document(text, name)
-    strict.require_form(document, FORMAT, (version1.VERSION, SCHEMA_VERSION), name)
-    old = document["version"] == version1.VERSION
-    body = json.dumps(version1.raised(document, name)) if old else content
-    plan = strict.validated(body, Plan, name=name, shown=content)
+    content, document = documents.document(text, name)
+    documents.require_form(document, FORMAT, (VERSION1, SCHEMA_VERSION), name)
+    old = document["version"] == VERSION1
+    body = json.dumps(_raised(document, name)) if old else content
+    plan = documents.validated(body, Plan, name=name, shown=content)
     require_sizes(plan, name)
     try:
         len(plan.block_table)
@@ -120,8 +135,8 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
 
 def _lifted(plan: Plan) -> Plan:
     """A plan of version 1 with its configuration; sealed anew where its digest was right."""
-    sealed = plan.digest == _digest({**to_document(plan), "version": version1.VERSION}, ("configuration",))
-    plan = dataclasses.replace(plan, configuration=version1.configuration_of(plan))
+    sealed = plan.digest == _digest({**to_document(plan), "version": VERSION1}, ("configuration",))
+    plan = dataclasses.replace(plan, configuration=configuration_of(plan))
     return seal(plan) if sealed else plan
 
 
@@ -131,7 +146,7 @@ def read(path: str | Path) -> Plan:
     Raises:
         PlanError: the file is missing, unreadable or not a plan (see `loads`).
     """
-    return loads(strict.read_bytes(path), name=str(path))
+    return loads(documents.read_bytes(path), name=str(path))
 
 
 def write(plan: Plan, path: str | Path) -> None:
@@ -145,6 +160,125 @@ def write(plan: Plan, path: str | Path) -> None:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the plan file, descriptions taken from the types' docstrings."""
-    from planner.plans.schema import described
+    return documents.described(documents.adapter(Plan).json_schema())
 
-    return described(strict.adapter(Plan).json_schema())
+
+MOST_MICRO_BATCHES = 1 << 24
+"""Micro-batches of an iteration at the most."""
+MOST_ITERATIONS = 1 << 16
+"""Iterations that orders span at the most."""
+MOST_PARTS = 1 << 12
+"""Parts of a micro-batch at the most."""
+
+
+def require_sizes(plan: Plan, name: str) -> None:
+    """Refuse a plan that claims more ranks, micro-batches or iterations than can be, or lists that do not match.
+
+    O(stages + orders + alternatives).
+
+    Raises:
+        PlanError: with every such finding.
+    """
+    problems = [Problem(message, f"{name}: {path}", hint) for path, message, hint in _findings(plan)]
+    if problems:
+        first = problems[0]
+        raise PlanError(first.message, where=first.where, hint=first.hint, problems=problems)
+
+
+def _findings(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Places, messages and hints."""
+    limits = (
+        ("world_size", plan.world_size, 1, MOST_DEVICES),
+        ("hardware.device_count", plan.hardware.device_count, 1, MOST_DEVICES),
+        ("copies", plan.copies, 0, MOST_DEVICES),
+        ("micro_batches.count", plan.micro_batches.count, 0, MOST_MICRO_BATCHES),
+        ("schedule.iterations", plan.schedule.iterations, 1, MOST_ITERATIONS),
+        ("schedule.parts", plan.schedule.parts, 1, MOST_PARTS),
+    )
+    for path, value, least, most in limits:
+        if not least <= value <= most:
+            yield path, f"is {value}", f"from {least} to {most:,} can be read"
+    for i, order in enumerate(plan.schedule.orders):
+        yield from _same_length(f"schedule.orders[{i}]", "first", order.first, "ranks", order.ranks)
+    for i, other in enumerate(plan.alternatives):
+        yield from _same_length(f"alternatives[{i}]", "replicas", other.replicas, "starts", other.starts)
+        if not other.starts:
+            yield f"alternatives[{i}].starts", "is empty", "a plan has at least one stage"
+
+
+def _same_length(
+    path: str, name: str, values: Sequence[int], other: str, others: Sequence[int]
+) -> Iterator[tuple[str, str, str]]:
+    if len(values) != len(others):
+        yield f"{path}.{name}", f"has {len(values)} entries, {other} has {len(others)}", "each belongs to one of these"
+
+
+VERSION1 = 1
+
+_NOTHING: dict[str, object] = {"stages": [], "copies": 1, "micro_batch": 1, "micro_batches": 1, "schedule": ""}
+"""Stands for the configuration until the rest of the file is read."""
+
+
+def _raised(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The document of a file of version 1 as one of version 2 whose configuration says nothing yet.
+
+    Raises:
+        PlanError: it has a configuration already.
+    """
+    if "configuration" in document:
+        raise PlanError(
+            "unknown key 'configuration'", where=name, hint=f"a file that has it is not of version {VERSION1}"
+        )
+    return {**document, "version": SCHEMA_VERSION, "configuration": _NOTHING}
+
+
+def configuration_of(plan: Plan) -> Configuration:
+    """The configuration that the parts of a plan say: its stages, groups of ranks, micro-batches and orders.
+
+    Workers whose ranks follow no rule get them one by one; where a rank has several stages, or the orders are the
+    user's own, copies are taken to stand in line.
+    """
+    copies, width = max(1, plan.copies), plan.world_size // max(1, plan.copies)
+    numbers = {sharding.name: number for number, sharding in enumerate(plan.shardings, 1)}
+    alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
+    stages = tuple(
+        StageChoice(
+            *stage.blocks,
+            max(1, len(stage.replicas) // copies) if alone else 1,
+            stage.recompute,
+            stage.group_ranks,
+            numbers.get(stage.sharding, 0),
+        )
+        for stage in plan.stages
+    )
+    found = Configuration(
+        stages,
+        copies,
+        plan.micro_batches.size,
+        plan.micro_batches.count // copies,
+        plan.schedule.name,
+        max((stage.zero for stage in plan.stages), default=0),
+        slice_devices=width if plan.idle_ranks else 0,
+        whole_stages=plan.options.whole_stages,
+        transfers=Transfers(plan.schedule.transfers),
+        exchange=plan.exchange.scheme if plan.exchange else "",
+    )
+    said = [frozenset(stage.replicas) for stage in plan.stages]
+    one_by_one = tuple(
+        rank
+        for copy in range(copies)
+        for stage in plan.stages
+        for group in stage.replicas[copy::copies]
+        for rank in group
+    )
+    others = [dataclasses.replace(found, adjacent=True)]
+    others += [dataclasses.replace(found, slice_devices=0, devices=one_by_one)] if alone else []
+    return next((each for each in (found, *others) if _places(each) == said), found)
+
+
+def _places(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
+    """Where stages stand, as far as a registered schedule says."""
+    try:
+        return placed_groups(configuration)
+    except (UsageError, PlanError):
+        return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.plans.findings import Fault, Finding
-from planner.plans.ties import tied_groups
+from planner.plans.scheduled import tied_groups
 from planner.plans.types import Plan
 from planner.schedules.types import Action, ActionKind
 

@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
-from planner.plans.order_text import rows
+from planner.plans.orders import rows
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.works import counterparts, leaders, malformed, work_of

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from planner.plans import Area, Plan, diff, diff_report, to_text
-from planner.plans.diff_shardings import sharding_facts
+from planner.plans.diff import sharding_facts
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, leanest_by_sequence, mixture, sharded_plan
 

@@ -10,12 +10,11 @@ import pytest
 
 from planner.errors import PlanError
 from planner.plans import Plan, dumps, loads
+from planner.plans.blocks import longest_run, template
 from planner.plans.figures import StageCollective
-from planner.plans.flags import Requirement
-from planner.plans.places import transposed
 from planner.plans.rebuild import rebuild
-from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, Sharding, dealt
-from planner.plans.templates import longest_run, template
+from planner.plans.records import Requirement
+from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, Sharding, dealt, transposed
 from planner.plans.validate import validate
 from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan

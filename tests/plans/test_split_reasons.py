@@ -9,9 +9,8 @@ import pytest
 
 from planner.errors import PlanError, UsageError
 from planner.plans import explain, explanation_report, to_text
-from planner.plans.explain_shardings import group_views
+from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
 from planner.plans.rebuild import rebuild
-from planner.plans.split_reasons import SplitReason, split_reasons
 from planner.sharding import Strategy, evaluate, formulate
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, mixture
