@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,13 +16,13 @@ from planner.errors import PlanError
 from planner.memory import room_bytes
 from planner.plans.findings import Fault, Finding
 from planner.plans.orders import rows
-from planner.plans.play import play
+from planner.plans.scheduled import tied_groups
 from planner.plans.types import Plan
 from planner.plans.works import leaders, malformed, one_copy, work_of
 from planner.schedules.compiling import compile_orders
 from planner.schedules.lending import lent_bytes, own_bytes
 from planner.schedules.program import FORWARD, Program
-from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
+from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy, Work
 from planner.schedules.versions import VersionUse, peak_versions, staleness, version_use
 from planner.units import format_bytes
 
@@ -33,7 +34,7 @@ _EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
 _COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
-_MARKED = re.compile("[@>RG]|SA")
+_WORKER = re.compile(r"worker ([0-9]+)")
 _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 
@@ -55,9 +56,7 @@ def check_schedule(plan: Plan) -> list[Finding]:
         found += _counts(plan, rank, lanes)
         for actions in lanes:
             found += _order(plan, rank, actions)
-    ranks, copies = leaders(plan)
-    played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
-    found = found or play(plan, played) or _compiled(plan)
+    found = found or list(_compiled(plan, orders))
     return found or [*check_claims(plan), *check_held(plan, orders, everyone)]
 
 
@@ -216,27 +215,53 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
             yield Finding(Fault.ACTION_ORDER, message, "put it after", stage, rank)
 
 
-def _compiled(plan: Plan) -> list[Finding]:
-    """What only the compiled orders show: weight versions, parts, sends, launches, evictions, room for forwards.
+def _compiled(plan: Plan, orders: Lanes) -> Iterator[Finding]:
+    """What only compiled orders show: ranks that wait for each other, weight versions, parts, sends, evictions, room.
 
-    Orders with none of these are left to the other checks.
+    Ranks that do otherwise than the first one of their group are looked at in its place.
     """
-    section = plan.schedule
-    marked = any(_MARKED.search(order.actions) for order in section.orders)
-    if not (section.versions or section.limits or section.parts > 1 or section.side_by_side or marked):
-        return []
-    ranks, _ = leaders(plan)
-    work = work_of(plan, ranks)
+    leading, _ = leaders(plan)
+    groups = {group[0]: group for stage in plan.stages for group in stage.replicas}
+    for place in range(max(map(len, groups.values()))):
+        ranks = [next((r for r in groups[rank][place:][:1] if r in orders), rank) for rank in leading]
+        if place == 0 or ranks != leading:
+            yield from _blocked(plan, ranks)
+
+
+def _blocked(plan: Plan, ranks: Sequence[int]) -> Iterator[Finding]:
+    """Why the orders of one rank of each replica cannot run."""
+    work = _met(work_of(plan, ranks), tied_groups(range(len(plan.stages)), plan.shared_parameters))
     try:
         compile_orders(work)
     except OrderError as error:
-        rank = ranks[work.lane_workers[error.lane]]
+        rank, message = ranks[work.lane_workers[error.lane]], error.problem.message
         stage = work.lanes[error.lane][error.index].stage
-        fault = Fault.WEIGHT_VERSION if "version" in error.problem.message else Fault.ACTION_ORDER
-        return [Finding(fault, f"rank {rank}: {error.problem.message}", error.problem.hint, stage, rank)]
+        if "deadlock" in message:
+            told = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
+            yield Finding(Fault.DEADLOCK, told, "reorder their actions", stage, rank)
+        else:
+            fault = Fault.WEIGHT_VERSION if "version" in message else Fault.ACTION_ORDER
+            yield Finding(fault, f"rank {rank}: {message}", error.problem.hint, stage, rank)
     except PlanError as error:
-        return [Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)]
-    return []
+        yield Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)
+
+
+def _met(work: Work, group: Mapping[int, int]) -> Work:
+    """Orders in which stages that sum gradients of the same parameters have one exchange, by the lowest stage."""
+    if all(stage == lowest for stage, lowest in group.items()):
+        return work
+    met: set[tuple[int, Action]] = set()
+    lanes: list[list[Action]] = []
+    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+        lanes.append([])
+        for action in lane:
+            if action.kind in _EXCHANGES:
+                action = replace(action, stage=group[action.stage])
+                if (worker, action) in met:
+                    continue
+                met.add((worker, action))
+            lanes[-1].append(action)
+    return replace(work, lanes=tuple(map(tuple, lanes)))
 
 
 _AGAIN = "write what the orders do, or plan again"

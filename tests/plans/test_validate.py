@@ -324,7 +324,7 @@ def test_a_deadlock_is_told_as_a_cycle() -> None:
     late = lines(two, 0, lambda a: swapped(a, "F0.1", "B0.0"))
     (finding,) = [f for f in validate(seal(late)) if f.fault is Fault.DEADLOCK]
     assert finding.message == (
-        "ranks wait for each other: rank 0 at B0.0 waits for B1.0 of rank 1; rank 1 at F1.1 waits for F0.1 of rank 0"
+        "the schedule deadlocks: rank 0 at B0.0 waits for B1.0; rank 1 at F1.1 waits for F0.1, which never runs"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_deadlock_of_directions_shows_the_cycle() -> None:
     plan = plan_of("chimera", Pipeline((1, 1), 2))
     first = changed(plan, 0, "F1.1 F0.0 B1.1 B0.0 S0 S1 U0 U1")
     both = changed(first, 1, "F1.0 F0.1 B1.0 B0.1 S0 S1 U0 U1")
-    assert "rank 0 at F1.1 waits for F0.1 of rank 1" in faults(both)["deadlock"]
+    assert "rank 0 at F1.1 waits for F0.1; rank 1 at F1.0 waits for F0.0" in faults(both)["deadlock"]
 
 
 def test_memory_along_the_order_is_checked() -> None:
