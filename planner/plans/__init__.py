@@ -1,6 +1,13 @@
-"""The answer as a file: types, JSON, assembly, diff, validation, explanation."""
+"""The answer as a file: types, JSON, assembly, diff, validation, explanation.
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_simulation
+A straight line, each module knowing only those before it: `blocks`, `shardings`, `orders`, `records`, `figures` are the
+data of a plan (`types`), read and written by `documents` and `files`; `scheduled`, `sections`, `shard_sections` and
+`assemble` write a decision out as a plan; `works` and `rebuild` read it back for `check_*` and `validate`, `explain`
+and `diff`.
+"""
+
+from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_simulation
+from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
 from planner.plans.configuration_file import (
     configuration_document,
     configuration_schema,
@@ -12,40 +19,71 @@ from planner.plans.diff import Area, Change, diff
 from planner.plans.diff_report import diff_report
 from planner.plans.explain import Explanation, explain
 from planner.plans.explain_report import explanation_report
-from planner.plans.files import dumps, json_schema, loads, read, write
+from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
+from planner.plans.figures import StageCollective
+from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
-from planner.plans.records import Provenance
+from planner.plans.orders import RankOrder, decode, encode, encode_orders
+from planner.plans.records import Boundary, Duplicated, Loss, Provenance, Requirement, SharedParameter
 from planner.plans.report import Report, to_markdown, to_text
+from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
+from planner.plans.works import counterparts, leaders
 
-dump_plan, load_plan, read_plan, write_plan, plan_schema = dumps, loads, read, write, json_schema
-validate_plan, explain_plan, diff_plans = validate, explain, diff
+diff_plans, explain_plan, plan_schema = diff, explain, json_schema
+dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 report_to_text, report_to_markdown = to_text, to_markdown
 
 __all__ = [
     "NOT_MODELLED",
     "Area",
+    "Block",
+    "BlockParameter",
+    "BlockRun",
+    "BlockSeries",
+    "Boundary",
     "Change",
+    "Duplicated",
     "Explanation",
     "Fault",
     "Finding",
+    "GroupCollective",
+    "Holding",
+    "Loss",
+    "MeshAxis",
     "Plan",
     "Provenance",
+    "RankOrder",
     "Report",
+    "Requirement",
+    "ShardedBlock",
+    "Sharding",
+    "SharedParameter",
+    "SplitReason",
+    "StageCollective",
     "assemble",
+    "compress",
     "configuration_document",
     "configuration_schema",
+    "counterparts",
+    "dealt",
+    "decode",
     "diff",
     "diff_plans",
     "diff_report",
     "dump_configuration",
     "dump_plan",
     "dumps",
+    "encode",
+    "encode_orders",
+    "expand",
     "explain",
     "explain_plan",
     "explanation_report",
+    "group_views",
     "json_schema",
+    "leaders",
     "load_configuration",
     "load_plan",
     "loads",
@@ -55,10 +93,13 @@ __all__ = [
     "read_plan",
     "report_to_markdown",
     "report_to_text",
+    "seal",
+    "split_reasons",
+    "to_document",
     "to_markdown",
     "to_text",
     "validate",
-    "validate_plan",
+    "with_exchange",
     "with_simulation",
     "write",
     "write_plan",

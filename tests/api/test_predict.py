@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner import Configuration, Degrees, Job, StageChoice
 from planner.errors import JobError, UsageError
-from planner.plans.files import seal
+from planner.plans import seal
 
 
 @pytest.fixture(scope="module")

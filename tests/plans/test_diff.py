@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import PlanError
-from planner.plans import Area, Change, Plan, diff, diff_report, loads, to_text
-from planner.plans.files import dumps
+from planner.plans import Area, Change, Plan, diff, diff_report, dumps, loads, to_text
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.test_files import plans
 

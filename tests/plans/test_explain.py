@@ -9,8 +9,8 @@ import pytest
 
 import planner
 from planner.errors import PlanError
-from planner.plans import explain, explanation_report, to_markdown, to_text, with_simulation
-from planner.plans.report import Report, Section, Table, bar
+from planner.plans import Report, explain, explanation_report, to_markdown, to_text, with_simulation
+from planner.plans.report import Section, Table, bar
 from tests.plans.sample import decision, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "explain.txt"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plans.orders import Steady, Steps, decode, encode, encode_orders
+from planner.plans import decode, encode, encode_orders
+from planner.plans.orders import Steady, Steps
 from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action, ActionKind
 

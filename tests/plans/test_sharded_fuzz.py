@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import diff, diff_report, dumps, explain, explanation_report, loads, validate
-from planner.plans.files import seal
+from planner.plans import diff, diff_report, dumps, explain, explanation_report, loads, seal, validate
 from tests.plans.sharded_sample import language
 from tests.plans.test_fuzz import leaves
 

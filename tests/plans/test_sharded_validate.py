@@ -10,13 +10,8 @@ import pytest
 
 from planner.check import check_plan
 from planner.hardware import load_cluster
+from planner.plans import BlockSeries, Fault, Holding, Plan, ShardedBlock, StageCollective, seal, validate
 from planner.plans.check_sharded_model import check_sharded_cluster
-from planner.plans.figures import StageCollective
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.shardings import BlockSeries, Holding, ShardedBlock
-from planner.plans.types import Plan
-from planner.plans.validate import validate
 from tests.plans.sharded_sample import Sample, language, mixture
 
 Change = Callable[[Plan], Plan]

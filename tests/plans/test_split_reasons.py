@@ -8,8 +8,7 @@ import itertools
 import pytest
 
 from planner.errors import PlanError, UsageError
-from planner.plans import explain, explanation_report, to_text
-from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
+from planner.plans import SplitReason, explain, explanation_report, group_views, split_reasons, to_text
 from planner.plans.rebuild import rebuild
 from planner.sharding import Strategy, evaluate, formulate
 from tests.plans.sample import make_plan

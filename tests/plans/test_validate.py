@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.plans.blocks import Block, BlockRun, compress
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.orders import decode, encode
-from planner.plans.records import Duplicated
-from planner.plans.types import Plan
-from planner.plans.validate import validate
+from planner.plans import Block, BlockRun, Duplicated, Fault, Plan, compress, decode, encode, seal, validate
 from planner.schedules.types import Action, ActionKind
 from tests.graph import make_graph
 from tests.plans.sample import cluster, decision, language_model, make_plan

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plans import Plan, dumps, loads
-from planner.plans.diff import Area, diff
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.orders import RankOrder, encode
-from planner.plans.validate import validate
+from planner.plans import Area, Fault, Plan, RankOrder, diff, dumps, encode, loads, seal, validate
 from planner.play import Conditions, Transfers, measure_schedule
 from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.orders_file import parse_action
