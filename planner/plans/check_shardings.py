@@ -6,11 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.costs.precision import precision
 from planner.errors import PlanError, UsageError
 from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.records import Stage
-from planner.plans.sections import stage_collectives
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
 from planner.sharding import parse_layout
@@ -181,30 +179,16 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
     terms = plan.predictions.stages[stage.index]
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: found[0].figures for b, found in entries.items() if found}
-    kept = set(stage.kept_blocks)
-    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in kept)
-    chosen, replicas = precision(plan.options.precision), len(stage.replicas)
+    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks)
+    forward_s = sum(f.forward_s for f in figures.values())
+    backward_s = sum(f.backward_s for f in figures.values()) + again
     sums = {
         "recompute_s": (terms.recompute_s, again),
         "inside_s": (terms.inside_s, sum(f.communication_s for f in figures.values())),
         "inside_bytes": (terms.inside_bytes, round(sum(f.sent_bytes for f in figures.values()))),
-        "memory.weights_bytes": (
-            terms.memory.weights_bytes,
-            math.ceil(stage.rank_parameters * chosen.weight_bytes / (replicas if stage.zero >= 3 else 1)),
-        ),
-        "memory.gradients_bytes": (
-            terms.memory.gradients_bytes,
-            math.ceil(stage.rank_parameters * chosen.gradient_bytes / (replicas if stage.zero >= 2 else 1)),
-        ),
+        "forward_s": (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s, forward_s),
+        "backward_s": (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s, backward_s),
     }
-    listed = [c for c in terms.collectives if c.of != "tied gradients"]
-    if listed != list(stage_collectives(stage, chosen)):
-        message = f"stage {stage.index} does not sum the gradients of {stage.rank_parameters} parameters a rank"
-        yield Finding(Fault.SHARDED_STAGE, message, AGAIN, stage.index)
-    forward_s = sum(f.forward_s for f in figures.values())
-    backward_s = sum(f.backward_s for f in figures.values()) + again
-    sums["forward_s"] = (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s), forward_s
-    sums["backward_s"] = (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s), backward_s
     for what, (said, right) in sums.items():
         if not math.isclose(said, right, rel_tol=TOLERANCE, abs_tol=1e-12):
             message = f"stage {stage.index} says {what} {said:.9g}, its sharded blocks make {right:.9g}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -87,9 +87,8 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
-            before, after = dict(_facts(old, area)), dict(_facts(new, area))
-            if area is Area.SHARDINGS:
-                before, after = sharding_facts(old, new)
+            both = sharding_facts(old, new) if area is Area.SHARDINGS else (dict(_FACTS[area](p)) for p in (old, new))
+            before, after = both
             changes += _compare(area, before, after, close)
     return changes
 
@@ -133,45 +132,6 @@ def _relative(old: Value, new: Value) -> float | None:
     return (new - old) / abs(old) if old and math.isfinite(old) else None
 
 
-def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
-    """What a part of the plan says, as values by key; of shardings nothing, which are compared kind by kind."""
-    match area:
-        case Area.MODEL:
-            yield from _model(plan)
-        case Area.HARDWARE:
-            yield from _hardware(plan)
-        case Area.OPTIONS:
-            yield from _fields(plan.options)
-        case Area.BATCHES:
-            yield from _fields(plan.micro_batches)
-            yield ("copies",), plan.copies
-            yield ("world_size",), plan.world_size
-        case Area.STAGES:
-            yield from _stages(plan)
-        case Area.BLOCKS:
-            yield from _blocks(plan)
-        case Area.SHARDINGS:
-            return
-        case Area.BOUNDARIES:
-            yield from _boundaries(plan)
-        case Area.PARAMETERS:
-            yield from _parameters(plan)
-        case Area.SCHEDULE:
-            yield from _schedule(plan)
-        case Area.REQUIRES:
-            yield from (((str(flag),), True) for flag in plan.requires)
-        case Area.PREDICTIONS:
-            yield from _predictions(plan)
-        case Area.ALTERNATIVES:
-            yield from _alternatives(plan)
-        case Area.COVERAGE:
-            yield from _fields(plan.coverage, leave=("fallback_ops",))
-            yield from ((("fallback", op), count) for op, count in plan.coverage.fallback_ops.items())
-        case Area.NOTES:
-            yield from (((n.code, n.where or n.message), n.message) for n in plan.notes)
-            yield from ((("not modelled", text), True) for text in plan.not_modelled)
-
-
 def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[tuple[Key, Value]]:
     """The plain fields of a dataclass, as far as its file has them."""
     for field in fields(value):  # type: ignore[arg-type]
@@ -193,6 +153,22 @@ def _hardware(plan: Plan) -> Iterator[tuple[Key, Value]]:
         yield from _fields(run, f"devices from rank {run.first_rank}", leave=("first_rank",))
     for level in plan.hardware.levels:
         yield from _fields(level, f"level {level.name}", leave=("name",))
+
+
+def _batches(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.micro_batches)
+    yield ("copies",), plan.copies
+    yield ("world_size",), plan.world_size
+
+
+def _coverage(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.coverage, leave=("fallback_ops",))
+    yield from ((("fallback", op), count) for op, count in plan.coverage.fallback_ops.items())
+
+
+def _notes(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from (((n.code, n.where or n.message), n.message) for n in plan.notes)
+    yield from ((("not modelled", text), True) for text in plan.not_modelled)
 
 
 def _stages(plan: Plan) -> Iterator[tuple[Key, Value]]:
@@ -345,14 +321,25 @@ def _entry_facts(head: str, entry: ShardedBlock, names: Mapping[str, str]) -> It
     yield (head, "saved_bytes"), round(entry.figures.saved_bytes)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Piece:
-    """A piece of a name: text, or a number by its value."""
-
-    text: str
-    number: int
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Order of names in which `layers.2` stands before `layers.10`: pieces of text, and numbers by their value."""
+    return [("", int(p)) if p.isdigit() else (p, -1) for p in re.split(r"([0-9]+)", name)]
 
 
-def _natural(name: str) -> list[_Piece]:
-    """Order of names in which `layers.2` stands before `layers.10`."""
-    return [_Piece("", int(p)) if p.isdigit() else _Piece(p, -1) for p in re.split(r"([0-9]+)", name)]
+_FACTS: Mapping[Area, Callable[[Plan], Iterator[tuple[Key, Value]]]] = {
+    Area.MODEL: _model,
+    Area.HARDWARE: _hardware,
+    Area.OPTIONS: lambda plan: _fields(plan.options),
+    Area.BATCHES: _batches,
+    Area.STAGES: _stages,
+    Area.BLOCKS: _blocks,
+    Area.BOUNDARIES: _boundaries,
+    Area.PARAMETERS: _parameters,
+    Area.SCHEDULE: _schedule,
+    Area.REQUIRES: lambda plan: (((str(flag),), True) for flag in plan.requires),
+    Area.PREDICTIONS: _predictions,
+    Area.ALTERNATIVES: _alternatives,
+    Area.COVERAGE: _coverage,
+    Area.NOTES: _notes,
+}
+"""What each part of a plan says, as values by key; shardings are compared kind by kind."""

@@ -10,7 +10,8 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,7 +132,8 @@ def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
 
     def pairs(items: Pairs) -> dict[str, Any]:
         found = dict(items)
-        repeated.extend(key for key, count in _counts(key for key, _ in items) if count > 1 and key in found)
+        if len(found) < len(items):
+            repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
         return found
 
     try:
@@ -146,29 +148,18 @@ def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
     return content, read
 
 
-def _counts(keys: Iterable[str]) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
-    return list(counts.items())
-
-
 def _problem(
     details: ErrorDetails, places: dict[KeyPath, tuple[int, int]], schema: Mapping[str, Any], name: str
 ) -> Problem:
     path = tuple(details["loc"])
     line, column = nearest(path, places)
-    message, hint = f"{readable(path)}: {_lower(details['msg'])}", ""
+    message, hint = f"{readable(path)}: {details['msg'][:1].lower()}{details['msg'][1:]}", ""
     if details["type"] == "unexpected_keyword_argument":
         message = f"unknown key {readable(path)!r}"
         hint = did_you_mean(str(path[-1]), _known_keys(path[:-1], schema))
     elif details["type"] == "missing":
         message, hint = f"missing key {readable(path)!r}", "every key of the schema is required"
     return Problem(message, f"{name}:{line}:{column}", hint)
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _known_keys(path: KeyPath, schema: Mapping[str, Any]) -> tuple[str, ...]:
