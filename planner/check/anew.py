@@ -10,20 +10,18 @@ import time
 
 from planner import api
 from planner.api import allowed_sizes
-from planner.check.compare import ROUNDED, Difference, differences
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
+from planner.plans.compare import ROUNDED, Difference, differences
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
 from planner.plans.rebuild import priced_configuration
 from planner.plans.scheduled import lay_out
 from planner.plans.words import significant
-from planner.plans.works import leaders, work_of
+from planner.plans.works import schedule_of
 from planner.prediction import alone
-from planner.schedules import Schedule, get
-from planner.schedules.own_orders import own_schedule
 from planner.space import evaluate, play_terms
 from planner.space.evaluate import in_closed_form
 from planner.space.pricer import Pricer
@@ -37,29 +35,11 @@ def is_searched(plan: Plan) -> bool:
     return plan.system is None and plan.schedule.given in ("", "orders")
 
 
-def is_judged(plan: Plan) -> bool:
-    """Whether a plan is decided by the planner's own search or the user, not by the rules of a published system."""
-    return plan.system is None
-
-
-def schedule_of(plan: Plan) -> Schedule:
-    """The schedule by its name, or the orders of one copy where they are the user's own.
-
-    Raises:
-        UsageError: no schedule has the name.
-        PlanError: the orders cannot run.
-    """
-    if plan.schedule.given != "orders":
-        return get(plan.schedule.name)
-    ranks, copies = leaders(plan)
-    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
-
-
 def has_closed_form(plan: Plan) -> bool:
     """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
     not where no schedule has its name."""
     try:
-        return is_judged(plan) and in_closed_form(plan.configuration, schedule_of(plan))
+        return plan.system is None and in_closed_form(plan.configuration, schedule_of(plan))
     except UsageError:
         return False
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from planner import schedules
-from planner.check.anew import is_searched, schedule_of
-from planner.check.compare import ROUNDED
+from planner.check.anew import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import PlanError, UsageError
 from planner.plans import Fault, Finding, Plan
+from planner.plans.compare import ROUNDED
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
@@ -19,6 +19,7 @@ from planner.plans.findings import AGAIN
 from planner.plans.records import Stage
 from planner.plans.sections import stage_collectives
 from planner.plans.words import module_ranges, plural, summary
+from planner.plans.works import schedule_of
 from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from planner.check.anew import check_claims, evaluate_anew, has_closed_form, is_searched
-from planner.check.compare import Difference, compared, differences
 from planner.check.figures import check_figures, check_played, check_sums, stage_in
 from planner.errors import ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
+from planner.plans.compare import Difference, compared, differences
 from planner.plans.documents import KeyPath
 from planner.plans.findings import AGAIN, limited
 from planner.plans.sections import hardware_section

@@ -6,7 +6,7 @@ from planner.errors import PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.check_graph import check_graph
-from planner.plans.check_schedule import check_schedule
+from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_sharded_model import check_sharded_cluster, check_sharded_model
 from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.check_structure import check_configuration, check_structure
@@ -41,7 +41,7 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
     """
     found = check_structure(plan)
     if not any(finding.fault in _STRUCTURAL for finding in found):
-        found += [*check_configuration(plan), *check_schedule(plan)]
+        found += [*check_configuration(plan), *check_schedule(plan)] or check_claims(plan)
     if graph is not None and not any(finding.fault is Fault.STAGE_RANGE for finding in found):
         found += check_graph(plan, graph)
     if cluster is not None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from planner.plans.records import Requirement
 from planner.plans.types import Plan
+from planner.schedules import Schedule, get
+from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
 
 
@@ -81,6 +83,19 @@ def _of_worker(action: Action, copies: int, peer: int) -> Action:
     counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
     number = action.micro_batch if counted else action.micro_batch // copies
     return dataclasses.replace(action, micro_batch=number, peer=peer)
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule by its name, or the orders of one copy where they are the user's own.
+
+    Raises:
+        UsageError: no schedule has the name.
+        PlanError: the orders cannot run.
+    """
+    if plan.schedule.given != "orders":
+        return get(plan.schedule.name)
+    ranks, copies = leaders(plan)
+    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
 
 
 def leaders(plan: Plan) -> tuple[list[int], int]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planner.plans import Plan
 from planner.plans.documents import KeyPath, readable
 from planner.plans.files import to_document
+from planner.plans.types import Plan
 from planner.units import format_bytes, format_seconds
 
 RELATIVE = 1e-6
