@@ -44,11 +44,8 @@ class ConfigurationFile:
 
 def configuration_document(configuration: Configuration | Degrees) -> dict[str, Any]:
     """A configuration as plain dicts and lists, fields with their default left out."""
-    if isinstance(configuration, Degrees):
-        kind, fields = "degrees", files.plain(configuration)
-    else:
-        kind, fields = "configuration", files.plain(configuration)
-    return {"format": FORMAT, "version": VERSION, kind: fields}
+    kind = "degrees" if isinstance(configuration, Degrees) else "configuration"
+    return {"format": FORMAT, "version": VERSION, kind: files.plain(configuration)}
 
 
 def dump_configuration(configuration: Configuration | Degrees) -> str:

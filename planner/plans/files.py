@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +16,21 @@ from planner.errors import PlanError, Problem, UsageError
 from planner.files import write_whole
 from planner.hardware.types import MOST_DEVICES
 from planner.plans import documents
-from planner.plans.blocks import BlockParameter
-from planner.plans.figures import Alternative, StageCollective, StagePrediction
-from planner.plans.orders import RankOrder
-from planner.plans.records import (
-    Boundary,
-    ExchangeSection,
-    OptimizerScaling,
-    PlanNote,
-    Provenance,
-    ScheduleSection,
-    Stage,
-    StageCorrection,
-    SystemSection,
-    TensorExchange,
-)
+from planner.plans.figures import Predictions
 from planner.plans.scheduled import placed_groups
-from planner.plans.shardings import ShardedBlock, Sharding, TensorPlace
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.named import Degrees
 from planner.space.types import Job
 
-_SPARSE = (
-    Alternative, BlockParameter, Boundary, Configuration, Degrees, ExchangeSection, OptimizerScaling, Plan, PlanNote,
-    Provenance, RankOrder, ScheduleSection, ShardedBlock, Sharding, Stage, StageChoice, StageCollective,
-    StageCorrection, StagePrediction, SystemSection, TensorExchange, TensorPlace,
-)  # fmt: skip
-"""Types whose fields are left out of the file when they have their default."""
-
-_JOB_WRITTEN = frozenset(
-    (
+_WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
+    Job: frozenset((
         "precision", "optimizer", "micro_batches", "schedules", "recompute", "zero", "max_stages", "devices",
         "fused_attention", "dropout", "assume_dropout", "overlap",
-    )
-)  # fmt: skip
-"""Options that are written at their default, too; others are left out then. Of other types all fields are written."""
+    )),
+    Predictions: frozenset(("tried_bound_s",)),
+}  # fmt: skip
+"""Fields that are written at their default, too; all others are left out of the file then."""
 
 _UNHASHED = ("digest", "provenance")
 
@@ -80,8 +58,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 def left_out(value: object, field: dataclasses.Field[Any]) -> bool:
     """Whether a field of a dataclass is not written, because it has its default."""
-    optional = isinstance(value, _SPARSE) or (isinstance(value, Job) and field.name not in _JOB_WRITTEN)
-    return optional and getattr(value, field.name) == field.default
+    written = field.name in _WRITTEN_AT_DEFAULT.get(type(value), ())
+    return not written and getattr(value, field.name) == field.default
 
 
 def digest_of(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from planner.plans.records import Requirement
@@ -10,6 +11,9 @@ from planner.plans.types import Plan
 from planner.schedules import Schedule, get
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+
+_SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
+"""In a line that has other numbers of micro-batches than 0, so that its step matters."""
 
 
 def malformed(plan: Plan) -> list[str]:
@@ -100,18 +104,9 @@ def schedule_of(plan: Plan) -> Schedule:
 
 def leaders(plan: Plan) -> tuple[list[int], int]:
     """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
-    found = sorted({group[0] for stage in plan.stages for group in stage.replicas})
-    copies = plan.copies
-    if copies > 1 and plan.world_size % copies == 0:
-        width = plan.world_size // copies
-        line = [rank for rank in found if rank < width]
-        if _alike(plan, found, line, width):
-            return line, copies
-        single = all(len(group) == 1 for stage in plan.stages for group in stage.replicas)
-        dealt = [rank for rank in found if rank % copies == 0]
-        if single and _alike(plan, found, dealt, 1):
-            return dealt, copies
-    return found, 1
+    ranks = one_copy(plan)
+    first = sorted({group[0] for stage in plan.stages for group in stage.replicas} & set(ranks))
+    return first, plan.world_size // len(ranks)
 
 
 def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
@@ -128,54 +123,44 @@ def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]
 def one_copy(plan: Plan) -> range:
     """The ranks of the first copy where all other copies surely do the same on their own micro-batches, else all.
 
-    Copy c must have the ranks of copy 0 moved on by c slices, the same lines of actions, and the micro-batches that lie
-    c further on, in steps of as many as there are copies. O(ranks).
+    Copies lie one after the other, or those of each worker are neighbours. O(ranks).
     """
     copies, everyone = plan.copies, range(plan.world_size)
     if copies < 2 or plan.world_size % copies:
         return everyone
     width = plan.world_size // copies
+    for ranks, step in ((range(width), width), (range(0, plan.world_size, copies), 1)):
+        if _alike(plan, ranks, step):
+            return ranks
+    return everyone
+
+
+def _alike(plan: Plan, first_copy: range, step: int) -> bool:
+    """Whether each copy does what copy 0 does.
+
+    Copy c must have the ranks of copy 0 moved on by c steps, the same lines of actions, and the micro-batches that lie
+    c further on, in steps of as many as there are copies.
+    """
+    copies = plan.copies
     for stage in plan.stages:
         for j, group in enumerate(stage.replicas):
             base = stage.replicas[j - j % copies]
-            if group != tuple(rank + j % copies * width for rank in base) or base[0] >= width:
-                return everyone
+            if group != tuple(rank + j % copies * step for rank in base) or base[0] not in first_copy:
+                return False
     lines: dict[tuple[int, int], tuple[str, int, int]] = {}
     for order in plan.schedule.orders:
-        if len(order.first) != len(order.ranks) or order.step % copies:
-            return everyone
+        dealt = order.step % copies == 0 or not _SEVERAL.search(order.actions)
+        if len(order.first) != len(order.ranks) or not dealt:
+            return False
         for rank, first in zip(order.ranks, order.first, strict=True):
             if (rank, order.lane) in lines:
-                return everyone
+                return False
             lines[rank, order.lane] = order.actions, order.step, first
-    for (rank, lane), (actions, step, first) in lines.items():
-        copy = rank // width
-        if lines.get((rank % width, lane)) != (actions, step, first - copy):
-            return everyone
-    complete = len(lines) == copies * sum(rank < width for rank, _ in lines)
-    return range(width) if complete else everyone
-
-
-def _alike(plan: Plan, found: Sequence[int], first_copy: Sequence[int], step: int) -> bool:
-    """Whether each copy, so many ranks further on, does what copy 0 does, on micro-batches a constant further on."""
-    lines: dict[int, dict[int, tuple[str, int, int]]] = {}
-    for order in plan.schedule.orders:
-        for rank, first in zip(order.ranks, order.first, strict=True):
-            lines.setdefault(rank, {})[order.lane] = order.actions, order.step, first
-    if len(found) != len(first_copy) * plan.copies or any(rank not in lines for rank in found):
-        return False
-    for copy in range(1, plan.copies):
-        shifts = set()
-        for rank in first_copy:
-            mine, other = lines[rank], lines.get(rank + copy * step, {})
-            if mine.keys() != other.keys() or plan.stages_of(rank) != plan.stages_of(rank + copy * step):
-                return False
-            if any(mine[lane][:2] != other[lane][:2] for lane in mine):
-                return False
-            shifts |= {other[lane][2] - mine[lane][2] for lane in mine}
-        if len(shifts) > 1:
+    for (rank, lane), (actions, width, first) in lines.items():
+        copy = rank // step % copies
+        if lines.get((rank - copy * step, lane)) != (actions, width, first - copy):
             return False
-    return True
+    return len(lines) == copies * sum(rank in first_copy for rank, _ in lines)
 
 
 def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
