@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
-from planner.play.trace import Trace
+from planner.play.times import Trace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, LAUNCH_SYNC, SYNC, Program
 from planner.schedules.types import Pipeline, Schedule

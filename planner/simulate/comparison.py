@@ -9,7 +9,7 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import UsageError
-from planner.play.engine import StageTimes, Transfers, run
+from planner.play import Conditions, StageTimes, Transfers, run
 from planner.schedules.program import Program
 from planner.schedules.types import Pipeline
 
@@ -105,7 +105,7 @@ def compare(
     closed = body + _tail_s(times)
     body_simulated = run(program, silent).makespan_s
     blocking = run(program, times).makespan_s
-    simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, transfers=transfers).makespan_s
+    simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, Conditions(transfers)).makespan_s
     critical_body = _critical_s(schedule, pipeline, silent)
     effects = [
         Effect("stated time", predicted_s - closed, "the plan's time is not what its stage terms give"),

@@ -16,8 +16,7 @@ from planner.plans.orders import rows
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.works import counterparts, leaders, malformed, work_of
-from planner.play.engine import StageTimes, Trace, Transfers, run
-from planner.play.measure import Cost
+from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.steady import Steady, find_pace
 from planner.schedules.compiling import compile_orders
@@ -158,7 +157,7 @@ def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Tra
     program = compile_orders(work_of(plan, ranks))
     if program.stages != len(plan.stages):
         raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
-    return run(program, times, transfers=transfers)
+    return run(program, times, Conditions(transfers))
 
 
 def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> Steady:
@@ -172,7 +171,7 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
         lambda iterations: compile_orders(work_of(plan, ranks, 1 + iterations - least, copies)),
         plan.micro_batches.count // copies,
         -(-depth // copies),
-        lambda program: run(program, times, transfers=transfers),
+        lambda program: run(program, times, Conditions(transfers)),
         least,
     )
 
