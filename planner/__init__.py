@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from planner import plans as plans
     from planner.check import CheckReport as CheckReport
     from planner.check import check_plan as check_plan
-    from planner.check import has_closed_form as has_closed_form
     from planner.plans import Area as Area
     from planner.plans import Plan as Plan
     from planner.plans import diff_plans as diff_plans
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from planner.plans import dump_plan as dump_plan
     from planner.plans import explain_plan as explain_plan
     from planner.plans import explanation_report as explanation_report
+    from planner.plans import has_closed_form as has_closed_form
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan

@@ -10,7 +10,7 @@ import time
 
 from planner import api
 from planner.api import allowed_sizes
-from planner.errors import InfeasibleError, UsageError
+from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
@@ -23,7 +23,6 @@ from planner.plans.words import significant
 from planner.plans.works import schedule_of
 from planner.prediction import alone
 from planner.space import evaluate, play_terms
-from planner.space.evaluate import in_closed_form
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
@@ -33,15 +32,6 @@ from planner.units import format_seconds
 def is_searched(plan: Plan) -> bool:
     """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
     return plan.system is None and plan.schedule.given in ("", "orders")
-
-
-def has_closed_form(plan: Plan) -> bool:
-    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
-    not where no schedule has its name."""
-    try:
-        return plan.system is None and in_closed_form(plan.configuration, schedule_of(plan))
-    except UsageError:
-        return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from planner.check.anew import check_claims, evaluate_anew, has_closed_form, is_searched
+from planner.check.anew import check_claims, evaluate_anew, is_searched
 from planner.check.figures import check_figures, check_played, check_sums, stage_in
 from planner.errors import ShardplanError
 from planner.graph import Graph
@@ -17,6 +17,7 @@ from planner.plans.compare import Difference, compared, differences
 from planner.plans.documents import KeyPath
 from planner.plans.findings import AGAIN, limited
 from planner.plans.sections import hardware_section
+from planner.plans.works import has_closed_form
 from planner.units import format_bytes, format_seconds
 
 BREAKING = frozenset((

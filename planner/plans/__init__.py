@@ -29,7 +29,7 @@ from planner.plans.report import Report, to_markdown, to_text
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
-from planner.plans.works import counterparts, leaders
+from planner.plans.works import counterparts, has_closed_form, leaders
 
 diff_plans, explain_plan, plan_schema = diff, explain, json_schema
 dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
@@ -82,6 +82,7 @@ __all__ = [
     "explain_plan",
     "explanation_report",
     "group_views",
+    "has_closed_form",
     "json_schema",
     "leaders",
     "load_configuration",

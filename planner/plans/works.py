@@ -6,11 +6,13 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from planner.errors import UsageError
 from planner.plans.records import Requirement
 from planner.plans.types import Plan
 from planner.schedules import Schedule, get
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+from planner.space.evaluate import in_closed_form
 
 _SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
 """In a line that has other numbers of micro-batches than 0, so that its step matters."""
@@ -100,6 +102,15 @@ def schedule_of(plan: Plan) -> Schedule:
         return get(plan.schedule.name)
     ranks, copies = leaders(plan)
     return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
+
+
+def has_closed_form(plan: Plan) -> bool:
+    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
+    not where no schedule has its name."""
+    try:
+        return plan.system is None and in_closed_form(plan.configuration, schedule_of(plan))
+    except UsageError:
+        return False
 
 
 def leaders(plan: Plan) -> tuple[list[int], int]:

@@ -15,16 +15,13 @@ from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.orders import rows
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.works import counterparts, leaders, malformed, work_of
+from planner.plans.works import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.steady import Steady, find_pace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
-
-_SEARCHED = ("1f1b", "gpipe")
-"""Schedules that the search has a closed form for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,13 +200,13 @@ def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
 def _compared(
     plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
 ) -> Comparison:
-    """With the closed form of the search where the schedule is one of those that it knows."""
+    """With the closed form by which the search ranks plans, where the plan's time is one."""
     predicted_s = plan.predictions.iteration_s
-    if plan.schedule.name not in _SEARCHED:
+    if not has_closed_form(plan):
         return measured(predicted_s, step_s)
     replicas = tuple(len(stage.replicas) // copies for stage in plan.stages)
     pipeline = Pipeline(replicas, plan.micro_batches.count // copies)
-    return compare(predicted_s, plan.schedule.name, pipeline, trace.program, times, transfers)
+    return compare(predicted_s, schedule_of(plan), pipeline, trace.program, times, transfers)
 
 
 def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
