@@ -93,7 +93,6 @@ def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Findin
 
 def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
     """Parts of a stage's times and memory do not exceed the whole."""
-    memory = terms.memory
     parts = [
         ("recompute_s", terms.recompute_s, "backward_s", terms.backward_s),
         ("tied_sync_s", terms.tied_sync_s, "exposed_sync_s", terms.exposed_sync_s),
@@ -107,13 +106,6 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
         said = "recomputes" if stage.recompute else "does not recompute"
         message = f"stage {stage.index} {said}, but its backward repeats {format_seconds(terms.recompute_s)} of forward"
         yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
-    kept = terms.in_flight * terms.unit_bytes
-    if not stage.recompute and not kept <= memory.activations_bytes <= kept + terms.in_flight + 1:
-        message = (
-            f"stage {stage.index} keeps {terms.in_flight} x {terms.unit_bytes} bytes of activations, "
-            f"but says {memory.activations_bytes} in all"
-        )
-        yield Finding(Fault.MEMORY, message, AGAIN, stage.index)
 
 
 def _slowest(plan: Plan, pace: Sequence[float]) -> int:

@@ -13,7 +13,7 @@ from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
 from planner.operators.types import Origin
-from planner.plans.blocks import Block, BlockParameter, compress
+from planner.plans.blocks import Block, compress
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
 from planner.plans.records import (
@@ -32,11 +32,11 @@ from planner.plans.scheduled import Scheduled, lay_out, met_in_order, tied_group
 from planner.plans.sections import (
     Staging,
     alternative_section,
+    block_parameters,
     coverage_section,
     hardware_section,
     micro_batches_section,
     model_section,
-    parameter_indices,
     predictions_section,
 )
 from planner.plans.shard_sections import (
@@ -300,15 +300,8 @@ def _staging(
 
 def _block(graph: Graph, chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
-    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
-    parameters = []
-    for index in used:
-        p = graph.parameters[index]
-        label = "" if p.label == p.name else p.label
-        parameters.append(
-            BlockParameter(p.name, p.shape, str(p.dtype), label, p.module, p.trainable, p.transposed, p.tied_to)
-        )
-    return Block(chain.blocks[at].name, tuple(graph.nodes[node].key for node in nodes), tuple(parameters))
+    keys = tuple(graph.nodes[node].key for node in nodes)
+    return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
 
 
 def _stage(

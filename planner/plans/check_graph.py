@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from planner.costs.precision import precision
 from planner.errors import UsageError
 from planner.graph import Graph
+from planner.plans.compare import compared
+from planner.plans.files import plain
 from planner.plans.findings import Fault, Finding
-from planner.plans.records import Boundary, Loss, Requirement
-from planner.plans.sections import Staging, parameter_indices, tensor_specs
+from planner.plans.records import Boundary, Requirement
+from planner.plans.sections import Staging, block_parameters, model_section
 from planner.plans.types import Plan
 from planner.schedules.types import WeightPolicy
-from planner.space.heads import loss_outputs
 
 _MAKE_AGAIN = "plan again for this model"
 
@@ -151,12 +153,9 @@ def _parameters(plan: Plan, graph: Graph, index: dict[str, int]) -> Iterator[Fin
     """Each block lists the weights that its operators read, as the file has them."""
     for stage in plan.stages:
         for block in plan.stage_blocks(stage.index):
-            given = {p.name: (p.shape, p.dtype, p.trainable, p.transposed, p.tied_to) for p in block.parameters}
-            read = {i for key in block.nodes if key in index for i in parameter_indices(graph, index[key])}
-            right = {
-                p.name: (p.shape, str(p.dtype), p.trainable, p.transposed, p.tied_to)
-                for p in (graph.parameters[i] for i in sorted(read))
-            }
+            given = {p.name: p for p in block.parameters}
+            nodes = (index[key] for key in block.nodes if key in index)
+            right = {p.name: p for p in block_parameters(graph, nodes)}
             for name in sorted(given.keys() | right.keys()):
                 if given.get(name) != right.get(name):
                     what = "is not listed" if name not in given else "is not read" if name not in right else "differs"
@@ -176,18 +175,9 @@ def _tensors(plan: Plan, staging: Staging) -> Iterator[Finding]:
 
 
 def _model(plan: Plan, staging: Staging) -> Iterator[Finding]:
-    graph, model = staging.graph, plan.model
-    facts = (
-        ("inputs", model.inputs, tensor_specs(graph, graph.inputs, staging.chosen)),
-        ("outputs", model.outputs, tensor_specs(graph, graph.outputs, staging.chosen)),
-        ("parameter count", model.parameters, graph.parameter_count()),
-        ("operator count", model.operators, len(graph.nodes)),
-        ("opset", model.opset, graph.opset),
-        ("loss", model.loss, Loss.IN_GRAPH if loss_outputs(graph) else Loss.AT_OUTPUTS),
-    )
-    for what, given, right in facts:
-        if given != right:
-            yield Finding(Fault.MODEL, f"the model's {what} is {right}, the plan says {given}", _MAKE_AGAIN)
+    right = model_section(staging.graph, staging.chosen)
+    for difference in compared(("model",), plain(replace(plan.model, name=right.name)), plain(right)):
+        yield Finding(Fault.MODEL, str(difference), _MAKE_AGAIN)
     divided = staging.divided_modules()
     if bool(divided) != (Requirement.MID_MODULE_CUT in plan.requires):
         message = f"divided between stages: {', '.join(divided) or 'no module'}; the plan's requirements say otherwise"

@@ -221,15 +221,6 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
         if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
             message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
             yield Finding(Fault.SHARDING_MEMORY, message, AGAIN, stage.index)
-    for b in plan.boundaries:
-        place = plan.layout_of(b.tensor, b.from_stage)
-        if plan.stages[b.from_stage].sharding != rebuilt.sharding.name or place is None or b.layout != place.value:
-            continue
-        tensor = rebuilt.graph.tensors[b.tensor]
-        elements = shard_elements(tensor.shape, rebuilt.layout(b.layout), rebuilt.mesh.sizes)
-        if b.rank_bytes != b.bytes * elements // max(1, tensor.elements):
-            message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
 
 
 def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from planner.errors import PlanError, UsageError
 from planner.plans.findings import AGAIN, Fault, Finding
-from planner.plans.records import Stage
+from planner.plans.records import Boundary, Stage
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
-from planner.sharding import parse_layout
+from planner.sharding import parse_layout, refusal, shard_elements
 
 TOLERANCE = 1e-6
 FREE = "free"
@@ -162,6 +162,10 @@ def _boundaries(plan: Plan) -> Iterator[Finding]:
             said = made.value if made else "on one rank"
             message = f"{b.tensor!r} is sent as {b.layout or 'of one rank'}, but it lies {said} on stage {b.from_stage}"
             yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
+            continue
+        if b.rank_bytes != _rank_bytes(plan, b):
+            message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
         if b.received and len(b.received) != len(b.to_stages):
             message = f"{b.tensor!r} goes to {len(b.to_stages)} stages and is received by {len(b.received)}"
             yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
@@ -172,6 +176,17 @@ def _boundaries(plan: Plan) -> Iterator[Finding]:
                 said = read.value if read else "on one rank"
                 message = f"{b.tensor!r} is received as {text or 'of one rank'}, but it lies {said} on stage {to}"
                 yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, to, tensor=b.tensor)
+
+
+def _rank_bytes(plan: Plan, boundary: Boundary) -> int:
+    """Bytes that a rank holds of a tensor between stages; 0 in groups of one rank, and where it cannot lie so."""
+    sharding, shape = plan.sharding_of(boundary.from_stage), boundary.shape
+    if sharding is None:
+        return 0
+    layout = parse_layout(boundary.layout, len(sharding.axes)) if boundary.layout else ()
+    if not layout or refusal(shape, layout, sharding.sizes, padded=sharding.padded):
+        return 0
+    return boundary.bytes * shard_elements(shape, layout, sharding.sizes) // max(1, math.prod(shape))
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:

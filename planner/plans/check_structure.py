@@ -188,9 +188,10 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
-        if prediction.in_flight * prediction.unit_bytes > prediction.memory.activations_bytes:
-            kept = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
-            message = f"stage {stage.index} keeps {kept}, but says {prediction.memory.activations_bytes} in all"
+        said, kept = prediction.memory.activations_bytes, prediction.in_flight * prediction.unit_bytes
+        if said < kept or (said > kept + prediction.in_flight + 1 and not stage.recompute):
+            held = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {held}, but says {said} in all"
             yield Finding(Fault.MEMORY, message, AGAIN, stage.index)
 
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.operators import needs_gradient
 from planner.operators.site import find_rule
 from planner.operators.types import Origin
+from planner.plans.blocks import BlockParameter
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
@@ -346,6 +347,24 @@ def parameter_indices(graph: Graph, node: int) -> tuple[int, ...]:
     """Indices of the parameters that a node reads as the file names them, ties not resolved, each once."""
     sources = (s for name in graph.nodes[node].inputs for s in graph.sources.get(name, ()))
     return tuple(dict.fromkeys(graph.parameter_index[s] for s in sources))
+
+
+def block_parameters(graph: Graph, nodes: Iterable[int]) -> tuple[BlockParameter, ...]:
+    """Weights that the operators of a block read, each once, in order of first use."""
+    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
+    return tuple(
+        BlockParameter(
+            name=p.name,
+            shape=p.shape,
+            dtype=str(p.dtype),
+            label="" if p.label == p.name else p.label,
+            module=p.module,
+            trainable=p.trainable,
+            transposed=p.transposed,
+            tied_to=p.tied_to,
+        )
+        for p in (graph.parameters[index] for index in used)
+    )
 
 
 def trained_dtype(tensor: Tensor, chosen: Precision) -> str:
