@@ -14,9 +14,8 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
-from planner.plans.compare import ROUNDED, Difference, differences
 from planner.plans.figures import gap_to
-from planner.plans.files import seal
+from planner.plans.files import ROUNDED, Difference, differences, seal
 from planner.plans.rebuild import priced_configuration
 from planner.plans.scheduled import lay_out
 from planner.plans.words import significant

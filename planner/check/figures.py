@@ -11,10 +11,9 @@ from planner.check.anew import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import PlanError, UsageError
 from planner.plans import Fault, Finding, Plan
-from planner.plans.compare import ROUNDED
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
-from planner.plans.files import to_document
+from planner.plans.files import ROUNDED, to_document
 from planner.plans.findings import AGAIN
 from planner.plans.records import Stage
 from planner.plans.sections import stage_collectives

@@ -13,8 +13,8 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.compare import Difference, compared, differences
 from planner.plans.documents import KeyPath
+from planner.plans.files import Difference, compared, differences
 from planner.plans.findings import AGAIN, limited
 from planner.plans.sections import hardware_section
 from planner.plans.works import has_closed_form

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError, UsageError
 from planner.memory import room_bytes
-from planner.plans.compare import compared
-from planner.plans.files import plain
+from planner.plans.files import compared, plain
 from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.scheduled import lay_out, met_in_order, tied_groups
 from planner.plans.types import Plan

@@ -5,9 +5,8 @@ from __future__ import annotations
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans.check_graph import check_graph
+from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
 from planner.plans.check_schedule import check_claims, check_schedule
-from planner.plans.check_sharded_model import check_sharded_cluster, check_sharded_model
 from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.check_structure import check_configuration, check_structure
 from planner.plans.findings import Fault, Finding, limited

@@ -11,7 +11,7 @@ import pytest
 from planner.check import check_plan
 from planner.hardware import load_cluster
 from planner.plans import BlockSeries, Fault, Holding, Plan, ShardedBlock, StageCollective, seal, validate
-from planner.plans.check_sharded_model import check_sharded_cluster
+from planner.plans.check_model import check_sharded_cluster
 from tests.plans.sharded_sample import Sample, language, mixture
 
 Change = Callable[[Plan], Plan]
