@@ -194,16 +194,14 @@ def _model(plan: Plan, staging: Staging) -> Iterator[Finding]:
         yield Finding(Fault.REQUIRES, message, _FOR_THIS_MODEL)
 
 
-def check_sharded_model(plan: Plan, graph: Graph, cluster: Cluster | None) -> list[Finding]:
+def check_sharded_model(plan: Plan, graph: Graph) -> list[Finding]:
     """Findings about a plan's shardings and the model: legality, completeness and what a rank holds.
-
-    The cluster, where it is known, says which change of layout is the quickest of several, and what backward keeps.
 
     O(operators of distinct blocks x their legal splits + names of all blocks).
     """
     found: list[Finding] = []
     try:
-        for rebuilt in rebuild(plan, graph, cluster):
+        for rebuilt in rebuild(plan, graph):
             for entry in rebuilt.sharding.blocks:
                 own = [
                     *_missing(plan, rebuilt, entry),
@@ -452,7 +450,7 @@ def check_communication(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Findi
     said = set(map(_key, entry.collectives))
     needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in text.collectives}
     for of, reason, phase in sorted(needed - said):
-        if rebuilt.prices is None and phase == "backward" and (of, reason, "forward") in said:
+        if phase == "backward" and (of, reason, "forward") in said:
             continue  # what backward keeps of a gathered tensor is said by prices
         message = f"communication {phase} of {of!r} is needed but not listed"
         yield Finding(Fault.COLLECTIVE_MISSING, message, AGAIN, tensor=of)

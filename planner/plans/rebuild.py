@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs import Profile, profile
+from planner.costs import Profile
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind, build_chain
@@ -42,19 +41,6 @@ from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts
 
 
-def priced(plan: Plan, graph: Graph, cluster: Cluster) -> Profile:
-    """What the model's operators cost on the cluster's first device type, under the plan's options."""
-    job = plan.options
-    return profile(
-        graph,
-        cluster.devices[0],
-        precision=job.precision,
-        fused_attention=job.fused_attention,
-        dropout=job.dropout,
-        assume_dropout=job.assume_dropout,
-    )
-
-
 @dataclass(frozen=True)
 class Rebuilt:
     """A sharding of a plan as a problem's setting.
@@ -63,14 +49,12 @@ class Rebuilt:
         sharding: as the plan has it.
         setting: the whole graph on the mesh; without a cluster on an ideal mesh, and without seconds.
         facts: of the graph.
-        prices: of its operators; None without a cluster.
         repeats: by block, duplicated operators that an earlier block has worked out (`Chain.repeats`).
     """
 
     sharding: Sharding
     setting: Setting
     facts: Facts
-    prices: Profile | None
     repeats: tuple[frozenset[int], ...]
 
     @property
@@ -178,7 +162,7 @@ def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
     return by_position([(p, layout_text(layout)) for p, layout in layouts])
 
 
-def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebuilt]:
+def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterator[Rebuilt]:
     """The plan's shardings in order, on the cluster where there is one.
 
     Raises:
@@ -189,12 +173,9 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
         chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
     )
 
-    @functools.cache
-    def prices() -> Profile | None:
-        return None if cluster is None else priced(plan, graph, cluster)
-
     chain = build_chain(graph) if plan.shardings else None
     facts: Facts | None = None
+    found: Profile | None = None
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes)
@@ -205,7 +186,8 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
             options=Options(padded=sharding.padded),
             forbidden=plan.options.forbid,
         )
-        found = prices()
+        if cluster is not None and found is None:
+            found = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
         if found is None or chain is None:
             setting = Setting(
                 graph,
@@ -220,7 +202,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
         else:
             setting = inner_setting(chain, graph, found, mesh, options)
         facts = facts or Facts.of(setting)
-        yield Rebuilt(sharding, setting, facts, found, chain.repeats if chain else ())
+        yield Rebuilt(sharding, setting, facts, chain.repeats if chain else ())
 
 
 def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dict[int, BlockCosts]]:
@@ -244,7 +226,7 @@ def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dic
 def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCosts]:
     """The plan's shardings in order, priced by what they say of operators and tensors."""
     found: list[BlockCosts] = []
-    for rebuilt in rebuild(plan, graph, None):
+    for rebuilt in rebuild(plan, graph):
         sharding = rebuilt.sharding
         decisions: list[dict[str, Choice] | None] = [None] * len(plan.block_table)
         own = {id(entry): rebuilt.decision(entry) for entry in sharding.blocks}

@@ -53,13 +53,11 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
 def _sharded(plan: Plan, graph: Graph | None, cluster: Cluster | None, known: set[Fault]) -> list[Finding]:
     """Findings about how groups of ranks share the work, against a model and a cluster that the plan is for."""
     found = check_shardings(plan)
-    if known & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
-        cluster = None
-    if cluster is not None:
+    if cluster is not None and not known & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
         found += check_sharded_cluster(plan, cluster)
     readable = not {finding.fault for finding in found} & _UNREADABLE
     if graph is not None and plan.shardings and readable and not known & _OTHER_MODEL:
-        found += check_sharded_model(plan, graph, cluster)
+        found += check_sharded_model(plan, graph)
     return found
 
 
