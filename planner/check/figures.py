@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from planner import schedules
-from planner.check.anew import is_searched
+from planner.check.reevaluate import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import PlanError, UsageError
 from planner.plans import Fault, Finding, Plan
@@ -15,10 +15,10 @@ from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import ROUNDED, to_document
 from planner.plans.findings import AGAIN
+from planner.plans.readings import schedule_of
 from planner.plans.records import Stage
 from planner.plans.sections import stage_collectives
 from planner.plans.words import module_ranges, plural, summary
-from planner.plans.works import schedule_of
 from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of

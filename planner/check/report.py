@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from planner.check.anew import check_claims, evaluate_anew, is_searched
 from planner.check.figures import check_figures, check_played, check_sums, stage_in
+from planner.check.reevaluate import check_claims, is_searched, reevaluate
 from planner.errors import ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -16,8 +16,8 @@ from planner.plans import Fault, Finding, Plan, validate
 from planner.plans.documents import KeyPath
 from planner.plans.files import Difference, compared, differences
 from planner.plans.findings import AGAIN, limited
+from planner.plans.readings import has_closed_form
 from planner.plans.sections import hardware_section
-from planner.plans.works import has_closed_form
 from planner.units import format_bytes, format_seconds
 
 BREAKING = frozenset((
@@ -124,7 +124,7 @@ def _anew(
     claims: tuple[str, ...] = ()
     renewed = is_renewed(plan, cluster)
     try:
-        anew = evaluate_anew(plan, graph, cluster)
+        anew = reevaluate(plan, graph, cluster)
         wrong = [each for each in differences(plan, anew.plan) if renewed or each.path[0] != "hardware"]
         for violation in anew.violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS

@@ -24,12 +24,12 @@ from planner.plans.figures import StageCollective
 from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
 from planner.plans.orders import RankOrder, decode, encode, encode_orders
+from planner.plans.readings import counterparts, has_closed_form, leaders
 from planner.plans.records import Boundary, Duplicated, Loss, Provenance, Requirement, SharedParameter
 from planner.plans.report import Report, to_markdown, to_text
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
-from planner.plans.works import counterparts, has_closed_form, leaders
 
 diff_plans, explain_plan, plan_schema = diff, explain, json_schema
 dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write

@@ -16,6 +16,8 @@ from planner.operators.types import Origin
 from planner.plans.blocks import Block, compress
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
+from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
+from planner.plans.readings import requirements
 from planner.plans.records import (
     Duplicated,
     ExchangeSection,
@@ -28,7 +30,6 @@ from planner.plans.records import (
     StageCorrection,
     TensorExchange,
 )
-from planner.plans.scheduled import Scheduled, lay_out, met_in_order, tied_groups
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -49,7 +50,6 @@ from planner.plans.shard_sections import (
 )
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
-from planner.plans.works import requirements
 from planner.schedules.types import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.heads import head_block
@@ -87,7 +87,7 @@ def assemble(
     alternatives: Sequence[Candidate] = (),
     not_modelled: Sequence[str] = NOT_MODELLED,
     shardings: Mapping[int, StageSharding] = _NONE,
-    scheduled: Scheduled | None = None,
+    scheduled: RankSchedule | None = None,
 ) -> Plan:
     """Write a judged decision out as a plan.
 
@@ -165,7 +165,7 @@ def assemble(
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
 
 
-def _said(decision: Configuration, laid: Scheduled, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
+def _said(decision: Configuration, laid: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
     """The configuration as the file says it: its shardings numbered in the order of the file, the schedule in full."""
     numbers = {number: place for place, number in enumerate(used, 1)}
     stages = tuple(dataclasses.replace(stage, sharding=numbers.get(stage.sharding, 0)) for stage in decision.stages)
@@ -213,7 +213,7 @@ def _named_stages(
     chain: Chain,
     blocks: Sequence[Block],
     decision: Configuration,
-    laid: Scheduled,
+    laid: RankSchedule,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """All stages with their names."""

@@ -14,9 +14,9 @@ from planner.errors import PlanError, UsageError
 from planner.memory import room_bytes
 from planner.plans.files import compared, plain
 from planner.plans.findings import AGAIN, Fault, Finding
-from planner.plans.scheduled import lay_out, met_in_order, tied_groups
+from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
+from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
-from planner.plans.works import leaders, malformed, one_copy, schedule_of, work_of
 from planner.schedules.compiling import compile_orders
 from planner.schedules.lending import lent_bytes, own_bytes
 from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy, Work

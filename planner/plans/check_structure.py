@@ -12,10 +12,10 @@ from planner.graph import DType
 from planner.memory import fits
 from planner.plans.files import digest_of
 from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.rank_schedule import placed_groups
+from planner.plans.readings import requirements
 from planner.plans.records import Requirement
-from planner.plans.scheduled import placed_groups
 from planner.plans.types import Plan
-from planner.plans.works import requirements
 from planner.schedules.types import WeightPolicy
 
 _TOLERANCE = 1e-6

@@ -20,7 +20,7 @@ from planner.hardware.types import MOST_DEVICES
 from planner.plans import documents
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Predictions
-from planner.plans.scheduled import placed_groups
+from planner.plans.rank_schedule import placed_groups
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice

@@ -14,9 +14,9 @@ from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.orders import rows
+from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.works import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.steady import Steady, find_pace

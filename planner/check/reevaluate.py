@@ -16,10 +16,10 @@ from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
 from planner.plans.figures import gap_to
 from planner.plans.files import ROUNDED, Difference, differences, seal
+from planner.plans.rank_schedule import lay_out
+from planner.plans.readings import schedule_of
 from planner.plans.rebuild import priced_configuration
-from planner.plans.scheduled import lay_out
 from planner.plans.words import significant
-from planner.plans.works import schedule_of
 from planner.prediction import alone
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
@@ -34,7 +34,7 @@ def is_searched(plan: Plan) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Anew:
+class Reevaluation:
     """A plan evaluated anew.
 
     Attributes:
@@ -46,7 +46,7 @@ class Anew:
     violations: tuple[Violation, ...] = ()
 
 
-def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
+def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
     """Work a plan out again from what it decides: the model, the cluster and the options must be those of the plan.
 
     What only a search knows (the bound, the space that it holds for, the alternatives) is taken over. A plan by the
@@ -61,7 +61,7 @@ def evaluate_anew(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
         ShardplanError: it cannot be priced; the message says why.
     """
     if plan.system is not None:
-        return Anew(decide_again(plan, graph, cluster))
+        return Reevaluation(decide_again(plan, graph, cluster))
     return _judged(plan, graph, cluster)
 
 
@@ -72,7 +72,7 @@ def _said(plan: Plan, played_s: float) -> Certificate:
     return Certificate(said.bound_s, gap, said.space, said.proven_optimal and gap <= ROUNDED, said.tried_bound_s)
 
 
-def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
     """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
     noted, _ = allowed_sizes(graph, job)
@@ -98,7 +98,7 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Anew:
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
-    return Anew(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)
+    return Reevaluation(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)
 
 
 class _TooLongError(Exception):

@@ -31,7 +31,7 @@ _MOST_ITERATIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class RankSchedule:
     """A schedule on ranks.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Written:
     steady: tuple[Steady, ...] = ()
 
 
-def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Scheduled:
+def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> RankSchedule:
     """Lay a configuration's schedule on ranks.
 
     Args:
@@ -84,7 +84,7 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Sch
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
     even = all(pipeline.micro_batches % len(own) == 0 for own in holders)
-    return Scheduled(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
+    return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
 def placed_groups(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
