@@ -17,7 +17,7 @@ from planner.plans.files import ROUNDED, to_document
 from planner.plans.findings import AGAIN
 from planner.plans.readings import schedule_of
 from planner.plans.records import Stage
-from planner.plans.sections import stage_collectives
+from planner.plans.sections import bubble_fraction, stage_collectives
 from planner.plans.words import module_ranges, plural, summary
 from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
@@ -128,7 +128,8 @@ def _whole(plan: Plan) -> Iterator[Finding]:
     if pace[said.bottleneck] < pace[slowest] * (1 - TOLERANCE):
         message = f"stage {said.bottleneck} is called the bottleneck, stage {slowest} is slower"
         yield Finding(Fault.PREDICTIONS, message, AGAIN, said.bottleneck)
-    bubble = _bubble(plan)
+    count, busy = plan.micro_batches.count, zip(plan.stages, said.stages, strict=True)
+    bubble = bubble_fraction(busy, count, said.iteration_s)
     if not math.isclose(bubble, said.bubble_fraction, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         message = f"the stages' times make a bubble of {bubble:.6g}, the plan says {said.bubble_fraction:.6g}"
         yield Finding(Fault.PREDICTIONS, message, AGAIN)
@@ -142,16 +143,6 @@ def _whole(plan: Plan) -> Iterator[Finding]:
     if said.proven_optimal and gap > ROUNDED:
         message = f"the plan is called proven optimal at {format_seconds(gap * said.reached_s)} above its bound"
         yield Finding(Fault.BOUND, message, AGAIN)
-
-
-def _bubble(plan: Plan) -> float:
-    """By the plan's own convention, ranks without work left out."""
-    busy_s = sum(
-        ((t.forward_s + t.backward_s) * plan.micro_batches.count + t.update_s * len(stage.replicas)) * stage.group_ranks
-        for t, stage in zip(plan.predictions.stages, plan.stages, strict=True)
-    )
-    ranks = plan.world_size - len(plan.idle_ranks)
-    return 1.0 - busy_s / (ranks * plan.predictions.iteration_s)
 
 
 def _alternatives(plan: Plan) -> Iterator[Finding]:

@@ -14,10 +14,9 @@ from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
 from planner.plans.documents import KeyPath
-from planner.plans.files import Difference, compared, differences
+from planner.plans.files import Difference, differences
 from planner.plans.findings import AGAIN, limited
 from planner.plans.readings import has_closed_form
-from planner.plans.sections import hardware_section
 from planner.units import format_bytes, format_seconds
 
 BREAKING = frozenset((
@@ -77,10 +76,6 @@ def check_plan(
     if not faults & BREAKING:
         own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=has_closed_form(plan))]
     unchecked: tuple[str, ...] = ()
-    if cluster is not None and not renewed and Fault.HARDWARE_FINGERPRINT not in faults:
-        right = dataclasses.asdict(hardware_section(cluster))
-        wrong = compared(("hardware",), dataclasses.asdict(plan.hardware), right)
-        own += [Finding(Fault.HARDWARE, str(each), AGAIN) for each in wrong]
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
     elif faults & UNREADABLE:

@@ -108,12 +108,12 @@ def predictions_section(
     iteration_s = significant(evaluation.iteration_s)
     if iteration_s <= 0:
         raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
-    batch = decision.micro_batch * decision.micro_batches * decision.copies
+    count, busy = decision.micro_batches * decision.copies, zip(stages, evaluation.stages, strict=True)
     return Predictions(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
-        samples_per_s=significant(batch / iteration_s),
-        bubble_fraction=significant(_bubble(stages, decision, evaluation)),
+        samples_per_s=significant(decision.micro_batch * count / iteration_s),
+        bubble_fraction=significant(max(0.0, bubble_fraction(busy, count, evaluation.iteration_s))),
         bubble_convention=BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
@@ -130,15 +130,23 @@ def predictions_section(
     )
 
 
-def _bubble(stages: Sequence[Stage], decision: Configuration, evaluation: Evaluation) -> float:
-    """Idle share of the working devices' time, over all copies."""
-    count = decision.micro_batches * decision.copies
-    busy = sum(
-        ((terms.forward_s + terms.backward_s) * count + terms.update_s * len(stage.replicas)) * stage.group_ranks
-        for stage, terms in zip(stages, evaluation.stages, strict=True)
-    )
-    devices = len({rank for stage in stages for rank in stage.ranks})
-    return max(0.0, 1.0 - busy / (devices * evaluation.iteration_s))
+def bubble_fraction(
+    busy: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
+) -> float:
+    """Idle share of the working ranks' time; below 0 where stages take longer than the iteration.
+
+    Args:
+        busy: every stage and its times.
+        micro_batches: of an iteration, over all copies.
+        iteration_s: seconds of the iteration.
+    """
+    ranks: set[int] = set()
+    busy_s = 0.0
+    for stage, terms in busy:
+        ranks.update(stage.ranks)
+        passes_s = (terms.forward_s + terms.backward_s) * micro_batches
+        busy_s += (passes_s + terms.update_s * len(stage.replicas)) * stage.group_ranks
+    return 1.0 - busy_s / (len(ranks) * iteration_s)
 
 
 def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:

@@ -9,7 +9,9 @@ from planner.plans.check_model import check_graph, check_sharded_cluster, check_
 from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.check_structure import check_configuration, check_structure
-from planner.plans.findings import Fault, Finding, limited
+from planner.plans.files import compared, plain
+from planner.plans.findings import AGAIN, Fault, Finding, limited
+from planner.plans.sections import hardware_section
 from planner.plans.types import Plan
 
 _STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
@@ -81,16 +83,9 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
             f"not {cluster.name} (fingerprint {cluster.fingerprint[:12]})"
         )
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
-    found = []
+    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(cluster)))
+    found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
         found.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))
-    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
-        needed = prediction.memory.total_bytes
-        for rank in (rank for rank in stage.ranks if 0 <= rank < cluster.device_count):
-            available = cluster.device(rank).memory_bytes
-            if needed > available:
-                message = f"stage {stage.index} needs {needed} bytes on rank {rank}, whose device has {available}"
-                found.append(Finding(Fault.MEMORY, message, "plan again for this hardware", stage.index, rank))
-                break
     return found
