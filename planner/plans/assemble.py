@@ -64,7 +64,7 @@ NOT_MODELLED = (
     "fusion of operators other than attention",
     "stragglers, failures and clock throttling",
 )
-"""What predictions leave out, unless the caller knows better."""
+"""What predictions of every plan leave out."""
 
 _NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
 _UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
@@ -85,7 +85,6 @@ def assemble(
     origins: Sequence[Origin],
     provenance: Provenance,
     alternatives: Sequence[Candidate] = (),
-    not_modelled: Sequence[str] = NOT_MODELLED,
     shardings: Mapping[int, StageSharding] = _NONE,
     scheduled: RankSchedule | None = None,
 ) -> Plan:
@@ -102,7 +101,6 @@ def assemble(
         origins: how each node of the graph was priced (`Profile.origin`).
         provenance: how the plan came to be.
         alternatives: other decisions worth showing, the answer left out.
-        not_modelled: what the predictions leave out.
         shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
         scheduled: the schedule laid on ranks, where it is not the decision's own by name in the usual order of ranks.
 
@@ -155,7 +153,7 @@ def assemble(
             *_raised(laid.section.corrections),
         ),
         not_modelled=(
-            *not_modelled,
+            *NOT_MODELLED,
             *_left_out(cluster, sharded=bool(used), again=any(len(s) > 1 for _, s in duplicated)),
         ),
         blocks=compress(blocks),
@@ -217,15 +215,28 @@ def _named_stages(
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """All stages with their names."""
-    groups, head = laid.groups, -1 if decision.whole_stages else head_block(chain)
+    head = -1 if decision.whole_stages else head_block(chain)
     found = []
-    for at, choice in enumerate(decision.stages):
-        stage = _stage(staging, blocks, decision, groups[at], at, head)
-        if choice.ranks > 1:
-            entry, name = used[choice.sharding]
-            held = rank_parameters(entry, choice.start, choice.stop)
-            stage = dataclasses.replace(stage, sharding=name, rank_parameters=held)
-        found.append(stage)
+    for index, choice in enumerate(decision.stages):
+        own = blocks[choice.start : choice.stop]
+        owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
+        entry, name = used[choice.sharding] if choice.ranks > 1 else (None, "")
+        found.append(
+            Stage(
+                index=index,
+                blocks=(choice.start, choice.stop),
+                modules=module_ranges([block.name for block in own]),
+                inputs=staging.inputs(index),
+                outputs=staging.outputs(index),
+                replicas=laid.groups[index],
+                recompute=choice.recompute,
+                kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+                zero=decision.zero,
+                parameters=sum(owners.values()),
+                sharding=name,
+                rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
+            )
+        )
     return tuple(found)
 
 
@@ -302,31 +313,6 @@ def _block(graph: Graph, chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
     keys = tuple(graph.nodes[node].key for node in nodes)
     return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
-
-
-def _stage(
-    staging: Staging,
-    blocks: Sequence[Block],
-    decision: Configuration,
-    replicas: tuple[tuple[int, ...], ...],
-    index: int,
-    head: int,
-) -> Stage:
-    choice = decision.stages[index]
-    own = blocks[choice.start : choice.stop]
-    owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
-    return Stage(
-        index=index,
-        blocks=(choice.start, choice.stop),
-        modules=module_ranges([block.name for block in own]),
-        inputs=staging.inputs(index),
-        outputs=staging.outputs(index),
-        replicas=replicas,
-        recompute=choice.recompute,
-        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
-        zero=decision.zero,
-        parameters=sum(owners.values()),
-    )
 
 
 MOST_SHARES = 8

@@ -36,12 +36,6 @@ class Cost(StrEnum):
     PERIOD = "time between iterations in the periodic part"
 
 
-BUBBLE = "1 - computation of all workers / (workers * iteration time)"
-"""The bubble of a measurement: over total time."""
-
-BUBBLE_OVER_IDEAL = "(iteration time - mean computation of a worker) / mean computation of a worker"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
     """What a simulation of one iteration, or of the periodic part, finds.
@@ -52,8 +46,8 @@ class Measurement:
         iteration_s: time of one iteration.
         cost: what that is.
         makespan_s: of what was played.
-        bubble: see `BUBBLE`.
-        bubble_over_ideal: see `BUBBLE_OVER_IDEAL`.
+        bubble: 1 - computation of all workers / (workers * iteration time).
+        bubble_over_ideal: (iteration time - mean computation of a worker) / mean computation of a worker.
         worker_idle_s: by worker, time of an iteration in which it neither computes nor communicates.
         unit: what `held` counts.
         held: by worker, most units kept at the same time.

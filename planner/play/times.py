@@ -161,14 +161,9 @@ class Trace:
         """[workers] seconds of waiting, up to the end of the iteration."""
         return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
 
-    def spans_s(self) -> np.ndarray:
-        """[workers] time from a worker's first start to its last end."""
-        first = np.full(self.program.workers, np.inf)
-        last = np.zeros(self.program.workers)
-        np.minimum.at(first, self.program.worker, self.start_s)
-        np.maximum.at(last, self.program.worker, self.end_s)
-        return np.asarray(np.where(np.isfinite(first), last - np.where(np.isfinite(first), first, 0.0), 0.0))
-
     def span_s(self) -> float:
         """Longest time from a worker's first start to its last end: the cost when iterations follow on each other."""
-        return float(self.spans_s().max())
+        first, last = np.full(self.program.workers, np.inf), np.zeros(self.program.workers)
+        np.minimum.at(first, self.program.worker, self.start_s)
+        np.maximum.at(last, self.program.worker, self.end_s)
+        return float(np.max(last - first, where=np.isfinite(first), initial=0.0))
