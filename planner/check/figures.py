@@ -128,8 +128,8 @@ def _whole(plan: Plan) -> Iterator[Finding]:
     if pace[said.bottleneck] < pace[slowest] * (1 - TOLERANCE):
         message = f"stage {said.bottleneck} is called the bottleneck, stage {slowest} is slower"
         yield Finding(Fault.PREDICTIONS, message, AGAIN, said.bottleneck)
-    count, busy = plan.micro_batches.count, zip(plan.stages, said.stages, strict=True)
-    bubble = bubble_fraction(busy, count, said.iteration_s)
+    timed = zip(plan.stages, said.stages, strict=True)
+    bubble = bubble_fraction(timed, plan.micro_batches.count, said.iteration_s)
     if not math.isclose(bubble, said.bubble_fraction, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
         message = f"the stages' times make a bubble of {bubble:.6g}, the plan says {said.bubble_fraction:.6g}"
         yield Finding(Fault.PREDICTIONS, message, AGAIN)

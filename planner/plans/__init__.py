@@ -1,8 +1,8 @@
 """The answer as a file: types, JSON, assembly, diff, validation, explanation.
 
 A straight line, each module knowing only those before it: `blocks`, `shardings`, `orders`, `records`, `figures` are the
-data of a plan (`types`), read and written by `documents` and `files`; `scheduled`, `sections`, `shard_sections` and
-`assemble` write a decision out as a plan; `works` and `rebuild` read it back for `check_*` and `validate`, `explain`
+data of a plan (`types`), read and written by `documents` and `files`; `rank_schedule`, `sections`, `shard_sections` and
+`assemble` write a decision out as a plan; `readings` and `rebuild` read it back for `check_*` and `validate`, `explain`
 and `diff`.
 """
 

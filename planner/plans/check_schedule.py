@@ -223,9 +223,14 @@ def _compiled(plan: Plan, orders: Lanes) -> Iterator[Finding]:
     leading, _ = leaders(plan)
     groups = {group[0]: group for stage in plan.stages for group in stage.replicas}
     for place in range(max(map(len, groups.values()))):
-        ranks = [next((r for r in groups[rank][place:][:1] if r in orders), rank) for rank in leading]
+        ranks = [_at_place(groups[rank], place, orders) for rank in leading]
         if place == 0 or ranks != leading:
             yield from _blocked(plan, ranks)
+
+
+def _at_place(group: Sequence[int], place: int, orders: Lanes) -> int:
+    """The rank at a place of a group where it has orders of its own, else the group's first rank."""
+    return group[place] if place < len(group) and group[place] in orders else group[0]
 
 
 def _blocked(plan: Plan, ranks: Sequence[int]) -> Iterator[Finding]:

@@ -87,8 +87,10 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
-            both = sharding_facts(old, new) if area is Area.SHARDINGS else (dict(_FACTS[area](p)) for p in (old, new))
-            before, after = both
+            if area is Area.SHARDINGS:
+                before, after = sharding_facts(old, new)
+            else:
+                before, after = (dict(_FACTS[area](plan)) for plan in (old, new))
             changes += _compare(area, before, after, close)
     return changes
 

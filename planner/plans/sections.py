@@ -108,12 +108,13 @@ def predictions_section(
     iteration_s = significant(evaluation.iteration_s)
     if iteration_s <= 0:
         raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
-    count, busy = decision.micro_batches * decision.copies, zip(stages, evaluation.stages, strict=True)
+    count = decision.micro_batches * decision.copies
+    bubble = bubble_fraction(zip(stages, evaluation.stages, strict=True), count, evaluation.iteration_s)
     return Predictions(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
         samples_per_s=significant(decision.micro_batch * count / iteration_s),
-        bubble_fraction=significant(max(0.0, bubble_fraction(busy, count, evaluation.iteration_s))),
+        bubble_fraction=significant(max(0.0, bubble)),
         bubble_convention=BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
@@ -131,18 +132,18 @@ def predictions_section(
 
 
 def bubble_fraction(
-    busy: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
+    timed: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
 ) -> float:
     """Idle share of the working ranks' time; below 0 where stages take longer than the iteration.
 
     Args:
-        busy: every stage and its times.
+        timed: every stage and its times.
         micro_batches: of an iteration, over all copies.
         iteration_s: seconds of the iteration.
     """
     ranks: set[int] = set()
     busy_s = 0.0
-    for stage, terms in busy:
+    for stage, terms in timed:
         ranks.update(stage.ranks)
         passes_s = (terms.forward_s + terms.backward_s) * micro_batches
         busy_s += (passes_s + terms.update_s * len(stage.replicas)) * stage.group_ranks
