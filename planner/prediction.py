@@ -21,9 +21,7 @@ from planner.api import MOST_MICRO_BATCHES, default_provenance, plan
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.figures import gap_to
-from planner.plans.rebuild import priced_configuration
+from planner.plans import Plan, Provenance, assemble, gap_to, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.evaluate_many import Evaluations, evaluate_many

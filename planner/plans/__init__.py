@@ -20,11 +20,13 @@ from planner.plans.diff_report import diff_report
 from planner.plans.explain import Explanation, explain
 from planner.plans.explain_report import explanation_report
 from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
-from planner.plans.figures import StageCollective
+from planner.plans.figures import StageCollective, gap_to
 from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
-from planner.plans.orders import RankOrder, decode, encode, encode_orders
+from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
+from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import counterparts, has_closed_form, leaders
+from planner.plans.rebuild import priced_configuration, rebuild
 from planner.plans.records import Boundary, Duplicated, Loss, Provenance, Requirement, SharedParameter
 from planner.plans.report import Report, to_markdown, to_text
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
@@ -62,6 +64,8 @@ __all__ = [
     "SharedParameter",
     "SplitReason",
     "StageCollective",
+    "Steady",
+    "Steps",
     "assemble",
     "compress",
     "configuration_document",
@@ -81,17 +85,21 @@ __all__ = [
     "explain",
     "explain_plan",
     "explanation_report",
+    "gap_to",
     "group_views",
     "has_closed_form",
     "json_schema",
+    "lay_out",
     "leaders",
     "load_configuration",
     "load_plan",
     "loads",
     "parse_configuration",
     "plan_schema",
+    "priced_configuration",
     "read",
     "read_plan",
+    "rebuild",
     "report_to_markdown",
     "report_to_text",
     "seal",

@@ -19,13 +19,11 @@ from planner.errors import PlanError
 from planner.play.engine import run
 from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
 from planner.play.steady import find_steady
-from planner.play.times import Conditions, StageTimes, Trace, Transfers
+from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
 from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
-
-Seconds = float | Sequence[float]
 
 
 class Cost(StrEnum):
@@ -121,7 +119,10 @@ def measure_schedule(
     reason = chosen.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    times = _times(stages, forward_s, backward_s, weight_grad_s, receive_s, sync_s, update_s, recompute_s, evict_s)
+    forwards = (forward_s,) * stages if isinstance(forward_s, (int, float)) else forward_s
+    times = StageTimes.of(
+        forwards, backward_s, receive_s, sync_s, update_s, weight_grad_s, recompute_s=recompute_s, evict_s=evict_s
+    )
     under = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     if chosen.weight_policy.synchronous:
         trace = run(compile_orders(chosen.work(pipeline)), times, under)
@@ -169,27 +170,6 @@ def measure_orders(
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
     return _measurement(name, unit, trace, cost, iteration_s, 1, 0, sizes, micro_batches)
-
-
-def _times(stages: int, *columns: Seconds | None) -> StageTimes:
-    def column(seconds: Seconds | None) -> list[float] | None:
-        if seconds is None:
-            return None
-        return [float(seconds)] * stages if isinstance(seconds, (int, float)) else [float(s) for s in seconds]
-
-    forward, backward, weight_grad, receive, sync, update, recompute, evict = map(column, columns)
-    if receive is not None and isinstance(columns[3], (int, float)):
-        receive[0] = 0.0
-    return StageTimes.of(
-        forward or [],
-        backward or [],
-        receive or 0.0,
-        sync or 0.0,
-        update or 0.0,
-        weight_grad,
-        recompute_s=recompute,
-        evict_s=evict or 0.0,
-    )
 
 
 def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:

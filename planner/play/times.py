@@ -11,6 +11,9 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules.program import LAUNCH_SYNC, SYNC, Program
 
+Seconds = Sequence[float] | np.ndarray | float
+"""By stage, or one number for all."""
+
 
 class Transfers(StrEnum):
     """What a transfer between stages occupies."""
@@ -48,14 +51,14 @@ class StageTimes:
     @staticmethod
     def of(
         forward_s: Sequence[float] | np.ndarray,
-        backward_s: Sequence[float] | np.ndarray,
-        receive_s: Sequence[float] | np.ndarray | float = 0.0,
-        sync_s: Sequence[float] | np.ndarray | float = 0.0,
-        update_s: Sequence[float] | np.ndarray | float = 0.0,
-        weight_grad_s: Sequence[float] | np.ndarray | None = None,
-        return_s: Sequence[float] | np.ndarray | float | None = None,
-        recompute_s: Sequence[float] | np.ndarray | float | None = None,
-        evict_s: Sequence[float] | np.ndarray | float = 0.0,
+        backward_s: Seconds,
+        receive_s: Seconds = 0.0,
+        sync_s: Seconds = 0.0,
+        update_s: Seconds = 0.0,
+        weight_grad_s: Seconds | None = None,
+        return_s: Seconds | None = None,
+        recompute_s: Seconds | None = None,
+        evict_s: Seconds = 0.0,
     ) -> StageTimes:
         """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
 

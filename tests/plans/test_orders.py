@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plans import decode, encode, encode_orders
-from planner.plans.orders import Steady, Steps
+from planner.plans import Steady, Steps, decode, encode, encode_orders
 from planner.schedules.orders_file import parse_action
 from planner.schedules.types import Action, ActionKind
 

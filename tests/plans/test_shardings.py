@@ -21,10 +21,10 @@ from planner.plans import (
     dealt,
     dumps,
     loads,
+    rebuild,
     validate,
 )
 from planner.plans.blocks import longest_run, template
-from planner.plans.rebuild import rebuild
 from planner.plans.shardings import transposed
 from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan

@@ -8,8 +8,7 @@ import itertools
 import pytest
 
 from planner.errors import PlanError, UsageError
-from planner.plans import SplitReason, explain, explanation_report, group_views, split_reasons, to_text
-from planner.plans.rebuild import rebuild
+from planner.plans import SplitReason, explain, explanation_report, group_views, rebuild, split_reasons, to_text
 from planner.sharding import Strategy, evaluate, formulate
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, mixture

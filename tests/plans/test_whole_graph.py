@@ -13,8 +13,7 @@ import planner
 from planner.errors import UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Fault, Plan, ShardedBlock, dumps, group_views, loads, seal, split_reasons, validate
-from planner.plans.rebuild import rebuild
+from planner.plans import Fault, Plan, ShardedBlock, dumps, group_views, loads, rebuild, seal, split_reasons, validate
 from planner.sharding import Boundary, canonical_layout, evaluate
 from planner.systems import plan_system
 
