@@ -12,7 +12,7 @@ import pytest
 from planner.plans import read
 from tests.cli.plan_files import run
 
-VERSION1 = Path(__file__).parents[1] / "plan" / "version1.json"
+VERSION1 = Path(__file__).parents[1] / "plans" / "version1.json"
 
 
 def test_an_old_file_is_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
