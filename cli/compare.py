@@ -85,7 +85,7 @@ def command(
     if plans_folder:
         provenance = planner.default_provenance(model, hardware, sys.argv[1:])
         _write_plans(plans_folder, *planner.plans_of(found, provenance))
-    remark = "" if precision else planner.precision_remark(found.precision, cluster.devices)
+    remark = "" if precision else planner.costs.precision_remark(found.precision, cluster.devices)
     answer = planner.comparison_report(found, remark), planner.comparison_document(found), form
     if output:
         planner.write_whole(output, written(*answer))

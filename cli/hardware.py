@@ -55,17 +55,17 @@ def show_profile(name: str, nodes: int | None, resolved: bool, form: str | None)
       shardplan hardware show h100-sxm-80gb
       shardplan hardware show mine.yaml --resolved --format json
     """
-    from planner import cluster_report, load_cluster, profile_text, profile_yaml, resolved_profile
+    import planner
 
-    cluster = load_cluster(name, nodes=nodes)
+    cluster = planner.load_cluster(name, nodes=nodes)
     if form == "json":
-        click.echo(json.dumps(resolved_profile(name, nodes), indent=2))
+        click.echo(json.dumps(planner.hardware.resolved_profile(name, nodes), indent=2))
     elif form == "yaml" and not resolved and nodes is None:
-        click.echo(profile_text(name), nl=False)
+        click.echo(planner.hardware.profile_text(name), nl=False)
     elif form == "yaml" or (resolved and form is None):
-        click.echo(profile_yaml(resolved_profile(name, nodes)), nl=False)
+        click.echo(planner.hardware.profile_yaml(planner.hardware.resolved_profile(name, nodes)), nl=False)
     else:
-        show(cluster_report(cluster))
+        show(planner.cluster_report(cluster))
 
 
 @command.command("lint", short_help="Check profile files.")
@@ -79,21 +79,21 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...]) -> None:
       shardplan hardware lint mine.yaml
       shardplan hardware lint profiles/*.yaml
     """
-    from planner import HardwareError, lint, plural
+    import planner
 
     count = 0
     for file in files:
         try:
-            problems = lint(file)
-        except HardwareError as error:
+            problems = planner.hardware.lint(file)
+        except planner.HardwareError as error:
             problems = [error.problem]
         for problem in problems:
             click.echo(str(problem))
             if problem.excerpt:
                 click.echo(problem.excerpt)
         count += len(problems)
-    errors = plural(count, "error") if count else "no errors"
-    click.echo(f"{plural(len(files), 'file')} checked: {errors}")
+    errors = planner.plural(count, "error") if count else "no errors"
+    click.echo(f"{planner.plural(len(files), 'file')} checked: {errors}")
     ctx.exit(4 if count else 0)
 
 
@@ -109,15 +109,15 @@ def init_profile(base: str, output: Path | None, force: bool) -> None:
       shardplan hardware init -o mine.yaml
       shardplan hardware init --from ethernet-25g -o lab.yaml
     """
-    from planner import UsageError, profile_template, write_whole
+    import planner
 
-    text = profile_template(base, output.stem if output else f"my-{Path(base).stem}")
+    text = planner.hardware.profile_template(base, output.stem if output else f"my-{Path(base).stem}")
     if output is None:
         click.echo(text, nl=False)
         return
     if os.path.exists(output) and not force:
-        raise UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
-    write_whole(output, text)
+        raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
+    planner.write_whole(output, text)
     click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
 
 
@@ -133,6 +133,6 @@ def print_schema() -> None:
     Example:
       shardplan hardware schema > hardware.schema.json
     """
-    from planner import profile_json_schema
+    import planner
 
-    click.echo(json.dumps(profile_json_schema(), indent=2))
+    click.echo(json.dumps(planner.hardware.profile_json_schema(), indent=2))

@@ -155,7 +155,7 @@ def command(
     if form == "json":
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
-        remark = "" if options["precision"] else planner.precision_remark(plan.options.precision, cluster.devices)
+        remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
         show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
         say_where(output)
 

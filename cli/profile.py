@@ -65,12 +65,12 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
             ctx, {*_ANY, *_KEPT, "measure", "cache"}, "--measure, which runs the file's operators as they are"
         )
         cache = Path(options["cache"]) if options["cache"] else None
-        return planner.measure(
+        return planner.costs.measure(
             graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=_say_progress, **attention
         )
-    if planner.is_priced(graph):
+    if planner.costs.is_priced(graph):
         _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
-        return planner.imported_profile(graph, micro_batch=options["micro_batch"])
+        return planner.costs.imported_profile(graph, micro_batch=options["micro_batch"])
     if not options["device"]:
         raise planner.UsageError("no device to price for", hint="give --device NAME, or --measure")
     _options.refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
@@ -91,7 +91,7 @@ def _remark(precision: str, options: dict[str, Any]) -> str:
 
     if options["precision"] or not options["device"]:
         return ""
-    return planner.precision_remark(precision, [planner.load_device(options["device"])])
+    return planner.costs.precision_remark(precision, [planner.load_device(options["device"])])
 
 
 def _say_progress(done: int, total: int, operator: str) -> None:

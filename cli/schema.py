@@ -23,6 +23,6 @@ def command(subject: str) -> None:
         "plan": planner.plan_schema,
         "configuration": planner.configuration_schema,
         "partition": planner.partition_schema,
-        "hardware": planner.profile_json_schema,
+        "hardware": planner.hardware.profile_json_schema,
     }
     click.echo(json.dumps(schemas[subject](), indent=1, ensure_ascii=False))

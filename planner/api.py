@@ -27,9 +27,7 @@ from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
-from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.figures import gap_to
-from planner.plans.scheduled import lay_out
+from planner.plans import Plan, Provenance, assemble, gap_to, lay_out, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, read_orders
 from planner.schedules.own_orders import own_schedule

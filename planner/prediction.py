@@ -21,8 +21,7 @@ from planner.api import default_provenance, plan
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.priced import priced_configuration
+from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.evaluate_many import Evaluations, evaluate_many

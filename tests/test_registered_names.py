@@ -30,7 +30,7 @@ OF_THEIR_OWN = {
     "solvers/_diagnosis.py": ("1f1b", "auto"),
     "formulas/directions.py": ("zb-v",),
     "formulas/exchange.py": ("all-reduce",),
-    "plans/requirements.py": ("ring",),
+    "plans/readings.py": ("ring",),
     "exchange/collectives.py": ("tree", "hierarchical"),
     "importers/onnx_graph/ties.py": ("auto",),
     "space/formulate.py": ("auto",),

@@ -6,24 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from planner.check.anew import evaluate_anew
-from planner.check.claims import check_claims
-from planner.check.compare import Difference, compared, differences
-from planner.check.configuration import has_closed_form, is_searched
-from planner.check.figures import check_figures, stage_in
-from planner.check.played import check_played
-from planner.check.sums import check_sums
+from planner.check.figures import check_figures, check_played, check_sums, stage_in
+from planner.check.reevaluate import check_claims, is_searched, reevaluate
 from planner.errors import ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.findings import limited
-from planner.plans.locate import Path
-from planner.plans.sections import hardware_section
+from planner.plans.documents import KeyPath
+from planner.plans.files import Difference, differences
+from planner.plans.findings import AGAIN, limited
+from planner.plans.readings import has_closed_form
 from planner.units import format_bytes, format_seconds
-
-_AGAIN = "plan again instead of editing the file"
 
 BREAKING = frozenset((
     Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.RANK_RANGE, Fault.RANK_TWICE,
@@ -82,10 +76,6 @@ def check_plan(
     if not faults & BREAKING:
         own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=has_closed_form(plan))]
     unchecked: tuple[str, ...] = ()
-    if cluster is not None and not renewed and Fault.HARDWARE_FINGERPRINT not in faults:
-        right = dataclasses.asdict(hardware_section(cluster))
-        wrong = compared(("hardware",), dataclasses.asdict(plan.hardware), right)
-        own += [Finding(Fault.HARDWARE, str(each), _AGAIN) for each in wrong]
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
     elif faults & UNREADABLE:
@@ -129,17 +119,17 @@ def _anew(
     claims: tuple[str, ...] = ()
     renewed = is_renewed(plan, cluster)
     try:
-        anew = evaluate_anew(plan, graph, cluster)
+        anew = reevaluate(plan, graph, cluster)
         wrong = [each for each in differences(plan, anew.plan) if renewed or each.path[0] != "hardware"]
         for violation in anew.violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
-            found.append(Finding(fault, violation.message, _AGAIN, violation.stage))
+            found.append(Finding(fault, violation.message, AGAIN, violation.stage))
         others = sound and (other_version(plan) or renewed)
         if is_searched(plan) and not wrong:
             searched = check_claims(plan, graph, cluster, search_s)
             wrong, claims = [*searched.wrong], searched.unchecked
             if searched.otherwise and not others:
-                found.append(Finding(Fault.DIFFERS, searched.otherwise, _AGAIN))
+                found.append(Finding(Fault.DIFFERS, searched.otherwise, AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
     except ShardplanError as error:
@@ -150,7 +140,7 @@ def _anew(
             Finding(Fault.REPRICED, _repriced(plan, anew.plan, cluster, prices), "plan again for current figures")
         )
     rest = [each for each in wrong if each not in prices]
-    found += [Finding(Fault.DIFFERS, str(each), _AGAIN, stage_in(each.path)) for each in rest]
+    found += [Finding(Fault.DIFFERS, str(each), AGAIN, stage_in(each.path)) for each in rest]
     return found, claims
 
 
@@ -159,7 +149,7 @@ def other_version(plan: Plan) -> bool:
     return plan.provenance.version != version("shardplan")
 
 
-def is_price(path: Path) -> bool:
+def is_price(path: KeyPath) -> bool:
     """Whether a value of the file is a price, or follows from prices and the profile alone."""
     inside = path[0] == "shardings" and any(part in ("figures", "collectives") for part in path)
     return inside or path[0] in ("predictions", "alternatives", "exchange", "hardware")

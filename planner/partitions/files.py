@@ -10,8 +10,7 @@ from typing import Any
 
 from planner.files import write_whole
 from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, PartitionPlan, TrivialPlan
-from planner.plans import layout, strict
-from planner.plans.schema import described
+from planner.plans import documents
 
 _HEAD_BYTES = 256
 _SPARSE = (Part, ChoiceRun, TrivialPlan)
@@ -36,7 +35,7 @@ def digest_of(plan: PartitionPlan) -> str:
     """sha256 (hex) over everything but the digest itself."""
     document = _plain(plan)
     del document["digest"]
-    return hashlib.sha256(layout.compact(document).encode()).hexdigest()
+    return hashlib.sha256(documents.compact(document).encode()).hexdigest()
 
 
 def seal(plan: PartitionPlan) -> PartitionPlan:
@@ -46,7 +45,7 @@ def seal(plan: PartitionPlan) -> PartitionPlan:
 
 def dump_partition(plan: PartitionPlan) -> str:
     """The plan as JSON text; the same plan gives the same bytes."""
-    return layout.pretty(_plain(plan)) + "\n"
+    return documents.pretty(_plain(plan)) + "\n"
 
 
 def load_partition(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
@@ -55,7 +54,7 @@ def load_partition(text: str | bytes, *, name: str = "plan") -> PartitionPlan:
     Raises:
         PlanError: not JSON, of another format or version, or not as the schema says.
     """
-    return strict.parse(text, PartitionPlan, FORMAT, SCHEMA_VERSION, name=name)
+    return documents.parse(text, PartitionPlan, FORMAT, SCHEMA_VERSION, name=name)
 
 
 def read_partition(path: str | Path) -> PartitionPlan:
@@ -64,7 +63,7 @@ def read_partition(path: str | Path) -> PartitionPlan:
     Raises:
         PlanError: the file is missing, unreadable or not a partition plan.
     """
-    return load_partition(strict.read_bytes(path), name=str(path))
+    return load_partition(documents.read_bytes(path), name=str(path))
 
 
 def write_partition(plan: PartitionPlan, path: str | Path) -> None:
@@ -94,4 +93,4 @@ def is_partition_plan(path: str | Path) -> bool:
 
 def partition_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
-    return described(strict.adapter(PartitionPlan).json_schema())
+    return documents.described(documents.adapter(PartitionPlan).json_schema())

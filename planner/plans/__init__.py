@@ -1,41 +1,103 @@
-"""The answer as a file: types, JSON, assembly, diff, validation, explanation; `planner.report` shows them."""
+"""The answer as a file: types, JSON, assembly, diff, validation, explanation; `planner.report` shows them.
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_simulation
+A straight line, each module knowing only those before it: `blocks`, `shardings`, `orders`, `records`, `figures` are the
+data of a plan (`types`), read and written by `documents` and `files`; `rank_schedule`, `sections`, `shard_sections` and
+`assemble` write a decision out as a plan; `readings` and `rebuild` read it back for `check_*` and `validate`, `explain`
+and `diff`.
+"""
+
+from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_simulation
+from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
+from planner.plans.configuration_file import (
+    configuration_document,
+    configuration_schema,
+    dump_configuration,
+    load_configuration,
+    parse_configuration,
+)
 from planner.plans.diff import Area, Change, diff
 from planner.plans.explain import Explanation, explain
-from planner.plans.files import dumps, json_schema, loads, read, write
+from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
+from planner.plans.figures import StageCollective, gap_to
+from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
-from planner.plans.records import Provenance
+from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
+from planner.plans.rank_schedule import lay_out
+from planner.plans.readings import counterparts, has_closed_form, leaders
+from planner.plans.rebuild import priced_configuration, rebuild
+from planner.plans.records import Boundary, Duplicated, Loss, Provenance, Requirement, SharedParameter
+from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
 
-dump_plan, load_plan, read_plan, write_plan, plan_schema = dumps, loads, read, write, json_schema
-validate_plan, explain_plan, diff_plans = validate, explain, diff
+diff_plans, explain_plan, plan_schema = diff, explain, json_schema
+dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 
 __all__ = [
     "NOT_MODELLED",
     "Area",
+    "Block",
+    "BlockParameter",
+    "BlockRun",
+    "BlockSeries",
+    "Boundary",
     "Change",
+    "Duplicated",
     "Explanation",
     "Fault",
     "Finding",
+    "GroupCollective",
+    "Holding",
+    "Loss",
+    "MeshAxis",
     "Plan",
     "Provenance",
+    "RankOrder",
+    "Requirement",
+    "ShardedBlock",
+    "Sharding",
+    "SharedParameter",
+    "SplitReason",
+    "StageCollective",
+    "Steady",
+    "Steps",
     "assemble",
+    "compress",
+    "configuration_document",
+    "configuration_schema",
+    "counterparts",
+    "dealt",
+    "decode",
     "diff",
     "diff_plans",
+    "dump_configuration",
     "dump_plan",
     "dumps",
+    "encode",
+    "encode_orders",
+    "expand",
     "explain",
     "explain_plan",
+    "gap_to",
+    "group_views",
+    "has_closed_form",
     "json_schema",
+    "lay_out",
+    "leaders",
+    "load_configuration",
     "load_plan",
     "loads",
+    "parse_configuration",
     "plan_schema",
+    "priced_configuration",
     "read",
     "read_plan",
+    "rebuild",
+    "seal",
+    "split_reasons",
+    "to_document",
     "validate",
-    "validate_plan",
+    "with_exchange",
     "with_simulation",
     "write",
     "write_plan",

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planner.costs.precision import Precision
 from planner.errors import PlanError
+from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
 from planner.operators.types import Origin
-from planner.plans.blocks import Block, BlockParameter, compress
-from planner.plans.cuts import Staging, parameter_indices
+from planner.plans.blocks import Block, compress
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
-from planner.plans.records import Duplicated, PlanNote, Provenance, SharedParameter, Stage
-from planner.plans.requirements import requirements
-from planner.plans.schedule_section import StageCorrection
-from planner.plans.scheduled import Scheduled, lay_out
+from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
+from planner.plans.readings import requirements
+from planner.plans.records import (
+    Duplicated,
+    ExchangeSection,
+    FusedMessage,
+    LinkBytes,
+    PlanNote,
+    Provenance,
+    SharedParameter,
+    Stage,
+    StageCorrection,
+    TensorExchange,
+)
 from planner.plans.sections import (
+    Staging,
     alternative_section,
+    block_parameters,
     coverage_section,
     hardware_section,
     micro_batches_section,
@@ -35,7 +48,6 @@ from planner.plans.shard_sections import (
     used_shardings,
     with_inside,
 )
-from planner.plans.ties import met_in_order, tied_groups
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
 from planner.schedules.types import WeightPolicy
@@ -43,6 +55,7 @@ from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.jobs import precision_of, settled
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
+from planner.units import format_bytes, format_seconds
 
 NOT_MODELLED = (
     "data loading, checkpoint writing and host work other than kernel launches",
@@ -51,7 +64,7 @@ NOT_MODELLED = (
     "fusion of operators other than attention",
     "stragglers, failures and clock throttling",
 )
-"""What predictions leave out, unless the caller knows better."""
+"""What predictions of every plan leave out."""
 
 _NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
 _UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
@@ -72,9 +85,8 @@ def assemble(
     origins: Sequence[Origin],
     provenance: Provenance,
     alternatives: Sequence[Candidate] = (),
-    not_modelled: Sequence[str] = NOT_MODELLED,
     shardings: Mapping[int, StageSharding] = _NONE,
-    scheduled: Scheduled | None = None,
+    scheduled: RankSchedule | None = None,
 ) -> Plan:
     """Write a judged decision out as a plan.
 
@@ -89,7 +101,6 @@ def assemble(
         origins: how each node of the graph was priced (`Profile.origin`).
         provenance: how the plan came to be.
         alternatives: other decisions worth showing, the answer left out.
-        not_modelled: what the predictions leave out.
         shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
         scheduled: the schedule laid on ranks, where it is not the decision's own by name in the usual order of ranks.
 
@@ -142,7 +153,7 @@ def assemble(
             *_raised(laid.section.corrections),
         ),
         not_modelled=(
-            *not_modelled,
+            *NOT_MODELLED,
             *_left_out(cluster, sharded=bool(used), again=any(len(s) > 1 for _, s in duplicated)),
         ),
         blocks=compress(blocks),
@@ -152,7 +163,7 @@ def assemble(
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
 
 
-def _said(decision: Configuration, laid: Scheduled, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
+def _said(decision: Configuration, laid: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
     """The configuration as the file says it: its shardings numbered in the order of the file, the schedule in full."""
     numbers = {number: place for place, number in enumerate(used, 1)}
     stages = tuple(dataclasses.replace(stage, sharding=numbers.get(stage.sharding, 0)) for stage in decision.stages)
@@ -200,19 +211,32 @@ def _named_stages(
     chain: Chain,
     blocks: Sequence[Block],
     decision: Configuration,
-    laid: Scheduled,
+    laid: RankSchedule,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """All stages with their names."""
-    groups, head = laid.groups, -1 if decision.whole_stages else head_block(chain)
+    head = -1 if decision.whole_stages else head_block(chain)
     found = []
-    for at, choice in enumerate(decision.stages):
-        stage = _stage(staging, blocks, decision, groups[at], at, head)
-        if choice.ranks > 1:
-            entry, name = used[choice.sharding]
-            held = rank_parameters(entry, choice.start, choice.stop)
-            stage = dataclasses.replace(stage, sharding=name, rank_parameters=held)
-        found.append(stage)
+    for index, choice in enumerate(decision.stages):
+        own = blocks[choice.start : choice.stop]
+        owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
+        entry, name = used[choice.sharding] if choice.ranks > 1 else (None, "")
+        found.append(
+            Stage(
+                index=index,
+                blocks=(choice.start, choice.stop),
+                modules=module_ranges([block.name for block in own]),
+                inputs=staging.inputs(index),
+                outputs=staging.outputs(index),
+                replicas=laid.groups[index],
+                recompute=choice.recompute,
+                kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+                zero=decision.zero,
+                parameters=sum(owners.values()),
+                sharding=name,
+                rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
+            )
+        )
     return tuple(found)
 
 
@@ -287,37 +311,88 @@ def _staging(
 
 def _block(graph: Graph, chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
-    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
-    parameters = []
-    for index in used:
-        p = graph.parameters[index]
-        label = "" if p.label == p.name else p.label
-        parameters.append(
-            BlockParameter(p.name, p.shape, str(p.dtype), label, p.module, p.trainable, p.transposed, p.tied_to)
+    keys = tuple(graph.nodes[node].key for node in nodes)
+    return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
+
+
+MOST_SHARES = 8
+"""Shares of servers that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeWords:
+    """An exchange in words: its methods, behind those of a plan; what a training backend must know; notes."""
+
+    methods: str = ""
+    tells: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
+    """How an exchange is told of.
+
+    Args:
+        exchange: the exchange.
+        ranks: that take part.
+        state_bytes: weights and optimizer state of the whole model.
+        host_s: seconds that rows on servers need beside the network.
+    """
+    kinds = sorted(set(exchange.methods.values()))
+    ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
+    notes = [f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden"]
+    notes += exchange.notes
+    if held := exchange.memory.server_optimizer:
+        notes.append(
+            f"the fullest server holds {format_bytes(state_bytes * held)} in host memory, whose size profiles do not"
+            f" say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
         )
-    return Block(chain.blocks[at].name, tuple(graph.nodes[node].key for node in nodes), tuple(parameters))
+    return ExchangeWords(f", {ways}" if ranks > 1 else "", _servers(exchange), tuple(notes))
 
 
-def _stage(
-    staging: Staging,
-    blocks: Sequence[Block],
-    decision: Configuration,
-    replicas: tuple[tuple[int, ...], ...],
-    index: int,
-    head: int,
-) -> Stage:
-    choice = decision.stages[index]
-    own = blocks[choice.start : choice.stop]
-    owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
-    return Stage(
-        index=index,
-        blocks=(choice.start, choice.stop),
-        modules=module_ranges([block.name for block in own]),
-        inputs=staging.inputs(index),
-        outputs=staging.outputs(index),
-        replicas=replicas,
-        recompute=choice.recompute,
-        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
-        zero=decision.zero,
-        parameters=sum(owners.values()),
+def _servers(exchange: Exchange) -> dict[str, str]:
+    """Which machines serve what, in a line: as many variables as they are alike."""
+    if not exchange.placements:
+        return {}
+    shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
+    if len(shares) == 1:
+        return {"servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MOST_SHARES])}
+    return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
+
+
+def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
+    """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
+    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
+    section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
+    return seal(
+        dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section)
+    )
+
+
+def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
+    """An exchange by tensor, tensors that travel alike together.
+
+    Args:
+        exchange: the exchange.
+        gradient_bytes: of each tensor.
+    """
+    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
+    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+    for name, method in exchange.methods.items():
+        groups.setdefault((method, shares.get(name, ())), []).append(name)
+    fused = any(len(t.variables) > 1 for t in exchange.transfers)
+    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    return ExchangeSection(
+        scheme=exchange.scheme,
+        seconds=significant(exchange.seconds),
+        exposed_s=significant(exchange.exposed_s),
+        tensors=tuple(
+            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
+            for (method, held), names in groups.items()
+        ),
+        links=tuple(
+            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
+            for v in exchange.traffic.by_level()
+        ),
+        messages=messages if fused else (),
+        notes=exchange.notes,
     )

@@ -1,20 +1,26 @@
-"""Every action once on its routed rank, reading weights that are there, in an order that runs to the end and fits."""
+"""Every action once on its routed rank, reading weights that are there, in an order that runs to the end and fits.
+
+What a plan says about its orders is what they do: versions of the weights, staleness, averages, weight policy.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from planner.errors import PlanError
-from planner.plans.check_claims import check_claims
-from planner.plans.check_held import check_held
-from planner.plans.findings import Fault, Finding
-from planner.plans.play import play
+from planner.errors import PlanError, UsageError
+from planner.memory import room_bytes
+from planner.plans.files import compared, plain
+from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
+from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
-from planner.plans.works import leaders, malformed, one_copy, work_of
 from planner.schedules.compiling import compile_orders
-from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy
+from planner.schedules.lending import lent_bytes, own_bytes
+from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy, Work
+from planner.units import format_bytes
 
 Lanes = Mapping[int, Sequence[Sequence[Action]]]
 Key = tuple[ActionKind, int, int, int]
@@ -24,7 +30,9 @@ _EXCHANGES = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC)
 _COUNTED = (*_EXCHANGES, ActionKind.UPDATE)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
-_MARKED = re.compile("[@>RG]|SA")
+_WORKER = re.compile(r"worker ([0-9]+)")
+_REPETITIONS = 2
+"""How often what goes on for ever is played to see what it does."""
 _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 
@@ -46,10 +54,10 @@ def check_schedule(plan: Plan) -> list[Finding]:
         found += _counts(plan, rank, lanes)
         for actions in lanes:
             found += _order(plan, rank, actions)
-    ranks, copies = leaders(plan)
-    played = {rank: orders[rank] for rank in ranks} if copies > 1 else orders
-    found = found or play(plan, played) or _compiled(plan)
-    return found or [*check_claims(plan), *check_held(plan, orders, everyone)]
+    found = found or list(_compiled(plan, orders))
+    if not found and plan.schedule.continuous:
+        found += _run_twice(plan)
+    return found or check_held(plan, orders, everyone)
 
 
 def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:
@@ -207,24 +215,136 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
             yield Finding(Fault.ACTION_ORDER, message, "put it after", stage, rank)
 
 
-def _compiled(plan: Plan) -> list[Finding]:
-    """What only the compiled orders show: weight versions, parts, sends, launches, evictions, room for forwards.
+def _compiled(plan: Plan, orders: Lanes) -> Iterator[Finding]:
+    """What only compiled orders show: ranks that wait for each other, weight versions, parts, sends, evictions, room.
 
-    Orders with none of these are left to the other checks.
+    Ranks that do otherwise than the first one of their group are looked at in its place.
     """
-    section = plan.schedule
-    marked = any(_MARKED.search(order.actions) for order in section.orders)
-    if not (section.versions or section.limits or section.parts > 1 or section.side_by_side or marked):
-        return []
-    ranks, _ = leaders(plan)
-    work = work_of(plan, ranks)
+    leading, _ = leaders(plan)
+    groups = {group[0]: group for stage in plan.stages for group in stage.replicas}
+    for place in range(max(map(len, groups.values()))):
+        ranks = [_at_place(groups[rank], place, orders) for rank in leading]
+        if place == 0 or ranks != leading:
+            yield from _blocked(plan, ranks)
+
+
+def _at_place(group: Sequence[int], place: int, orders: Lanes) -> int:
+    """The rank at a place of a group where it has orders of its own, else the group's first rank."""
+    return group[place] if place < len(group) and group[place] in orders else group[0]
+
+
+def _blocked(plan: Plan, ranks: Sequence[int]) -> Iterator[Finding]:
+    """Why the orders of one rank of each replica cannot run."""
+    work = _met(work_of(plan, ranks), tied_groups(range(len(plan.stages)), plan.shared_parameters))
     try:
         compile_orders(work)
     except OrderError as error:
-        rank = ranks[work.lane_workers[error.lane]]
+        rank, message = ranks[work.lane_workers[error.lane]], error.problem.message
         stage = work.lanes[error.lane][error.index].stage
-        fault = Fault.WEIGHT_VERSION if "version" in error.problem.message else Fault.ACTION_ORDER
-        return [Finding(fault, f"rank {rank}: {error.problem.message}", error.problem.hint, stage, rank)]
+        if "deadlock" in message:
+            told = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
+            yield Finding(Fault.DEADLOCK, told, "reorder their actions", stage, rank)
+        else:
+            fault = Fault.WEIGHT_VERSION if "version" in message else Fault.ACTION_ORDER
+            yield Finding(fault, f"rank {rank}: {message}", error.problem.hint, stage, rank)
     except PlanError as error:
-        return [Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)]
-    return []
+        yield Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)
+
+
+def _met(work: Work, group: Mapping[int, int]) -> Work:
+    """Orders in which stages that sum gradients of the same parameters have one exchange, by the lowest stage."""
+    if all(stage == lowest for stage, lowest in group.items()):
+        return work
+    met: set[tuple[int, Action]] = set()
+    lanes: list[list[Action]] = []
+    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+        lanes.append([])
+        for action in lane:
+            if action.kind in _EXCHANGES:
+                action = replace(action, stage=group[action.stage])
+                if (worker, action) in met:
+                    continue
+                met.add((worker, action))
+            lanes[-1].append(action)
+    return replace(work, lanes=tuple(map(tuple, lanes)))
+
+
+def _run_twice(plan: Plan) -> Iterator[Finding]:
+    """What goes on for ever goes on when it is repeated."""
+    ranks, copies = leaders(plan)
+    try:
+        compile_orders(work_of(plan, ranks, _REPETITIONS, copies))
+    except PlanError as error:
+        message = f"what goes on for ever does not run twice: {error.problem.message}"
+        yield Finding(Fault.ACTION_ORDER, message, error.problem.hint)
+
+
+def check_claims(plan: Plan) -> Iterator[Finding]:
+    """The plan says of its schedule what the schedule makes of the configuration: orders, versions, averages, delays.
+
+    A schedule of the user's own is read off the orders, and then laid on ranks as any other. O(actions).
+
+    Args:
+        plan: a plan whose configuration agrees with the rest of it, and whose orders run.
+    """
+    try:
+        laid = lay_out(plan.configuration, schedule=schedule_of(plan))
+    except (PlanError, UsageError) as error:
+        yield Finding(Fault.SCHEDULE_CLAIM, error.problem.message, error.problem.hint)
+        return
+    met = met_in_order(laid.section.orders, tied_groups(range(len(plan.stages)), plan.shared_parameters))
+    right = replace(laid.section, orders=met, given=plan.schedule.given)
+    for what, said, laid_out in (
+        ("world_size", plan.world_size, laid.world_size),
+        ("routing", plan.routing, laid.routing),
+        ("schedule", plain(plan.schedule), plain(right)),
+    ):
+        for difference in compared((what,), said, laid_out):
+            yield Finding(Fault.SCHEDULE_CLAIM, str(difference), AGAIN)
+
+
+Orders = Mapping[int, Sequence[Sequence[Action]]]
+"""By rank, the actions of each of its lanes."""
+
+
+def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
+    """The first action of each rank at which it holds more than its device has; O(actions).
+
+    Counted in the order of one lane, without a clock: what other ranks evict to this one is counted as if it were there
+    all the time, as nothing in the orders says when it is not. Of a rank with several lanes only what rests is counted.
+
+    Args:
+        plan: the plan.
+        orders: of the ranks that are looked at.
+        lenders: of all ranks that may evict to one of these.
+    """
+    units = {stage.index: plan.predictions.stages[stage.index].unit_bytes for stage in plan.stages}
+    lent = lent_bytes((lane for lanes in lenders.values() for lane in lanes), units)
+    found = []
+    for rank, lanes in orders.items():
+        stages = plan.stages_of(rank)
+        if not stages:
+            continue
+        terms = [plan.predictions.stages[stage] for stage in stages]
+        resting = sum(_resting(plan, stage) for stage in stages) + round(lent.get(rank, 0))
+        resting += max(t.memory.reserve_bytes for t in terms)
+        resting += max(t.memory.workspace_bytes for t in terms)
+        capacity = min(t.capacity_bytes for t in terms)
+        room = room_bytes(capacity) - resting
+        at, held = -1 if room >= 0 else 0, 0.0
+        if len(lanes) == 1 and room >= 0:
+            held, at = own_bytes(lanes[0], units, room)
+        if at >= 0:
+            message = (
+                f"rank {rank} holds {format_bytes(resting + held)} of {format_bytes(capacity)} when {lanes[0][at]} runs"
+            )
+            if rank in lent:
+                message += f", {format_bytes(lent[rank])} of it evicted from other ranks"
+            hint = "keep fewer micro-batches, recompute, or cut the model into more stages"
+            found.append(Finding(Fault.MEMORY, message, hint, lanes[0][at].stage, rank))
+    return found
+
+
+def _resting(plan: Plan, stage: int) -> int:
+    memory = plan.predictions.stages[stage].memory
+    return memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes

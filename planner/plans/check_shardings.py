@@ -6,16 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.costs.precision import precision
 from planner.errors import PlanError, UsageError
-from planner.plans.findings import Fault, Finding
-from planner.plans.records import Stage
-from planner.plans.sections import stage_collectives
+from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.records import Boundary, Stage
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
-from planner.sharding import parse_layout
+from planner.sharding import parse_layout, refusal, shard_elements
 
-MAKE_AGAIN = "plan again instead of editing the file"
 TOLERANCE = 1e-6
 FREE = "free"
 """Treatment of boundaries under which each tensor lies where its entries say."""
@@ -52,10 +49,10 @@ def _named(plan: Plan) -> Iterator[Finding]:
     for stage in plan.stages:
         if stage.sharding and stage.sharding not in counts:
             message = f"stage {stage.index} has sharding {stage.sharding!r}, which is not in the plan"
-            yield Finding(Fault.SHARDING, message, MAKE_AGAIN, stage.index)
+            yield Finding(Fault.SHARDING, message, AGAIN, stage.index)
         if not stage.sharding and stage.rank_parameters:
             message = f"stage {stage.index} says what a rank of a group holds but has no sharding"
-            yield Finding(Fault.SHARDING, message, MAKE_AGAIN, stage.index)
+            yield Finding(Fault.SHARDING, message, AGAIN, stage.index)
     for name in counts.keys() - used:
         yield Finding(Fault.SHARDING, f"no stage has sharding {name!r}", "leave it out", tensor=name)
 
@@ -83,7 +80,7 @@ def _mesh(sharding: Sharding) -> Iterator[Finding]:
         )
     if len(sharding.boundaries) != len(sharding.axes):
         message = f"{sharding.name!r} treats boundaries on {len(sharding.boundaries)} axes of {len(sharding.axes)}"
-        yield Finding(Fault.MESH, message, MAKE_AGAIN, tensor=sharding.name)
+        yield Finding(Fault.MESH, message, AGAIN, tensor=sharding.name)
     elif 0 < sharding.boundaries.count(FREE) < len(sharding.boundaries):
         message = f"{sharding.name!r} leaves boundaries free on some axes and treats them alike on others"
         yield Finding(Fault.MESH, message, "free on all axes or on none", tensor=sharding.name)
@@ -95,7 +92,7 @@ def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:
     counts: Counter[int] = Counter()
     for entry in sharding.blocks:
         if not entry.of:
-            yield Finding(Fault.SHARDING_BLOCKS, f"an entry of {sharding.name!r} is about no block", MAKE_AGAIN)
+            yield Finding(Fault.SHARDING_BLOCKS, f"an entry of {sharding.name!r} is about no block", AGAIN)
         counts.update(block for block, _ in entry.members())
         for series in entry.of:
             if series.count < 1 or series.step < 1 or (series.count == 1 and series.step > 1):
@@ -108,7 +105,7 @@ def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:
             yield Finding(Fault.SHARDING_BLOCKS, message, hint, wanted.get(block, -1))
     for block in wanted.keys() - counts.keys():
         message = f"{sharding.name!r} does not say how block {block} is sharded"
-        yield Finding(Fault.SHARDING_BLOCKS, message, MAKE_AGAIN, wanted[block])
+        yield Finding(Fault.SHARDING_BLOCKS, message, AGAIN, wanted[block])
 
 
 def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Finding]:
@@ -119,10 +116,10 @@ def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Find
         for name, count in Counter(own).items():
             if count > 1:
                 message = f"{what} {name!r} is listed {count} times in an entry of {sharding.name!r}"
-                yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+                yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=name)
     for name in set(entry.first[1]) - set(entry.said) if entry.members() else ():
         message = f"{name!r} is among the names of an entry of {sharding.name!r}, which says nothing of it"
-        yield Finding(Fault.SHARDING_NAMES, message, MAKE_AGAIN, tensor=name)
+        yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=name)
     for block, names in entry.members():
         if not 0 <= block < len(table):
             continue
@@ -139,7 +136,7 @@ def _entry(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[Find
     for o in entry.operators:
         if len(o.splits) != len(sharding.axes):
             message = f"operator {o.operator!r} is split on {len(o.splits)} axes of {len(sharding.axes)}"
-            yield Finding(Fault.SPLIT, message, MAKE_AGAIN, tensor=o.operator)
+            yield Finding(Fault.SPLIT, message, AGAIN, tensor=o.operator)
     for name, used in [(c.of, c.axes) for c in entry.collectives] + [(h.weight, h.axes) for h in entry.holdings]:
         strange = set(used) - axes
         if strange or not used or name not in set(entry.names):
@@ -164,17 +161,32 @@ def _boundaries(plan: Plan) -> Iterator[Finding]:
         if b.layout != (made.value if made else ""):
             said = made.value if made else "on one rank"
             message = f"{b.tensor!r} is sent as {b.layout or 'of one rank'}, but it lies {said} on stage {b.from_stage}"
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
+            continue
+        if b.rank_bytes != _rank_bytes(plan, b):
+            message = f"{b.tensor!r} as {b.layout} is not {b.rank_bytes} bytes of {b.bytes} on a rank"
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
         if b.received and len(b.received) != len(b.to_stages):
             message = f"{b.tensor!r} goes to {len(b.to_stages)} stages and is received by {len(b.received)}"
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, b.from_stage, tensor=b.tensor)
             continue
         for to, text in zip(b.to_stages, b.received or ("",) * len(b.to_stages), strict=True):
             read = plan.layout_of(b.tensor, to)
             if (read is not None and text != read.value) or (text and not plan.stages[to].sharding):
                 said = read.value if read else "on one rank"
                 message = f"{b.tensor!r} is received as {text or 'of one rank'}, but it lies {said} on stage {to}"
-                yield Finding(Fault.BOUNDARY_LAYOUT, message, MAKE_AGAIN, to, tensor=b.tensor)
+                yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, to, tensor=b.tensor)
+
+
+def _rank_bytes(plan: Plan, boundary: Boundary) -> int:
+    """Bytes that a rank holds of a tensor between stages; 0 in groups of one rank, and where it cannot lie so."""
+    sharding, shape = plan.sharding_of(boundary.from_stage), boundary.shape
+    if sharding is None:
+        return 0
+    layout = parse_layout(boundary.layout, len(sharding.axes)) if boundary.layout else ()
+    if not layout or refusal(shape, layout, sharding.sizes, padded=sharding.padded):
+        return 0
+    return boundary.bytes * shard_elements(shape, layout, sharding.sizes) // max(1, math.prod(shape))
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
@@ -182,31 +194,17 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
     terms = plan.predictions.stages[stage.index]
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: found[0].figures for b, found in entries.items() if found}
-    kept = set(stage.kept_blocks)
-    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in kept)
-    chosen, replicas = precision(plan.options.precision), len(stage.replicas)
+    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks)
+    forward_s = sum(f.forward_s for f in figures.values())
+    backward_s = sum(f.backward_s for f in figures.values()) + again
     sums = {
         "recompute_s": (terms.recompute_s, again),
         "inside_s": (terms.inside_s, sum(f.communication_s for f in figures.values())),
         "inside_bytes": (terms.inside_bytes, round(sum(f.sent_bytes for f in figures.values()))),
-        "memory.weights_bytes": (
-            terms.memory.weights_bytes,
-            math.ceil(stage.rank_parameters * chosen.weight_bytes / (replicas if stage.zero >= 3 else 1)),
-        ),
-        "memory.gradients_bytes": (
-            terms.memory.gradients_bytes,
-            math.ceil(stage.rank_parameters * chosen.gradient_bytes / (replicas if stage.zero >= 2 else 1)),
-        ),
+        "forward_s": (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s, forward_s),
+        "backward_s": (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s, backward_s),
     }
-    listed = [c for c in terms.collectives if c.of != "tied gradients"]
-    if listed != list(stage_collectives(stage, chosen)):
-        message = f"stage {stage.index} does not sum the gradients of {stage.rank_parameters} parameters a rank"
-        yield Finding(Fault.SHARDED_STAGE, message, MAKE_AGAIN, stage.index)
-    forward_s = sum(f.forward_s for f in figures.values())
-    backward_s = sum(f.backward_s for f in figures.values()) + again
-    sums["forward_s"] = (min(terms.forward_s, forward_s) if stage.zero >= 3 else terms.forward_s), forward_s
-    sums["backward_s"] = (min(terms.backward_s, backward_s) if stage.zero >= 2 else terms.backward_s), backward_s
     for what, (said, right) in sums.items():
         if not math.isclose(said, right, rel_tol=TOLERANCE, abs_tol=1e-12):
             message = f"stage {stage.index} says {what} {said:.9g}, its sharded blocks make {right:.9g}"
-            yield Finding(Fault.SHARDED_STAGE, message, MAKE_AGAIN, stage.index)
+            yield Finding(Fault.SHARDED_STAGE, message, AGAIN, stage.index)

@@ -1,4 +1,4 @@
-"""What a plan must satisfy by itself: ranges, ranks, batches, ties, memory, flags, digest."""
+"""What a plan must satisfy by itself: ranges, ranks, batches, ties, memory, flags, digest, and its configuration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from planner.errors import PlanError, UsageError
+from planner.exchange import get as scheme
 from planner.graph import DType
 from planner.memory import fits
 from planner.plans.files import digest_of
-from planner.plans.findings import Fault, Finding
-from planner.plans.flags import Requirement
-from planner.plans.requirements import requirements
+from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.rank_schedule import placed_groups
+from planner.plans.readings import requirements
+from planner.plans.records import Requirement
 from planner.plans.types import Plan
 from planner.schedules.types import WeightPolicy
 
-_MAKE_AGAIN = "plan again instead of editing the file"
 _TOLERANCE = 1e-6
 
 
@@ -31,18 +33,18 @@ def check_structure(plan: Plan) -> list[Finding]:
 def _stages(plan: Plan) -> Iterator[Finding]:
     """Stages in order, each a non-empty range of blocks, together all of them; every other check relies on it."""
     if not plan.stages:
-        yield Finding(Fault.STAGE_RANGE, "the plan has no stages", _MAKE_AGAIN)
+        yield Finding(Fault.STAGE_RANGE, "the plan has no stages", AGAIN)
         return
     expected = 0
     for position, stage in enumerate(plan.stages):
         start, stop = stage.blocks
         if stage.index != position:
-            yield Finding(Fault.STAGE_RANGE, f"stage {stage.index} stands at place {position}", _MAKE_AGAIN, position)
+            yield Finding(Fault.STAGE_RANGE, f"stage {stage.index} stands at place {position}", AGAIN, position)
         if start != expected or stop <= start:
             message = f"stage {position} is blocks [{start}, {stop}], expected to start at {expected}"
             yield Finding(Fault.STAGE_RANGE, message, "stages follow each other without gap or overlap", position)
         if not stage.replicas or not all(stage.replicas):
-            yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", _MAKE_AGAIN, position)
+            yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", AGAIN, position)
         outside = [b for b in stage.kept_blocks if not start <= b < stop]
         if outside or (stage.kept_blocks and not stage.recompute):
             message = f"stage {position} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
@@ -65,7 +67,7 @@ def _stages(plan: Plan) -> Iterator[Finding]:
 
 def _digest(plan: Plan) -> Iterator[Finding]:
     if plan.digest != digest_of(plan):
-        yield Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match", _MAKE_AGAIN)
+        yield Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match", AGAIN)
 
 
 def _operators(plan: Plan) -> Iterator[Finding]:
@@ -86,7 +88,7 @@ def _operators(plan: Plan) -> Iterator[Finding]:
     listed = len(homes.keys() | side.keys())
     if listed != plan.model.operators:
         message = f"the plan lists {listed} operators, the model has {plan.model.operators}"
-        yield Finding(Fault.OPERATOR_COUNT, message, _MAKE_AGAIN)
+        yield Finding(Fault.OPERATOR_COUNT, message, AGAIN)
 
 
 def _ranks(plan: Plan) -> Iterator[Finding]:
@@ -116,7 +118,7 @@ def _batches(plan: Plan) -> Iterator[Finding]:
         return
     if batches.global_batch != plan.options.global_batch:
         message = f"the global batch is {batches.global_batch}, asked for was {plan.options.global_batch}"
-        yield Finding(Fault.DIVISIBILITY, message, _MAKE_AGAIN)
+        yield Finding(Fault.DIVISIBILITY, message, AGAIN)
     if not math.isclose(batches.gradient_scale, 1.0 / batches.count, rel_tol=_TOLERANCE):
         message = f"gradient scale {batches.gradient_scale} is not 1 / {batches.count}"
         yield Finding(Fault.DIVISIBILITY, message, "the sum of scaled gradients is that of the mean loss")
@@ -141,10 +143,10 @@ def _boundaries(plan: Plan) -> Iterator[Finding]:
             yield Finding(Fault.BOUNDARY_SHAPE, f"{b.tensor!r} has unknown type {b.dtype!r}", tensor=b.tensor)
         elif b.bytes != (math.prod(b.shape) * DType(b.dtype).bits + 7) // 8:
             message = f"{b.tensor!r}: {b.bytes} bytes are not those of {b.dtype} {list(b.shape)}"
-            yield Finding(Fault.BOUNDARY_SHAPE, message, _MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            yield Finding(Fault.BOUNDARY_SHAPE, message, AGAIN, b.from_stage, tensor=b.tensor)
         if b.gradient and b.dtype in set(DType) and not DType(b.dtype).is_float:
             message = f"{b.tensor!r} of type {b.dtype} cannot carry a gradient"
-            yield Finding(Fault.BOUNDARY_GRADIENT, message, _MAKE_AGAIN, b.from_stage, tensor=b.tensor)
+            yield Finding(Fault.BOUNDARY_GRADIENT, message, AGAIN, b.from_stage, tensor=b.tensor)
 
 
 def _ties(plan: Plan) -> Iterator[Finding]:
@@ -168,7 +170,7 @@ def _ties(plan: Plan) -> Iterator[Finding]:
             yield Finding(Fault.WRONG_TIE, message, hint, min(shared.stages, default=-1), tensor=owner)
         if len(holders.get(owner, ())) < 2:
             message = f"parameter {owner!r} is declared as shared, but no two stages hold it"
-            yield Finding(Fault.WRONG_TIE, message, _MAKE_AGAIN, tensor=owner)
+            yield Finding(Fault.WRONG_TIE, message, AGAIN, tensor=owner)
 
 
 def _parameters(plan: Plan) -> Iterator[Finding]:
@@ -176,7 +178,7 @@ def _parameters(plan: Plan) -> Iterator[Finding]:
         held = {p.owner: p.elements for p in plan.stage_parameters(stage.index) if p.trainable}
         if sum(held.values()) != stage.parameters:
             message = f"stage {stage.index} says {stage.parameters} parameters, its blocks hold {sum(held.values())}"
-            yield Finding(Fault.PARAMETERS, message, _MAKE_AGAIN, stage.index)
+            yield Finding(Fault.PARAMETERS, message, AGAIN, stage.index)
 
 
 def _memory(plan: Plan) -> Iterator[Finding]:
@@ -186,33 +188,101 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
-        if prediction.in_flight * prediction.unit_bytes > prediction.memory.activations_bytes:
-            kept = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
-            message = f"stage {stage.index} keeps {kept}, but says {prediction.memory.activations_bytes} in all"
-            yield Finding(Fault.MEMORY, message, _MAKE_AGAIN, stage.index)
+        said, kept = prediction.memory.activations_bytes, prediction.in_flight * prediction.unit_bytes
+        if said < kept or (said > kept + prediction.in_flight + 1 and not stage.recompute):
+            held = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {held}, but says {said} in all"
+            yield Finding(Fault.MEMORY, message, AGAIN, stage.index)
 
 
 def _predictions(plan: Plan) -> Iterator[Finding]:
     predictions = plan.predictions
     if len(predictions.stages) != len(plan.stages) or not 0 <= predictions.bottleneck < len(plan.stages):
         message = f"predictions are for {len(predictions.stages)} stages, the plan has {len(plan.stages)}"
-        yield Finding(Fault.PREDICTION_STAGES, message, _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTION_STAGES, message, AGAIN)
     if predictions.iteration_s <= 0:
-        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", AGAIN)
         return
     expected = plan.micro_batches.global_batch / predictions.iteration_s
     if not math.isclose(predictions.samples_per_s, expected, rel_tol=_TOLERANCE):
         message = f"{predictions.samples_per_s} samples/s are not global batch / iteration time = {expected:.6g}"
-        yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTIONS, message, AGAIN)
     reached_s = predictions.reached_s
     if predictions.bound_s > reached_s * (1 + _TOLERANCE):
         message = f"the bound {predictions.bound_s} s is above the iteration time {reached_s} s"
-        yield Finding(Fault.PREDICTIONS, message, _MAKE_AGAIN)
+        yield Finding(Fault.PREDICTIONS, message, AGAIN)
 
 
 def _requires(plan: Plan) -> Iterator[Finding]:
     derived = set(requirements(plan, divided=Requirement.MID_MODULE_CUT in plan.requires))
     for name in sorted(derived - set(plan.requires)):
-        yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", _MAKE_AGAIN)
+        yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", AGAIN)
     for name in sorted(set(plan.requires) - derived):
-        yield Finding(Fault.REQUIRES, f"the plan requires {name} but does not need it", _MAKE_AGAIN)
+        yield Finding(Fault.REQUIRES, f"the plan requires {name} but does not need it", AGAIN)
+
+
+_Pair = tuple[str, object, str, object]
+
+
+def check_configuration(plan: Plan) -> list[Finding]:
+    """Findings about values that the configuration and another part of the file say differently; O(stages + ranks)."""
+    own = plan.configuration
+    if len(own.stages) != len(plan.stages):
+        return [_finding(("configuration.stages", len(own.stages), "stages", len(plan.stages)), "entries")]
+    found = [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
+    return found or [*_placed(plan)]
+
+
+def _finding(pair: _Pair, unit: str = "") -> Finding:
+    path, own, other, said = (str(part) for part in pair)
+    has = f" has {unit}" if unit else ""
+    return Finding(Fault.CONFIGURATION, f"{path}{has} is {own}, {other}{has} is {said}", AGAIN)
+
+
+def _configured(plan: Plan) -> Iterator[_Pair]:
+    """What is said once of all stages."""
+    own, batches = plan.configuration, plan.micro_batches
+    yield "configuration.copies", own.copies, "copies", plan.copies
+    yield "configuration.micro_batch", own.micro_batch, "micro_batches.size", batches.size
+    count = own.copies * own.micro_batches
+    yield "configuration.copies * micro_batches", count, "micro_batches.count", batches.count
+    yield "configuration.schedule", own.schedule, "schedule.name", plan.schedule.name
+    yield "configuration.transfers", own.transfers.value, "schedule.transfers", plan.schedule.transfers
+    if own.exchange and scheme(own.exchange).zero is None:  # what a ZeRO stage exchanges stands with the stages
+        yield "configuration.exchange", own.exchange, "exchange.scheme", plan.exchange.scheme if plan.exchange else ""
+
+
+def _configured_stages(plan: Plan) -> Iterator[_Pair]:
+    """What is said of each stage."""
+    names = ("", *(sharding.name for sharding in plan.shardings))
+    alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
+    for at, (choice, stage) in enumerate(zip(plan.configuration.stages, plan.stages, strict=True)):
+        own, other = f"configuration.stages[{at}]", f"stages[{at}]"
+        yield f"{own}.start", choice.start, f"{other}.blocks[0]", stage.blocks[0]
+        yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
+        yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
+        yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
+        yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
+        named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding
+        yield f"{own}.sharding", named, f"{other}.sharding", stage.sharding
+        if alone:
+            groups = plan.copies * choice.replicas
+            yield f"{own}.replicas * copies", groups, f"{other}.replicas: groups", len(stage.replicas)
+
+
+def _placed(plan: Plan) -> Iterator[Finding]:
+    """The groups of ranks are those on which the configuration puts every stage; orders of one's own may put it
+    elsewhere."""
+    if plan.schedule.given == "orders":
+        return
+    try:
+        placed = placed_groups(plan.configuration)
+    except (UsageError, PlanError) as error:
+        yield Finding(Fault.CONFIGURATION, f"configuration: {error.problem.message}", error.problem.hint)
+        return
+    for at, groups in enumerate(placed):
+        strange = groups.symmetric_difference(plan.stages[at].replicas)
+        if strange:
+            listed = ", ".join(f"{group[0]}-{group[-1]}" for group in sorted(strange)[:4])
+            message = f"stages[{at}].replicas is not where configuration puts the stage: ranks {listed} are in one only"
+            yield Finding(Fault.CONFIGURATION, message, AGAIN, at)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from planner.errors import PlanError
 from planner.graph import Graph, build_chain
-from planner.plans import files, layout, strict
+from planner.plans import documents, files
 from planner.plans.types import FORMAT as PLAN_FORMAT
 from planner.plans.types import Plan
 from planner.space.configuration import Configuration
@@ -44,23 +44,18 @@ class ConfigurationFile:
 
 def configuration_document(configuration: Configuration | Degrees) -> dict[str, Any]:
     """A configuration as plain dicts and lists, fields with their default left out."""
-    if isinstance(configuration, Degrees):
-        kind, fields = "degrees", files.plain(configuration)
-    else:
-        kind, fields = "configuration", files.plain(configuration)
-    return {"format": FORMAT, "version": VERSION, kind: fields}
+    kind = "degrees" if isinstance(configuration, Degrees) else "configuration"
+    return {"format": FORMAT, "version": VERSION, kind: files.plain(configuration)}
 
 
 def dump_configuration(configuration: Configuration | Degrees) -> str:
     """A configuration as JSON text; the same one gives the same bytes."""
-    return layout.pretty(configuration_document(configuration)) + "\n"
+    return documents.pretty(configuration_document(configuration)) + "\n"
 
 
 def configuration_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
-    from planner.plans.schema import described
-
-    schema = described(strict.adapter(ConfigurationFile).json_schema())
+    schema = documents.described(documents.adapter(ConfigurationFile).json_schema())
     stage = schema["$defs"]["StageChoice"]["properties"]
     for edge in _EDGES:  # a name, too, becomes a number before the file is held against the type
         stage[edge] = {**stage[edge], "type": ["integer", "string"]}
@@ -83,7 +78,7 @@ def load_configuration(path: str | Path, graph: Graph | None = None) -> Configur
             column and path.
         JobError: the model has no block of a name, or several.
     """
-    return parse_configuration(strict.read_bytes(path), graph, name=str(path))
+    return parse_configuration(documents.read_bytes(path), graph, name=str(path))
 
 
 def parse_configuration(
@@ -94,12 +89,12 @@ def parse_configuration(
     Raises:
         PlanError, JobError: as `load_configuration`.
     """
-    content, document = strict.document(text, name)
+    content, document = documents.document(text, name)
     if document.get("format") == PLAN_FORMAT:
         return files.loads(content, name=name)
-    strict.require_form(document, FORMAT, (VERSION,), name)
+    documents.require_form(document, FORMAT, (VERSION,), name)
     edited = json.dumps(_numbered(document, graph)) if graph is not None else content
-    read = strict.validated(edited, ConfigurationFile, name=name, shown=content)
+    read = documents.validated(edited, ConfigurationFile, name=name, shown=content)
     found = read.configuration or read.degrees
     if found is None or (read.configuration and read.degrees):
         raise PlanError(

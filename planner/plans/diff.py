@@ -1,16 +1,21 @@
-"""What differs between two plans, told by stage, block, tensor or option, never by position in a list."""
+"""What differs between two plans, told by stage, block, tensor or option, never by position in a list.
+
+Blocks whose shardings changed alike are told once.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from planner.plans.diff_shardings import mesh_facts, sharding_facts
 from planner.plans.files import left_out
+from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
+from planner.units import plural
 
 Value = str | int | float | bool | None | tuple[str | int, ...]
 Key = tuple[str, ...]
@@ -82,9 +87,10 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
-            before, after = dict(_facts(old, area)), dict(_facts(new, area))
             if area is Area.SHARDINGS:
                 before, after = sharding_facts(old, new)
+            else:
+                before, after = (dict(_FACTS[area](plan)) for plan in (old, new))
             changes += _compare(area, before, after, close)
     return changes
 
@@ -128,45 +134,6 @@ def _relative(old: Value, new: Value) -> float | None:
     return (new - old) / abs(old) if old and math.isfinite(old) else None
 
 
-def _facts(plan: Plan, area: Area) -> Iterator[tuple[Key, Value]]:
-    """What a part of the plan says, as values by key; of shardings nothing, which are compared kind by kind."""
-    match area:
-        case Area.MODEL:
-            yield from _model(plan)
-        case Area.HARDWARE:
-            yield from _hardware(plan)
-        case Area.OPTIONS:
-            yield from _fields(plan.options)
-        case Area.BATCHES:
-            yield from _fields(plan.micro_batches)
-            yield ("copies",), plan.copies
-            yield ("world_size",), plan.world_size
-        case Area.STAGES:
-            yield from _stages(plan)
-        case Area.BLOCKS:
-            yield from _blocks(plan)
-        case Area.SHARDINGS:
-            return
-        case Area.BOUNDARIES:
-            yield from _boundaries(plan)
-        case Area.PARAMETERS:
-            yield from _parameters(plan)
-        case Area.SCHEDULE:
-            yield from _schedule(plan)
-        case Area.REQUIRES:
-            yield from (((str(flag),), True) for flag in plan.requires)
-        case Area.PREDICTIONS:
-            yield from _predictions(plan)
-        case Area.ALTERNATIVES:
-            yield from _alternatives(plan)
-        case Area.COVERAGE:
-            yield from _fields(plan.coverage, leave=("fallback_ops",))
-            yield from ((("fallback", op), count) for op, count in plan.coverage.fallback_ops.items())
-        case Area.NOTES:
-            yield from (((n.code, n.where or n.message), n.message) for n in plan.notes)
-            yield from ((("not modelled", text), True) for text in plan.not_modelled)
-
-
 def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[tuple[Key, Value]]:
     """The plain fields of a dataclass, as far as its file has them."""
     for field in fields(value):  # type: ignore[arg-type]
@@ -188,6 +155,22 @@ def _hardware(plan: Plan) -> Iterator[tuple[Key, Value]]:
         yield from _fields(run, f"devices from rank {run.first_rank}", leave=("first_rank",))
     for level in plan.hardware.levels:
         yield from _fields(level, f"level {level.name}", leave=("name",))
+
+
+def _batches(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.micro_batches)
+    yield ("copies",), plan.copies
+    yield ("world_size",), plan.world_size
+
+
+def _coverage(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from _fields(plan.coverage, leave=("fallback_ops",))
+    yield from ((("fallback", op), count) for op, count in plan.coverage.fallback_ops.items())
+
+
+def _notes(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from (((n.code, n.where or n.message), n.message) for n in plan.notes)
+    yield from ((("not modelled", text), True) for text in plan.not_modelled)
 
 
 def _stages(plan: Plan) -> Iterator[tuple[Key, Value]]:
@@ -271,3 +254,94 @@ def _alternatives(plan: Plan) -> Iterator[tuple[Key, Value]]:
         yield (head, "iteration_s"), other.iteration_s
         yield (head, "memory_bytes"), other.memory_bytes
         yield (head, "infeasible"), other.infeasible
+
+
+Known = Mapping[str, tuple[int, ShardedBlock, Mapping[str, str]]]
+"""By name of a block, number of its entry, the entry, and from the names in there to the block's own."""
+
+
+def sharding_facts(old: Plan, new: Plan) -> tuple[dict[Key, Value], dict[Key, Value]]:
+    """How both plans split operators and lay tensors, of one block for all that are alike in each of the plans.
+
+    Raises:
+        PlanError: an entry's names do not fit the plan's blocks.
+
+    O(names of all blocks).
+    """
+    if not (old.shardings or new.shardings):
+        return {}, {}
+    before, after = _known(old), _known(new)
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name in sorted(before.keys() | after.keys(), key=_natural):
+        pair = tuple(known[name][0] if name in known else -1 for known in (before, after))
+        groups.setdefault((pair[0], pair[1]), []).append(name)
+    facts: tuple[dict[Key, Value], dict[Key, Value]] = {}, {}
+    for names in groups.values():
+        more = len(names) - 1
+        head = f"{names[0]} and {plural(more, 'block')} like it" if more else names[0]
+        for found, known in zip(facts, (before, after), strict=True):
+            if names[0] in known:
+                found.update(_entry_facts(head, known[names[0]][1], known[names[0]][2]))
+    return facts
+
+
+def mesh_facts(plan: Plan, stage: int) -> Iterator[tuple[str, Value]]:
+    """Ranks of a stage's replicas, their mesh, and how tensors between blocks lie on it."""
+    sharding = plan.sharding_of(stage)
+    yield "width", plan.stages[stage].group_ranks
+    yield "mesh", " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else ""
+    yield "tensors between blocks", "/".join(sharding.boundaries) if sharding else ""
+    yield "uneven cuts", sharding.padded if sharding else False
+
+
+def _known(plan: Plan) -> Known:
+    found: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
+    numbers: dict[int, int] = {}
+    for stage in plan.stages:
+        for block in range(*stage.blocks) if stage.sharding else ():
+            entry = plan.sharded_block(stage.index, block)
+            if entry is not None:
+                number = numbers.setdefault(id(entry[0]), len(numbers))
+                found[plan.block_table[block].name] = number, *entry
+    return found
+
+
+def _entry_facts(head: str, entry: ShardedBlock, names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
+    for o in entry.operators:
+        layouts = f"{' '.join(each or 'R' for each in o.reads)} -> {' '.join(each or 'R' for each in o.writes)}"
+        yield (head, names[o.operator], "split"), f"{' '.join(each or '-' for each in o.splits)}: {layouts}"
+    for p in entry.tensors:
+        yield (head, names[p.tensor], "layout"), "/".join(filter(None, (p.value, p.gradient, p.optimizer)))
+    for h in entry.holdings:
+        yield (head, names[h.weight], f"{h.what} of a rank"), h.each
+    sums: dict[str, float] = {}
+    for c in entry.collectives:
+        kind = f"{c.kind.replace('_', '-')} {c.phase} along {', '.join(c.axes)} on {c.level}"
+        sums[kind] = sums.get(kind, 0.0) + c.sent_bytes
+    yield from (((head, kind, "sent_bytes"), size) for kind, size in sums.items())
+    yield (head, "parameters"), round(entry.figures.parameters)
+    yield (head, "saved_bytes"), round(entry.figures.saved_bytes)
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Order of names in which `layers.2` stands before `layers.10`: pieces of text, and numbers by their value."""
+    return [("", int(p)) if p.isdigit() else (p, -1) for p in re.split(r"([0-9]+)", name)]
+
+
+_FACTS: Mapping[Area, Callable[[Plan], Iterator[tuple[Key, Value]]]] = {
+    Area.MODEL: _model,
+    Area.HARDWARE: _hardware,
+    Area.OPTIONS: lambda plan: _fields(plan.options),
+    Area.BATCHES: _batches,
+    Area.STAGES: _stages,
+    Area.BLOCKS: _blocks,
+    Area.BOUNDARIES: _boundaries,
+    Area.PARAMETERS: _parameters,
+    Area.SCHEDULE: _schedule,
+    Area.REQUIRES: lambda plan: (((str(flag),), True) for flag in plan.requires),
+    Area.PREDICTIONS: _predictions,
+    Area.ALTERNATIVES: _alternatives,
+    Area.COVERAGE: _coverage,
+    Area.NOTES: _notes,
+}
+"""What each part of a plan says, as values by key; shardings are compared kind by kind."""

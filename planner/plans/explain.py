@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans.explain_shardings import GroupView, group_views
+from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
 from planner.plans.figures import Alternative, gap_to
 from planner.plans.records import Loss, Stage
-from planner.plans.split_reasons import SplitReason, split_reasons
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import short_list

@@ -1,13 +1,27 @@
-"""How groups of ranks share the work, in figures: kinds of blocks, costliest collectives, who holds which experts."""
+"""How groups of ranks share the work, in figures, and why operators are split as they are.
+
+An operator's reason is what its block would cost at best if it were split otherwise. The block's other operators, its
+tensors and weights choose freely; its boundaries stay as they are. Of the answers that hold no more weights and no more
+kept activations than the plan the fastest counts, or where there is none the fastest of all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.plans.shardings import Sharding
+import numpy as np
+
+from planner.errors import PlanError, UsageError
+from planner.graph import Graph, TensorKind
+from planner.hardware.types import Cluster
+from planner.plans.rebuild import Rebuilt, rebuild
+from planner.plans.shardings import ShardedBlock, Sharding
 from planner.plans.types import Plan
-from planner.plans.words import module_ranges
+from planner.plans.words import module_ranges, significant
+from planner.sharding import ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
+from planner.sharding.elimination import Factor, minima
 
 MOST_EXCHANGES = 8
 """Costliest collectives that are shown of a sharding."""
@@ -175,3 +189,252 @@ def _exchanges(sharding: Sharding) -> list[ExchangeView]:
         for c in entry.collectives
     ]
     return sorted(found, key=lambda e: (-e.seconds * e.blocks, e.of, e.phase))
+
+
+MOST_OPERATORS = 3
+"""Costliest operators of a block that are looked at."""
+MOST_RIVALS = 5
+"""Other splits of an operator that are told."""
+_WORTH = tuple(itertools.product((0.0, 0.03, 0.3, 1000.0), repeat=2))
+"""Prices of kept activations and of weights: what the plan holds costs that many times its seconds."""
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRival:
+    """The best way to run a block in which an operator is split otherwise; differences are to the plan.
+
+    Attributes:
+        splits: for each mesh axis the dimension cut, "" for none.
+        more_s: seconds of a micro-batch and its part of an update.
+        more_work_s: of these, work of a rank.
+        more_communication_s: of these, communication.
+        more_weight_bytes: weights, gradients and optimizer state of a rank.
+        more_kept_bytes: what a rank keeps for backward of a micro-batch.
+    """
+
+    splits: tuple[str, ...]
+    more_s: float
+    more_work_s: float
+    more_communication_s: float
+    more_weight_bytes: float
+    more_kept_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReason:
+    """How one of a block's costliest operators is split, and what all other splits cost.
+
+    Attributes:
+        sharding: name of the sharding.
+        block: number of the first block of its kind.
+        blocks: how many blocks are sharded alike.
+        operator: name of its first output in the first block.
+        op: its type.
+        splits: for each mesh axis the dimension cut, "" for none.
+        reads: layouts of the operands, by position.
+        writes: layouts of the results, by position.
+        share: part of the work that one rank does.
+        work_s: seconds of that work, forward and backward.
+        block_s: seconds of the block: a micro-batch and its part of an update.
+        what: the split in words.
+        rivals: by other splits (at most `MOST_RIVALS`), cheapest first, those that hold more than the plan last; none
+            where no other is legal.
+    """
+
+    sharding: str
+    block: int
+    blocks: int
+    operator: str
+    op: str
+    splits: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    share: float
+    work_s: float
+    block_s: float
+    what: str
+    rivals: tuple[SplitRival, ...]
+
+
+def split_reasons(plan: Plan, graph: Graph, cluster: Cluster, *, most: int = MOST_OPERATORS) -> tuple[SplitReason, ...]:
+    """Reasons for the costliest operators of every kind of sharded block.
+
+    Args:
+        plan: a plan without findings.
+        graph: its model at the plan's micro-batch size.
+        cluster: its hardware.
+        most: how many operators of a block.
+
+    Raises:
+        UsageError: the plan is not for this model or cluster.
+        PlanError: a split or layout is not one that its operator or tensor can have.
+
+    Complexity: for each operator one elimination over its block.
+    """
+    if plan.hardware.fingerprint != cluster.fingerprint or plan.model.fingerprint != graph.fingerprint:
+        raise UsageError(
+            f"the plan is for {plan.model.name} on {plan.hardware.name}, not {graph.name} on {cluster.name}",
+            hint="name the model and hardware that the plan was made for",
+        )
+    return tuple(
+        reason
+        for rebuilt in rebuild(plan, graph, cluster)
+        for entry in rebuilt.sharding.blocks
+        for reason in _SplitBlock(rebuilt, entry).reasons(most)
+    )
+
+
+class _SplitBlock:
+    """One kind of block: its problem with the boundaries as they are, and the plan's own answer."""
+
+    def __init__(self, rebuilt: Rebuilt, entry: ShardedBlock) -> None:
+        self.rebuilt, self.entry = rebuilt, entry
+        self.setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
+        free = formulate(self.setting, rebuilt.facts)
+        wrong = [n for n, c in zip(free.names, free.choices, strict=True) if decision.get(n) not in c]
+        if wrong:
+            raise PlanError(
+                f"{wrong[0].removeprefix('op:')!r} is not sharded in a way that it can be",
+                where="shardings",
+                hint="`shardplan check` with model and hardware tells all",
+            )
+        self.at = {name: v for v, name in enumerate(free.names)}
+        ends = [self.at[name] for name in rebuilt.crossing(entry) if name in self.at]
+        self.problem: ShardingProblem = free.restricted(
+            {v: np.asarray([free.choices[v].index(decision[free.names[v]])]) for v in ends}
+        )
+        self.chosen = [c.index(decision[name]) for name, c in zip(free.names, self.problem.choices, strict=True)]
+        self.checked: set[tuple[int, Strategy]] = set()
+        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, checked=self.checked)
+
+    def reasons(self, most: int) -> Iterator[SplitReason]:
+        """Reasons for the costliest operators, costliest first."""
+        first = self.entry.first[0]
+        for work_s, i in self._costliest(most):
+            node = self.rebuilt.graph.nodes[i]
+            v = self.at[f"op:{node.key}"]
+            split = self.problem.choices[v][self.chosen[v]]
+            if isinstance(split, Strategy):
+                yield SplitReason(
+                    sharding=self.rebuilt.sharding.name,
+                    block=first,
+                    blocks=len(self.entry.members()),
+                    operator=node.key,
+                    op=node.op,
+                    splits=split.splits,
+                    reads=tuple(layout_text(layout) for _, layout in split.reads),
+                    writes=tuple(layout_text(layout) for _, layout in split.writes),
+                    share=significant(split.share),
+                    work_s=significant(work_s),
+                    block_s=significant(self.verdict.seconds),
+                    what=split_words(self.rebuilt, i, split),
+                    rivals=tuple(self._rivals(v, split)),
+                )
+
+    def _costliest(self, most: int) -> list[tuple[float, int]]:
+        """(seconds of a rank, operator) of those with most work to share."""
+        found = []
+        for i in self.setting.members:
+            choice = self.problem.choices[v := self.at[f"op:{self.rebuilt.graph.nodes[i].key}"]][self.chosen[v]]
+            whole = self.setting.nodes_s(1.0)
+            if isinstance(choice, Strategy):
+                own = self.setting.nodes_s(choice.share)
+                found.append((float(whole[0][i] + whole[1][i]), float(own[0][i] + own[1][i]), i))
+        found.sort(key=lambda each: (-each[0], each[2]))
+        return [(own_s, i) for _, own_s, i in found[:most]]
+
+    def _rivals(self, v: int, split: Strategy) -> list[SplitRival]:
+        """The best answers of the block for other ways to split an operator."""
+        problem, last = self.problem, len(self.problem.names)
+        prices = self._prices()
+        owns = [
+            Factor((u, last), time[:, None] + kept[:, None] * prices[:, int(self._is_weight(u))])
+            for u, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True))
+        ]
+        found = minima((*problem.sizes, len(prices)), [*owns, *problem.links], (v, last))
+        if found is None:
+            return []
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for c, choice in enumerate(problem.choices[v]):
+            if isinstance(choice, Strategy) and choice.splits != split.splits:
+                groups.setdefault(choice.splits, []).append(c)
+        best: list[tuple[tuple[bool, float], tuple[str, ...], tuple[int, ...]]] = []
+        for splits, choices in groups.items():
+            answers = {
+                found.choices((choices[int(found.totals[choices, p].argmin())], p))[:last]
+                for p in range(len(prices))
+                if np.isfinite(found.totals[choices, p]).any()
+            }
+            if answers:
+                rank, answer = min((self._rank(answer), answer) for answer in answers)
+                best.append((rank, splits, answer))
+        best.sort()
+        return [self._rival(splits, self._judged(answer)) for _, splits, answer in best[:MOST_RIVALS]]
+
+    def _prices(self) -> np.ndarray:
+        """[prices, 2] seconds a byte of kept activations and of weights."""
+        units = [self.verdict.seconds / max(1.0, size) for size in self._held(self.verdict)]
+        return np.asarray([[a * units[1], w * units[0]] for a, w in _WORTH])
+
+    def _is_weight(self, v: int) -> bool:
+        return isinstance(self.problem.choices[v][0], WeightChoice)
+
+    def _judged(self, answer: Sequence[int]) -> Verdict:
+        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts, checked=self.checked)
+
+    @staticmethod
+    def _held(verdict: Verdict) -> tuple[float, float]:
+        return verdict.weight_bytes, verdict.activation_bytes
+
+    def _rank(self, answer: Sequence[int]) -> tuple[bool, float]:
+        """What answers are chosen by: those that hold more than the plan last, then by time."""
+        problem, held = self.problem, [0.0, 0.0]
+        seconds = sum(float(f.table[tuple(answer[u] for u in f.variables)]) for f in problem.links)
+        for v, c in enumerate(answer):
+            seconds += float(problem.seconds[v][c])
+            held[0 if self._is_weight(v) else 1] += float(problem.bytes[v][c])
+        limits = self._held(self.verdict)
+        return any(new > old * (1 + _SLACK) for new, old in zip(held, limits, strict=True)), seconds
+
+    def _rival(self, splits: tuple[str, ...], verdict: Verdict) -> SplitRival:
+        own = self.verdict
+        more_s, more_work_s = verdict.seconds - own.seconds, verdict.compute_s - own.compute_s
+        return SplitRival(
+            splits=splits,
+            more_s=significant(more_s, 6),
+            more_work_s=significant(more_work_s, 6),
+            more_communication_s=significant(more_s - more_work_s, 6),
+            more_weight_bytes=significant(verdict.weight_bytes - own.weight_bytes),
+            more_kept_bytes=significant(verdict.activation_bytes - own.activation_bytes),
+        )
+
+
+def split_words(rebuilt: Rebuilt, i: int, split: Strategy) -> str:
+    """A split in words: which operands are cut along which dimension, and what becomes of the result."""
+    node, graph, names = rebuilt.graph.nodes[i], rebuilt.graph, rebuilt.mesh.names
+    words = []
+    for axis, name in enumerate(names):
+        if not split.splits[axis]:
+            words.append(f"every rank along {name} does the same")
+            continue
+        cut = [_operand(graph, node.inputs[p], layout[axis].dim) for p, layout in split.reads if layout[axis].cuts]
+        results = {_result(layout[axis].dim) for _, layout in split.writes}
+        words.append(f"{name} cuts {_joined(cut) or 'no operand'}; {_joined(sorted(results)) or 'no result'}")
+    return ". ".join(words)
+
+
+def _operand(graph: Graph, name: str, dim: int) -> str:
+    kind = "weight" if graph.tensors[name].kind is TensorKind.PARAMETER else "input"
+    return f"the {kind}'s dimension {dim}"
+
+
+def _result(dim: int) -> str:
+    return {-1: "the result is whole on every rank", -2: "the results are partial sums"}.get(
+        dim, f"the result is cut along dimension {dim}"
+    )
+
+
+def _joined(parts: Sequence[str]) -> str:
+    unique: Mapping[str, None] = dict.fromkeys(parts)
+    return " and ".join(unique)

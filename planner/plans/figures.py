@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
@@ -27,14 +27,7 @@ class StageMemory:
 
     def by_kind(self) -> Mapping[str, int]:
         """Bytes by kind, in the order of the fields."""
-        return {
-            "weights": self.weights_bytes,
-            "gradients": self.gradients_bytes,
-            "optimizer": self.optimizer_bytes,
-            "activations": self.activations_bytes,
-            "workspace": self.workspace_bytes,
-            "reserve": self.reserve_bytes,
-        }
+        return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

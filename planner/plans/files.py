@@ -1,46 +1,40 @@
-"""Plans as JSON: strict to read, canonical to write."""
+"""Plans as JSON files: strict to read, canonical to write, compared key by key; files of version 1 are read, too.
+
+Files of version 1 say their configuration in many places, from which it is put together; nothing else differs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlanError
+from planner.errors import PlanError, Problem, UsageError
 from planner.files import write_whole
-from planner.plans import layout, strict, version1
-from planner.plans.blocks import BlockParameter
-from planner.plans.figures import Alternative, StageCollective, StagePrediction
-from planner.plans.orders import RankOrder
-from planner.plans.records import Boundary, PlanNote, Provenance, Stage
-from planner.plans.schedule_section import OptimizerScaling, ScheduleSection, StageCorrection
-from planner.plans.shardings import ShardedBlock, Sharding, TensorPlace
-from planner.plans.sizes import require_sizes
-from planner.plans.system_sections import ExchangeSection, SystemSection, TensorExchange
+from planner.hardware.types import MOST_DEVICES
+from planner.plans import documents
+from planner.plans.documents import KeyPath, readable
+from planner.plans.figures import Predictions
+from planner.plans.rank_schedule import placed_groups
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.named import Degrees
 from planner.space.types import Job
+from planner.units import format_bytes, format_seconds
 
-_SPARSE = (
-    Alternative, BlockParameter, Boundary, Configuration, Degrees, ExchangeSection, OptimizerScaling, Plan, PlanNote,
-    Provenance, RankOrder, ScheduleSection, ShardedBlock, Sharding, Stage, StageChoice, StageCollective,
-    StageCorrection, StagePrediction, SystemSection, TensorExchange, TensorPlace,
-)  # fmt: skip
-"""Types whose fields are left out of the file when they have their default."""
-
-_JOB_WRITTEN = frozenset(
-    (
+_WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
+    Job: frozenset((
         "precision", "optimizer", "micro_batches", "schedules", "recompute", "zero", "max_stages", "devices",
         "fused_attention", "dropout", "assume_dropout", "overlap",
-    )
-)  # fmt: skip
-"""Options that are written at their default, too; others are left out then. Of other types all fields are written."""
-
-_LATER = ("line_bound_s",)
-"""Fields that files written before do not have: left out at their default, so that the digests of those files hold."""
+    )),
+    Predictions: frozenset(("tried_bound_s",)),
+}  # fmt: skip
+"""Fields that are written at their default, too; all others are left out of the file then."""
 
 _UNHASHED = ("digest", "provenance")
 
@@ -68,12 +62,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 def left_out(value: object, field: dataclasses.Field[Any]) -> bool:
     """Whether a field of a dataclass is not written, because it has its default."""
-    optional = (
-        isinstance(value, _SPARSE)
-        or field.name in _LATER
-        or (isinstance(value, Job) and field.name not in _JOB_WRITTEN)
-    )
-    return optional and getattr(value, field.name) == field.default
+    written = field.name in _WRITTEN_AT_DEFAULT.get(type(value), ())
+    return not written and getattr(value, field.name) == field.default
 
 
 def digest_of(plan: Plan) -> str:
@@ -83,7 +73,7 @@ def digest_of(plan: Plan) -> str:
 
 def _digest(document: dict[str, Any], unhashed: tuple[str, ...] = ()) -> str:
     body = {key: value for key, value in document.items() if key not in (*_UNHASHED, *unhashed)}
-    return hashlib.sha256(layout.compact(body).encode()).hexdigest()
+    return hashlib.sha256(documents.compact(body).encode()).hexdigest()
 
 
 def seal(plan: Plan) -> Plan:
@@ -93,7 +83,7 @@ def seal(plan: Plan) -> Plan:
 
 def dumps(plan: Plan) -> str:
     """The plan as JSON text; the same plan gives the same bytes."""
-    return layout.pretty(to_document(plan)) + "\n"
+    return documents.pretty(to_document(plan)) + "\n"
 
 
 def loads(text: str | bytes, *, name: str = "plan") -> Plan:
@@ -109,11 +99,11 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
         PlanError: not JSON, of another format or version, or not as the schema says; `problems` holds every finding
             with line, column and path.
     """
-    content, document = strict.document(text, name)
-    strict.require_form(document, FORMAT, (version1.VERSION, SCHEMA_VERSION), name)
-    old = document["version"] == version1.VERSION
-    body = json.dumps(version1.raised(document, name)) if old else content
-    plan = strict.validated(body, Plan, name=name, shown=content)
+    content, document = documents.document(text, name)
+    documents.require_form(document, FORMAT, (VERSION1, SCHEMA_VERSION), name)
+    old = document["version"] == VERSION1
+    body = json.dumps(_raised(document, name)) if old else content
+    plan = documents.validated(body, Plan, name=name, shown=content)
     require_sizes(plan, name)
     try:
         len(plan.block_table)
@@ -127,8 +117,8 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
 
 def _lifted(plan: Plan) -> Plan:
     """A plan of version 1 with its configuration; sealed anew where its digest was right."""
-    sealed = plan.digest == _digest({**to_document(plan), "version": version1.VERSION}, ("configuration",))
-    plan = dataclasses.replace(plan, configuration=version1.configuration_of(plan))
+    sealed = plan.digest == _digest({**to_document(plan), "version": VERSION1}, ("configuration",))
+    plan = dataclasses.replace(plan, configuration=configuration_of(plan))
     return seal(plan) if sealed else plan
 
 
@@ -138,7 +128,7 @@ def read(path: str | Path) -> Plan:
     Raises:
         PlanError: the file is missing, unreadable or not a plan (see `loads`).
     """
-    return loads(strict.read_bytes(path), name=str(path))
+    return loads(documents.read_bytes(path), name=str(path))
 
 
 def write(plan: Plan, path: str | Path) -> None:
@@ -152,6 +142,217 @@ def write(plan: Plan, path: str | Path) -> None:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the plan file, descriptions taken from the types' docstrings."""
-    from planner.plans.schema import described
+    return documents.described(documents.adapter(Plan).json_schema())
 
-    return described(strict.adapter(Plan).json_schema())
+
+MOST_MICRO_BATCHES = 1 << 24
+"""Micro-batches of an iteration at the most."""
+MOST_ITERATIONS = 1 << 16
+"""Iterations that orders span at the most."""
+MOST_PARTS = 1 << 12
+"""Parts of a micro-batch at the most."""
+
+
+def require_sizes(plan: Plan, name: str) -> None:
+    """Refuse a plan that claims more ranks, micro-batches or iterations than can be, or lists that do not match.
+
+    O(stages + orders + alternatives).
+
+    Raises:
+        PlanError: with every such finding.
+    """
+    problems = [Problem(message, f"{name}: {path}", hint) for path, message, hint in _findings(plan)]
+    if problems:
+        first = problems[0]
+        raise PlanError(first.message, where=first.where, hint=first.hint, problems=problems)
+
+
+def _findings(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Places, messages and hints."""
+    limits = (
+        ("world_size", plan.world_size, 1, MOST_DEVICES),
+        ("hardware.device_count", plan.hardware.device_count, 1, MOST_DEVICES),
+        ("copies", plan.copies, 0, MOST_DEVICES),
+        ("micro_batches.count", plan.micro_batches.count, 0, MOST_MICRO_BATCHES),
+        ("schedule.iterations", plan.schedule.iterations, 1, MOST_ITERATIONS),
+        ("schedule.parts", plan.schedule.parts, 1, MOST_PARTS),
+    )
+    for path, value, least, most in limits:
+        if not least <= value <= most:
+            yield path, f"is {value}", f"from {least} to {most:,} can be read"
+    for i, order in enumerate(plan.schedule.orders):
+        yield from _same_length(f"schedule.orders[{i}]", "first", order.first, "ranks", order.ranks)
+    for i, other in enumerate(plan.alternatives):
+        yield from _same_length(f"alternatives[{i}]", "replicas", other.replicas, "starts", other.starts)
+        if not other.starts:
+            yield f"alternatives[{i}].starts", "is empty", "a plan has at least one stage"
+
+
+def _same_length(
+    path: str, name: str, values: Sequence[int], other: str, others: Sequence[int]
+) -> Iterator[tuple[str, str, str]]:
+    if len(values) != len(others):
+        yield f"{path}.{name}", f"has {len(values)} entries, {other} has {len(others)}", "each belongs to one of these"
+
+
+VERSION1 = 1
+
+_NOTHING: dict[str, object] = {"stages": [], "copies": 1, "micro_batch": 1, "micro_batches": 1, "schedule": ""}
+"""Stands for the configuration until the rest of the file is read."""
+
+
+def _raised(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The document of a file of version 1 as one of version 2 whose configuration says nothing yet.
+
+    Raises:
+        PlanError: it has a configuration already.
+    """
+    if "configuration" in document:
+        raise PlanError(
+            "unknown key 'configuration'", where=name, hint=f"a file that has it is not of version {VERSION1}"
+        )
+    return {**document, "version": SCHEMA_VERSION, "configuration": _NOTHING}
+
+
+def configuration_of(plan: Plan) -> Configuration:
+    """The configuration that the parts of a plan say: its stages, groups of ranks, micro-batches and orders.
+
+    Workers whose ranks follow no rule get them one by one; where a rank has several stages, or the orders are the
+    user's own, copies are taken to stand in line.
+    """
+    copies, width = max(1, plan.copies), plan.world_size // max(1, plan.copies)
+    numbers = {sharding.name: number for number, sharding in enumerate(plan.shardings, 1)}
+    alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
+    stages = tuple(
+        StageChoice(
+            *stage.blocks,
+            max(1, len(stage.replicas) // copies) if alone else 1,
+            stage.recompute,
+            stage.group_ranks,
+            numbers.get(stage.sharding, 0),
+        )
+        for stage in plan.stages
+    )
+    found = Configuration(
+        stages,
+        copies,
+        plan.micro_batches.size,
+        plan.micro_batches.count // copies,
+        plan.schedule.name,
+        max((stage.zero for stage in plan.stages), default=0),
+        slice_devices=width if plan.idle_ranks else 0,
+        whole_stages=plan.options.whole_stages,
+        transfers=Transfers(plan.schedule.transfers),
+        exchange=plan.exchange.scheme if plan.exchange else "",
+    )
+    said = [frozenset(stage.replicas) for stage in plan.stages]
+    one_by_one = tuple(
+        rank
+        for copy in range(copies)
+        for stage in plan.stages
+        for group in stage.replicas[copy::copies]
+        for rank in group
+    )
+    others = [dataclasses.replace(found, adjacent=True)]
+    others += [dataclasses.replace(found, slice_devices=0, devices=one_by_one)] if alone else []
+    return next((each for each in (found, *others) if _places(each) == said), found)
+
+
+def _places(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
+    """Where stages stand, as far as a registered schedule says."""
+    try:
+        return placed_groups(configuration)
+    except (UsageError, PlanError):
+        return []
+
+
+RELATIVE = 1e-6
+"""Figures have nine digits; sums may differ in the last ones between machines."""
+
+ROUNDED = 1e-8
+"""Shares of a whole that follow from rounded figures."""
+
+_LEFT_OUT = ("digest", "provenance")
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that is not what it should be; `...` stands for a key that one side lacks.
+
+    Attributes:
+        path: where in the file.
+        said: in the file.
+        right: worked out anew.
+    """
+
+    path: KeyPath
+    said: Any
+    right: Any
+
+    def __str__(self) -> str:
+        said, right = _excerpts(self.said, self.right) if _texts(self.said, self.right) else (self.said, self.right)
+        key = next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
+        return f"{readable(self.path)}: {_words(key, said)} in the file, {_words(key, right)} worked out anew"
+
+
+def differences(plan: Plan, right: Plan) -> list[Difference]:
+    """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
+    said, document = to_document(plan), to_document(right)
+    keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
+    return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
+
+
+def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
+    """The values at and below a path in which a document differs from another."""
+    if isinstance(said, dict) and isinstance(right, dict):
+        for key in dict.fromkeys((*said, *right)):
+            yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
+    elif isinstance(said, (list, tuple)) and isinstance(right, (list, tuple)) and len(said) == len(right):
+        for index, pair in enumerate(zip(said, right, strict=True)):
+            yield from compared((*path, index), *pair)
+    elif not _same(str(path[-1]), said, right):
+        yield Difference(path, said, right)
+
+
+def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
+    """Whether two values are the same but for rounding: of whole bytes one, though no bytes are not some; of other
+    figures the last digits."""
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
+    if not numbers or said == right:
+        return bool(said == right) and type(said) is type(right)
+    if key.endswith("bytes"):
+        if isinstance(said, float) or isinstance(right, float):
+            return math.isclose(said, right, rel_tol=RELATIVE)
+        return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
+    if isinstance(said, int) and isinstance(right, int):
+        return False
+    return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=0.0 if key.endswith("_s") else ROUNDED)
+
+
+def _texts(said: Any, right: Any) -> bool:  # noqa: ANN401
+    return isinstance(said, str) and isinstance(right, str)
+
+
+def _excerpts(said: str, right: str) -> tuple[str, str]:
+    """Both texts from shortly before the first character that differs."""
+    if max(len(said), len(right)) <= _SHOWN:
+        return said, right
+    same = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
+    start = max(0, same - _SHOWN // 3)
+    return tuple(("... " if start else "") + text[start : start + _SHOWN] for text in (said, right))  # type: ignore[return-value]
+
+
+def _words(key: str, value: Any) -> str:  # noqa: ANN401
+    """A value for people."""
+    if value is ...:
+        return "nothing"
+    if isinstance(value, list):
+        return f"{len(value)} entries" if len(str(value)) > _SHOWN else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
+        if key.endswith("bytes"):
+            return f"{format_bytes(value)} ({value})" if value >= 0 else f"{value} bytes"
+        if key.endswith("_s") and value > 0 and not key.endswith("per_s"):
+            return f"{format_seconds(value)} ({value:.9g} s)"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN]} ..."

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from planner.errors import Problem
 
+AGAIN = "plan again instead of editing the file"
+"""The hint of a finding about a value that was changed."""
+
 
 class Fault(StrEnum):
     """Kinds of findings, by name."""

@@ -1,4 +1,13 @@
-"""The actions of all ranks, ranks that do the same together; `planner.plans.order_text` has the words.
+"""The actions of all ranks as text: `F0.0-2 (F0.3 B0.0)*13 B0.13-15 S0 U0`, and back; equal ranks share a line.
+
+A word is kind and stage, then where there is one: `.` micro-batch (of S, G and U: number of the exchange or update),
+`/` part of the micro-batch, `@` version of the weights that is read, `>` how many ranks further on the rank is that
+keeps what is evicted; `+` in front of it when it runs together with the action before. `F0.0-2` counts up (or down).
+
+`(...)*n` repeats n times, each time with micro-batches and the numbers of exchanges and updates one higher and the same
+versions. Other steps follow the count: `(...)*n+4s1u4v4` has micro-batches four higher each time, exchanges (s) one,
+updates (u) four, versions (v) four. `[...]`, once in a line, with steps behind it, is what repeats for as long as
+training goes on; what stands after it drains the pipeline.
 
 Numbers count the rank's own micro-batches: number k stands for micro-batch `first + step * k`, so that all replicas of
 a stage share a line.
@@ -7,13 +16,293 @@ a stage share a line.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.plans.order_text import MAX_ACTIONS, MAX_PERIOD, Steady, Steps, decode, encode, steady_steps
+import numpy as np
+
+from planner.errors import PlanError
 from planner.schedules.types import Action, ActionKind
+
+MAX_PERIOD = 512
+"""Longest loop body that is looked for."""
+
+MAX_ACTIONS = 2_000_000
+"""A line that stands for more is taken for damaged."""
+
+_GRAMMAR = "words look like F0.3, F0.0-7, S0 or (F0.4 B0.0)*12"
+_STEPS = r"(?:([+-][0-9]+))?(?:s(-?[0-9]+))?(?:u(-?[0-9]+))?(?:v(-?[0-9]+))?"
+_ITEM = re.compile(
+    rf"\s*(?:(\()|(\[)|\)\*([0-9]+){_STEPS}(?=[\s)\]]|$)|(\]){_STEPS}(?=\s|$)|([^\s()\[\]]+)(?=[\s)\]]|$))"
+)
+_WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+)(?:-([0-9]+))?)?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([+-][0-9]+))?")
+_COMPUTE, _EXCHANGE, _UPDATE = range(3)
+_CHANNEL = {
+    **dict.fromkeys(ActionKind, _COMPUTE),
+    ActionKind.SYNC: _EXCHANGE,
+    ActionKind.LAUNCH_SYNC: _EXCHANGE,
+    ActionKind.UPDATE: _UPDATE,
+}
+_CHECKED_FIRST = 8
+
+
+class Steps(NamedTuple):
+    """By how much the numbers rise from one repetition to the next."""
+
+    micro_batch: int = 1
+    exchange: int = 1
+    update: int = 1
+    version: int = 0
+
+    def __str__(self) -> str:
+        text = "" if self.micro_batch == 1 else f"{self.micro_batch:+d}"
+        named = (("s", self.exchange, 1), ("u", self.update, 1), ("v", self.version, 0))
+        return text + "".join(f"{name}{value}" for name, value, usual in named if value != usual)
+
+
+class Steady(NamedTuple):
+    """The part of a list of actions, `start` to `stop`, that repeats as long as training goes on."""
+
+    start: int
+    stop: int
+    steps: Steps
+
+
+class Row(NamedTuple):
+    """An action with the place of an evicted tensor counted from its own rank; None for the host or no eviction."""
+
+    kind: ActionKind
+    stage: int
+    number: int
+    part: int
+    version: int
+    offset: int | None
+    paired: bool
+
+    def raised(self, steps: Steps, times: int) -> Row:
+        """The same some repetitions later."""
+        number = self.number + times * steps[_CHANNEL[self.kind]] if self.number >= 0 else -1
+        version = self.version + times * steps.version if self.version >= 0 else -1
+        if (number < 0) != (self.number < 0) or (version < 0) != (self.version < 0):
+            raise PlanError(f"{self} repeated goes below 0", hint=_GRAMMAR)
+        return self._replace(number=number, version=version)
+
+    def action(self, rank: int) -> Action:
+        """As it stands in the order of a rank."""
+        peer = -1 if self.offset is None else rank + self.offset
+        if self.offset is not None and peer < 0:
+            raise PlanError(f"{self} evicts to rank {peer}", hint="name another rank, or none for the host")
+        return Action(self.kind, self.stage, self.number, self.part, self.version, peer, self.paired)
+
+    def __str__(self) -> str:
+        number = f".{self.number}" if self.number >= 0 else ""
+        return self.head() + number + self.tail()
+
+    def head(self) -> str:
+        """Kind and stage."""
+        return f"{'+' if self.paired else ''}{self.kind.value}{self.stage}"
+
+    def tail(self) -> str:
+        """What stands behind the number."""
+        text = f"/{self.part}" if self.part >= 0 else ""
+        text += f"@{self.version}" if self.version >= 0 else ""
+        return text + (f">{self.offset:+d}" if self.offset is not None else "")
+
+
+def row_of(action: Action, rank: int) -> Row:
+    """An action of a rank's order."""
+    offset = action.peer - rank if action.peer >= 0 else None
+    return Row(action.kind, action.stage, action.micro_batch, action.part, action.version, offset, action.paired)
+
+
+def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> str:
+    """One line for the actions of a rank; `decode` gives them back. About O(actions), see `MAX_PERIOD`."""
+    text = _Text([row_of(action, rank) for action in actions])
+    if steady is None:
+        return " ".join(text.words(0, len(actions)))
+    body = " ".join(text.words(steady.start, steady.stop))
+    before, after = text.words(0, steady.start), text.words(steady.stop, len(actions))
+    return " ".join([*before, f"[{body}]{steady.steps}", *after])
+
+
+class _Text:
+    """Rows as columns, and their text."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        known: dict[tuple[object, ...], int] = {}
+        heads = [
+            known.setdefault((r.kind, r.stage, r.part, r.offset, r.paired, r.number < 0, r.version < 0), len(known))
+            for r in rows
+        ]
+        self._head, self._heads = np.array(heads, np.int64), heads
+        channels = [_CHANNEL[r.kind] if r.number >= 0 else -1 for r in rows]
+        self._channel = np.array(channels, np.int64)
+        self._number = np.array([r.number for r in rows], np.int64)
+        self._version = np.array([r.version for r in rows], np.int64)
+        self._next = [self._following([c == channel for c in channels]) for channel in range(3)]
+        self._next.append(self._following([r.version >= 0 for r in rows]))
+
+    @staticmethod
+    def _following(chosen: Sequence[bool]) -> list[int]:
+        """For each place the first chosen one from there on, past the end when there is none."""
+        found, at = [0] * len(chosen), len(chosen)
+        for i in range(len(chosen) - 1, -1, -1):
+            at = i if chosen[i] else at
+            found[i] = at
+        return found
+
+    def words(self, start: int, stop: int) -> list[str]:
+        """Items that stand for the rows from `start` to `stop`."""
+        found = []
+        while start < stop:
+            length, text = self._item(start, stop)
+            found.append(text)
+            start += length
+        return found
+
+    def _item(self, start: int, stop: int) -> tuple[int, str]:
+        """The item that covers most rows from `start`, of equal ones the one with the shortest body."""
+        best, period, chosen = 1, 0, Steps()
+        most = min(MAX_PERIOD, (stop - start) // 2)
+        same = np.flatnonzero(self._head[start + 1 : start + most + 1] == self._heads[start]) + 1
+        for p in same.tolist():
+            if period and p % period == 0 and stop - start - best < period:
+                continue
+            steps = self._steps(start, p)
+            covered = (1 + self._matching(start, stop, p, steps) // p) * p
+            if covered > max(best, p):
+                best, period, chosen = covered, p, steps
+        if not period:
+            return 1, str(self._rows[start])
+        first, count = self._rows[start], best // period
+        straight = chosen.version == 0 and abs(chosen.micro_batch) == 1
+        if period == 1 and straight and self._channel[start] == _COMPUTE:
+            return best, f"{first.head()}.{first.number}-{self._rows[start + count - 1].number}{first.tail()}"
+        return best, f"({' '.join(self.words(start, start + period))})*{count}{chosen}"
+
+    def _steps(self, start: int, period: int) -> Steps:
+        """By how much numbers rise from the rows at `start` to those a period later."""
+        found = list(Steps())
+        for which, following in enumerate(self._next):
+            at = following[start]
+            if at < start + period:
+                column = self._version if which == len(self._next) - 1 else self._number
+                found[which] = int(column[at + period] - column[at])
+        return Steps(*found)
+
+    def _matching(self, start: int, stop: int, period: int, steps: Steps) -> int:
+        """How many rows from `start` on come again a period later, raised by the steps."""
+        matching, chunk = start, _CHECKED_FIRST
+        while matching < stop - period:
+            end = min(matching + chunk, stop - period)
+            found = self._matches(matching, end, period, steps)
+            matching, chunk = matching + found, chunk * _CHECKED_FIRST
+            if matching < end:
+                break
+        return matching - start
+
+    def _matches(self, start: int, end: int, period: int, steps: Steps) -> int:
+        here, there = slice(start, end), slice(start + period, end + period)
+        channel = self._channel[here]
+        rise = np.array([*steps[:3], 0])[channel]
+        same = (self._head[here] == self._head[there]) & (
+            (channel < 0) | (self._number[there] - self._number[here] == rise)
+        )
+        versions = self._version[here]
+        same &= (versions < 0) | (self._version[there] - versions == steps.version)
+        return len(same) if same.all() else int(np.argmin(same))
+
+
+def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
+    """The actions that a line stands for in the order of a rank.
+
+    Args:
+        line: the text.
+        rank: whose order it is.
+        times: how often what is in brackets is repeated.
+
+    Raises:
+        PlanError: the line does not follow the grammar.
+    """
+    return tuple(row.action(rank) for row in rows(line, times))
+
+
+def steady_steps(line: str) -> Steps | None:
+    """By how much numbers rise with each repetition of what is in brackets; None without brackets."""
+    found = re.search(rf"\]{_STEPS}(?=\s|$)", line)
+    return _steps_of(found.groups()) if found else None
+
+
+@functools.lru_cache(maxsize=512)
+def rows(line: str, times: int = 1) -> tuple[Row, ...]:
+    """The rows that a line stands for, see `decode`."""
+    stack: list[list[Row]] = [[]]
+    opened: list[str] = []
+    tail: tuple[Steps, int] | None = None
+    position, text = 0, line.rstrip()
+    while position < len(text):
+        item = _ITEM.match(text, position)
+        if item is None:
+            raise PlanError(f"cannot read actions at {text[position : position + 20]!r}", hint=_GRAMMAR)
+        if item[1] or item[2]:
+            _refuse(bool(item[2]) and (bool(opened) or tail is not None), "brackets stand once and outside of loops")
+            opened.append("(" if item[1] else "[")
+            stack.append([])
+        elif item[13]:
+            stack[-1] += _read_word(item[13])
+        else:
+            _refuse(not opened or opened.pop() != ("(" if item[3] else "["), f"{item[0].strip()!r} closes nothing")
+            body = stack.pop()
+            steps = _steps_of(item.groups()[3:7] if item[3] else item.groups()[8:12])
+            count = int(item[3]) if item[3] else times
+            _refuse_endless(len(stack[-1]) + len(body) * count)
+            stack[-1] += [row.raised(steps, i) for i in range(count) for row in body]
+            if not item[3]:
+                tail = steps, len(stack[-1])
+        position = item.end()
+    _refuse(bool(opened), "a parenthesis is not closed")
+    found = stack[0]
+    if tail is not None and times != 1:
+        steps, start = tail
+        found[start:] = [row.raised(steps, times - 1) for row in found[start:]]
+    _refuse_endless(len(found))
+    return tuple(found)
+
+
+def _steps_of(groups: Iterable[str | None]) -> Steps:
+    return Steps(*(usual if text is None else int(text) for text, usual in zip(groups, Steps(), strict=True)))
+
+
+def _read_word(word: str) -> list[Row]:
+    match = _WORD.fullmatch(word)
+    if match is None or match[2] not in set(ActionKind):
+        raise PlanError(f"cannot read action {word!r}", hint=_GRAMMAR)
+    kind, stage = ActionKind(match[2]), int(match[3])
+    if match[4] is None and _CHANNEL[kind] == _COMPUTE:
+        raise PlanError(f"cannot read action {word!r}", hint="all but S, G and U name a micro-batch")
+    part, version = (-1 if text is None else int(text) for text in (match[6], match[7]))
+    offset = None if match[8] is None else int(match[8])
+    low = -1 if match[4] is None else int(match[4])
+    high = low if match[5] is None else int(match[5])
+    _refuse_endless(abs(high - low))
+    step = 1 if high >= low else -1
+    return [Row(kind, stage, m, part, version, offset, bool(match[1])) for m in range(low, high + step, step)]
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise PlanError(message, hint=_GRAMMAR)
+
+
+def _refuse_endless(count: int) -> None:
+    if count > MAX_ACTIONS:
+        raise PlanError(f"a line stands for {count} actions", hint=f"at most {MAX_ACTIONS} can be read")
+
 
 __all__ = [
     "MAX_ACTIONS",

@@ -1,19 +1,18 @@
-"""From the text of a plan's shardings back to what the judge of shardings evaluates."""
+"""From the text of a plan's shardings back to what the judge of shardings evaluates, and to what they cost."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs import Profile, profile
+from planner.costs import Profile
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import OpCall
-from planner.plans.shard_text import by_position
+from planner.plans.shard_sections import by_position
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace
 from planner.plans.types import Plan
 from planner.plans.words import significant
@@ -35,20 +34,11 @@ from planner.sharding import (
     priced_once,
     strategies,
 )
+from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.problem import Choice, Facts
-
-
-def priced(plan: Plan, graph: Graph, cluster: Cluster) -> Profile:
-    """What the model's operators cost on the cluster's first device type, under the plan's options."""
-    job = plan.options
-    return profile(
-        graph,
-        cluster.devices[0],
-        precision=job.precision,
-        fused_attention=job.fused_attention,
-        dropout=job.dropout,
-        assume_dropout=job.assume_dropout,
-    )
+from planner.space.configuration import Configuration
+from planner.space.pricer import Pricer
+from planner.space.types import BlockCosts
 
 
 @dataclass(frozen=True)
@@ -59,14 +49,12 @@ class Rebuilt:
         sharding: as the plan has it.
         setting: the whole graph on the mesh; without a cluster on an ideal mesh, and without seconds.
         facts: of the graph.
-        prices: of its operators; None without a cluster.
         repeats: by block, duplicated operators that an earlier block has worked out (`Chain.repeats`).
     """
 
     sharding: Sharding
     setting: Setting
     facts: Facts
-    prices: Profile | None
     repeats: tuple[frozenset[int], ...]
 
     @property
@@ -174,7 +162,7 @@ def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
     return by_position([(p, layout_text(layout)) for p, layout in layouts])
 
 
-def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebuilt]:
+def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterator[Rebuilt]:
     """The plan's shardings in order, on the cluster where there is one.
 
     Raises:
@@ -185,12 +173,9 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
         chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
     )
 
-    @functools.cache
-    def prices() -> Profile | None:
-        return None if cluster is None else priced(plan, graph, cluster)
-
     chain = build_chain(graph) if plan.shardings else None
     facts: Facts | None = None
+    found: Profile | None = None
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes)
@@ -201,7 +186,8 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
             options=Options(padded=sharding.padded),
             forbidden=plan.options.forbid,
         )
-        found = prices()
+        if cluster is not None and found is None:
+            found = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
         if found is None or chain is None:
             setting = Setting(
                 graph,
@@ -216,4 +202,46 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None) -> Iterator[Rebui
         else:
             setting = inner_setting(chain, graph, found, mesh, options)
         facts = facts or Facts.of(setting)
-        yield Rebuilt(sharding, setting, facts, found, chain.repeats if chain else ())
+        yield Rebuilt(sharding, setting, facts, chain.repeats if chain else ())
+
+
+def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dict[int, BlockCosts]]:
+    """A plan's configuration, its shardings numbered as the pricer numbers them, and their costs.
+
+    Raises:
+        UsageError: something about a sharding is not said, or cannot lie as it is said to.
+        InfeasibleError: a split is not legal.
+        HardwareError: a mesh does not fit the cluster.
+    """
+    size = plan.micro_batches.size
+    priced = _price_shardings(plan, pricer.graph_at(size), pricer)
+    numbers = (0, *(costs.sharding for costs in priced))
+    stages = tuple(dataclasses.replace(s, sharding=numbers[s.sharding]) for s in plan.configuration.stages)
+    shelf = {costs.sharding: costs for costs in priced}
+    if any(stage.sharding == 0 for stage in stages):
+        shelf[0] = pricer.costs(size)
+    return dataclasses.replace(plan.configuration, stages=stages), shelf
+
+
+def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCosts]:
+    """The plan's shardings in order, priced by what they say of operators and tensors."""
+    found: list[BlockCosts] = []
+    for rebuilt in rebuild(plan, graph):
+        sharding = rebuilt.sharding
+        decisions: list[dict[str, Choice] | None] = [None] * len(plan.block_table)
+        own = {id(entry): rebuilt.decision(entry) for entry in sharding.blocks}
+        for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
+            for block in range(*stage.blocks):
+                known = plan.sharded_block(stage.index, block)
+                if known is not None:
+                    entry, names = known
+                    decisions[block] = {_named(name, names): choice for name, choice in own[id(entry)].items()}
+        boundary: Boundaries = tuple(map(Boundary, sharding.boundaries))
+        mesh = tuple(axis.size for axis in sharding.axes)
+        found.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
+    return found
+
+
+def _named(name: str, names: Mapping[str, str]) -> str:
+    """What a variable of an entry's first block is called in another block."""
+    return f"op:{names[name[3:]]}" if name.startswith("op:") else names[name]

@@ -1,4 +1,4 @@
-"""What a plan is made of: the model, the cluster, micro-batches, stages, and the tensors and weights between them.
+"""What a plan is made of: the model, the cluster, stages, tensors and weights between them, the schedule, the exchange.
 
 Indices count from 0; a range `[a, b]` stands for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from planner.plans.orders import RankOrder
+from planner.schedules.delays import OptimizerScaling as OptimizerScaling
+from planner.schedules.delays import StageCorrection as StageCorrection
 
 
 class Loss(StrEnum):
@@ -249,3 +253,199 @@ class Provenance:
     command: tuple[str, ...] = ()
     model: str = ""
     hardware: str = ""
+
+
+class Requirement(StrEnum):
+    """What a backend must be able to do to run a plan; derived from the rest of it."""
+
+    PIPELINE = "pipeline"
+    """More than one stage."""
+    REPLICATED_STAGE = "replicated_stage"
+    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
+    UNEQUAL_REPLICATION = "unequal_replication"
+    """Stages differ in the number of replicas."""
+    SKIP_EDGES = "skip_edges"
+    """A tensor is read by a stage that does not follow the one that makes it."""
+    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
+    """More than one tensor goes from one stage to another."""
+    DUPLICATED_NODES = "duplicated_nodes"
+    """Parameter-free operators are computed in several stages."""
+    TIED_PARAMETERS = "tied_parameters"
+    """A parameter is held by several stages and its gradient summed over them."""
+    SEPARATE_COPIES = "separate_copies"
+    """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
+    MID_MODULE_CUT = "mid_module_cut"
+    """A numbered module (a layer) is divided between stages."""
+    RECOMPUTE = "recompute"
+    """A stage drops its activations and computes them again."""
+    ZERO1 = "zero1"
+    """The optimizer state of a stage is sharded over its replicas."""
+    ZERO2 = "zero2"
+    """Its gradients, too: they are scattered after every backward pass."""
+    ZERO3 = "zero3"
+    """Its weights, too (FSDP): they are gathered block by block before every pass."""
+    ASYNC_WEIGHTS = "async_weights"
+    """Weights are updated without draining the pipeline."""
+    MULTI_STAGE_RANK = "multi_stage_rank"
+    """A rank runs several stages."""
+    SPLIT_BACKWARD = "split_backward"
+    """Input and weight gradients are computed in separate actions."""
+    IDLE_RANKS = "idle_ranks"
+    """Some ranks of the world take no part."""
+    TENSOR_PARALLEL = "tensor_parallel"
+    """The ranks of a group share every operator of a replica."""
+    SEQUENCE_PARALLEL = "sequence_parallel"
+    """Tensors between the blocks of a stage are cut along the sequence."""
+    EXPERT_PARALLEL = "expert_parallel"
+    """Ranks of a group hold different experts of a mixture."""
+    VOCABULARY_PARALLEL = "vocabulary_parallel"
+    """Ranks of a group hold different rows of an embedding table; their results are partial sums."""
+    RING_ATTENTION = "ring_attention"
+    """Keys and values of an attention go around the ranks of a group."""
+    HALO_EXCHANGE = "halo_exchange"
+    """Neighbours supply the borders of a window (a convolution cut in space)."""
+    SHARED_STATISTICS = "shared_statistics"
+    """A softmax or norm is cut along the dimension that it normalises; statistics are reduced."""
+    INTERLEAVED_SPLIT = "interleaved_split"
+    """Each of several equal blocks of a dimension is cut by itself (a fused projection)."""
+    PADDED_SPLIT = "padded_split"
+    """A tensor is cut into uneven pieces, padded to the largest."""
+
+
+Given = Literal["", "name", "orders", "configuration"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSection:
+    """Who does what in which order. What does not apply is left out of the file.
+
+    Attributes:
+        name: name of the schedule, with options.
+        weight_policy: which versions of the weights are used: "sync" means one version, updated after a flush; "stash":
+            a backward reads the version of its forward; "2bw": two versions, swapped once an iteration; "vertical":
+            every stage reads the version that the first had when the micro-batch entered; "newest": what is newest.
+        orders: the explicit actions of every rank.
+        iterations: iterations that the orders span, what goes on for ever taken once; micro-batches are numbered on.
+        parts: parts of a micro-batch (sub-sequences), numbered from 0.
+        causal: a part needs those before it in the forward and those after it in the backward.
+        side_by_side: a rank runs its lanes at the same time, each at half of its speed.
+        streaming: a stage passes its result on while it works.
+        spans: an iteration begins on each rank where its last one ended, not when all have ended.
+        versions: by stage, versions of its weights that a rank keeps; left out where it is one.
+        limits: by stage, micro-batches that a rank may keep; a forward waits for room. Left out where orders see to it.
+        staleness: by stage, most updates between the weights that a forward reads and the update that applies its
+            gradient; left out where there is none.
+        averaged: by stage, micro-batches whose gradients make one update, where that is less than an iteration: each is
+            multiplied by one over that, not by `gradient_scale`. Left out where an update has a whole iteration's.
+        clock_distance: updates of other copies that a micro-batch may lack, in waves; left out where copies wait for
+            each other at every update.
+        transfers: what a transfer between stages occupies in the predictions: "blocking" its receiver too, "overlapped"
+            the link alone.
+        corrections: by stage.
+        optimizer: for another batch size.
+        given: how the user gave the schedule: "name" where it was asked for by name, "orders" where the orders are the
+            user's own and the name only what they are called, "configuration" where the user named all degrees; left
+            out where the search or a system chose it.
+    """
+
+    name: str
+    weight_policy: str
+    orders: tuple[RankOrder, ...]
+    iterations: int = 1
+    parts: int = 1
+    causal: bool = False
+    side_by_side: bool = False
+    streaming: bool = False
+    spans: bool = False
+    versions: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
+    staleness: tuple[int, ...] = ()
+    averaged: tuple[int, ...] = ()
+    clock_distance: int | None = None
+    transfers: Literal["blocking", "overlapped"] = "blocking"
+    corrections: tuple[StageCorrection, ...] = ()
+    optimizer: OptimizerScaling | None = None
+    given: Given = ""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether something goes on for ever: the pipeline does not drain after an iteration."""
+        return any(order.period for order in self.orders)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSection:
+    """The published system whose rules chose the plan.
+
+    Attributes:
+        name: the name users choose it by.
+        title: as published.
+        source: where it was published.
+        tells: what a backend must know to run the plan faithfully, by topic.
+        notes: what was assumed for this plan.
+    """
+
+    name: str
+    title: str
+    source: str
+    tells: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExchange:
+    """Weights whose gradients travel alike.
+
+    Attributes:
+        tensors: names of the weights.
+        method: how.
+        bytes: of all their gradients on one rank.
+        shares: the part of each that every server holds: the machines of the group in line, then servers beside them;
+            left out where there are no servers.
+    """
+
+    tensors: tuple[str, ...]
+    method: str
+    bytes: int
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMessage:
+    """Gradients, or parts of them, that travel together: names of the weights, bytes on one rank."""
+
+    tensors: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBytes:
+    """Bytes of one iteration over the links of a level: the busiest port out and in, and all ports together."""
+
+    level: str
+    out_bytes: int
+    in_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSection:
+    """How gradients are exchanged once an iteration.
+
+    Attributes:
+        scheme: its name, with options.
+        seconds: what it takes when nothing else runs.
+        exposed_s: what it adds to the iteration beside forward and backward.
+        tensors: by method and servers.
+        links: bytes by level, innermost first.
+        messages: in the order in which they are sent; left out where every tensor is a message.
+        notes: what the price leaves out.
+    """
+
+    scheme: str
+    seconds: float
+    exposed_s: float
+    tensors: tuple[TensorExchange, ...]
+    links: tuple[LinkBytes, ...]
+    messages: tuple[FusedMessage, ...] = ()
+    notes: tuple[str, ...] = ()

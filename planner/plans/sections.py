@@ -1,11 +1,17 @@
-"""Parts of a plan that are read off one thing each: the model, the cluster, the verdict, other decisions, coverage."""
+"""Parts of a plan that follow from one thing each: the model, the cluster, the verdict, and operators in stages.
+
+From putting operators into stages follow the tensors between stages, inputs, shared weights and duplicated operators
+(`Staging`); the assembly of a plan and its check both start there, one from the decision, the other from the file.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,10 +19,11 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.errors import ModelError
 from planner.exchange import Phase, groups_of, recipe_of
-from planner.graph import Graph
+from planner.graph import Graph, Node, Tensor, layer_of
 from planner.hardware.types import Cluster, Collective
+from planner.operators import needs_gradient, rule_of
 from planner.operators.types import Origin
-from planner.plans.cuts import tensor_specs
+from planner.plans.blocks import BlockParameter
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
@@ -27,6 +34,7 @@ from planner.plans.figures import (
     StagePrediction,
 )
 from planner.plans.records import (
+    Boundary,
     DeviceRun,
     HardwareSection,
     LinkLevel,
@@ -35,6 +43,7 @@ from planner.plans.records import (
     ModelSection,
     SharedParameter,
     Stage,
+    TensorSpec,
 )
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
@@ -98,12 +107,13 @@ def predictions_section(
     iteration_s = significant(evaluation.iteration_s)
     if iteration_s <= 0:
         raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
-    batch = decision.micro_batch * decision.micro_batches * decision.copies
+    count = decision.micro_batches * decision.copies
+    bubble = bubble_fraction(zip(stages, evaluation.stages, strict=True), count, evaluation.iteration_s)
     return Predictions(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
-        samples_per_s=significant(batch / iteration_s),
-        bubble_fraction=significant(_bubble(stages, decision, evaluation)),
+        samples_per_s=significant(decision.micro_batch * count / iteration_s),
+        bubble_fraction=significant(max(0.0, bubble)),
         bubble_convention=BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
@@ -121,15 +131,23 @@ def predictions_section(
     )
 
 
-def _bubble(stages: Sequence[Stage], decision: Configuration, evaluation: Evaluation) -> float:
-    """Idle share of the working devices' time, over all copies."""
-    count = decision.micro_batches * decision.copies
-    busy = sum(
-        ((terms.forward_s + terms.backward_s) * count + terms.update_s * len(stage.replicas)) * stage.group_ranks
-        for stage, terms in zip(stages, evaluation.stages, strict=True)
-    )
-    devices = len({rank for stage in stages for rank in stage.ranks})
-    return max(0.0, 1.0 - busy / (devices * evaluation.iteration_s))
+def bubble_fraction(
+    timed: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
+) -> float:
+    """Idle share of the working ranks' time; below 0 where stages take longer than the iteration.
+
+    Args:
+        timed: every stage and its times.
+        micro_batches: of an iteration, over all copies.
+        iteration_s: seconds of the iteration.
+    """
+    ranks: set[int] = set()
+    busy_s = 0.0
+    for stage, terms in timed:
+        ranks.update(stage.ranks)
+        passes_s = (terms.forward_s + terms.backward_s) * micro_batches
+        busy_s += (passes_s + terms.update_s * len(stage.replicas)) * stage.group_ranks
+    return 1.0 - busy_s / (len(ranks) * iteration_s)
 
 
 def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:
@@ -239,3 +257,149 @@ def coverage_section(graph: Graph, origins: Sequence[Origin]) -> Coverage:
         dead=report.dead_nodes,
         fallback_ops=dict(sorted(fallbacks.items())),
     )
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Operators of a graph in stages.
+
+    Attributes:
+        graph: the graph at the plan's micro-batch size.
+        stage_of: stage of each operator by index; duplicated and unknown ones are not in it.
+        copies: stages of each duplicated operator by index.
+        chosen: number formats.
+    """
+
+    graph: Graph
+    stage_of: Mapping[int, int]
+    copies: Mapping[int, frozenset[int]]
+    chosen: Precision
+
+    @functools.cached_property
+    def flows(self) -> frozenset[str]:
+        """Tensors through which a gradient flows."""
+        return differentiable(self.graph)
+
+    def readers(self, tensor: str) -> tuple[int, ...]:
+        """Stages that read a tensor, ascending."""
+        found: set[int] = set()
+        for node in self.graph.consumers.get(tensor, ()):
+            found |= {self.stage_of[node]} if node in self.stage_of else self.copies.get(node, frozenset())
+        return tuple(sorted(found))
+
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """Tensors that go to another stage than the one that makes them, by stage and in order of production."""
+        found = []
+        for index, stage in sorted(self.stage_of.items(), key=lambda entry: (entry[1], entry[0])):
+            for name in self.graph.nodes[index].outputs:
+                targets = tuple(s for s in self.readers(name) if s != stage) if name else ()
+                if targets:
+                    found.append(self._boundary(name, stage, targets))
+        return tuple(found)
+
+    def _boundary(self, name: str, stage: int, targets: tuple[int, ...]) -> Boundary:
+        tensor = self.graph.tensors[name]
+        dtype = trained_dtype(tensor, self.chosen)
+        size = tensor.elements * self.chosen.compute.bits // 8 if tensor.dtype.is_float else tensor.byte_count
+        return Boundary(name, stage, targets, tensor.shape, dtype, size, name in self.flows)
+
+    def inputs(self, stage: int) -> tuple[str, ...]:
+        """Model inputs that a stage reads, in the model's order."""
+        return tuple(name for name in self.graph.inputs if stage in self.readers(name))
+
+    def outputs(self, stage: int) -> tuple[str, ...]:
+        """Model outputs that a stage makes; a duplicated operator's belongs to its first stage."""
+        return tuple(name for name in self.graph.outputs if self._maker(name) == stage)
+
+    def _maker(self, tensor: str) -> int:
+        node = self.graph.producer.get(tensor, -1)
+        return self.stage_of.get(node, min(self.copies.get(node, (-1,))))
+
+    def shared_parameters(self, *, summed: bool = True) -> tuple[SharedParameter, ...]:
+        """Trained parameters that several stages read, in order of first use.
+
+        Args:
+            summed: whether their gradients are summed over the stages: the pipeline drains before an update.
+        """
+        names: dict[str, dict[str, None]] = {}
+        stages: dict[str, set[int]] = {}
+        for node, stage in self.stage_of.items():
+            for index in parameter_indices(self.graph, node):
+                parameter = self.graph.parameters[index]
+                owner = parameter.tied_to or parameter.name
+                if parameter.trainable:
+                    names.setdefault(owner, {})[parameter.name] = None
+                    stages.setdefault(owner, set()).add(stage)
+        return tuple(
+            SharedParameter(
+                parameter=owner,
+                names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
+                stages=tuple(sorted(found)),
+                reduction="sum" if summed else "none",
+                bytes=self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes,
+            )
+            for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
+            if len(found) > 1
+        )
+
+    def divided_modules(self) -> tuple[str, ...]:
+        """Layers whose weighted operators lie in more than one stage."""
+        stages: dict[str, set[int]] = {}
+        for node, stage in self.stage_of.items():
+            module = layer_of(self.graph.nodes[node].module)
+            if module and self.graph.node_parameters[node]:
+                stages.setdefault(module, set()).add(stage)
+        return tuple(module for module, found in stages.items() if len(found) > 1)
+
+
+def parameter_indices(graph: Graph, node: int) -> tuple[int, ...]:
+    """Indices of the parameters that a node reads as the file names them, ties not resolved, each once."""
+    sources = (s for name in graph.nodes[node].inputs for s in graph.sources.get(name, ()))
+    return tuple(dict.fromkeys(graph.parameter_index[s] for s in sources))
+
+
+def block_parameters(graph: Graph, nodes: Iterable[int]) -> tuple[BlockParameter, ...]:
+    """Weights that the operators of a block read, each once, in order of first use."""
+    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
+    return tuple(
+        BlockParameter(
+            name=p.name,
+            shape=p.shape,
+            dtype=str(p.dtype),
+            label="" if p.label == p.name else p.label,
+            module=p.module,
+            trainable=p.trainable,
+            transposed=p.transposed,
+            tied_to=p.tied_to,
+        )
+        for p in (graph.parameters[index] for index in used)
+    )
+
+
+def trained_dtype(tensor: Tensor, chosen: Precision) -> str:
+    """The type a tensor has in training: floats the compute type, all else as stored."""
+    return str(chosen.compute if tensor.dtype.is_float else tensor.dtype)
+
+
+def tensor_specs(graph: Graph, names: Sequence[str], chosen: Precision) -> tuple[TensorSpec, ...]:
+    """Descriptions of the named tensors that the graph knows."""
+    known = (graph.tensors[name] for name in names if name in graph.tensors)
+    return tuple(TensorSpec(t.name, t.shape, trained_dtype(t, chosen)) for t in known)
+
+
+def differentiable(graph: Graph) -> frozenset[str]:
+    """Names of the tensors through which a gradient flows in training.
+
+    These depend on a trained weight, and the loss depends on them, both through inputs that an operator can
+    differentiate. Without a loss in the graph every output counts as one. O(nodes).
+    """
+    reaches = set(loss_outputs(graph) or graph.outputs)
+    for node in reversed(graph.nodes):
+        if any(name in reaches for name in node.outputs):
+            reaches.update(_smooth_inputs(node))
+    return needs_gradient(graph) & reaches
+
+
+def _smooth_inputs(node: Node) -> tuple[str, ...]:
+    rule = rule_of(node.op)
+    return tuple(name for i, name in enumerate(node.inputs) if name and rule.differentiable(i))

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from planner.costs.precision import Precision
 from planner.errors import PlanError
-from planner.graph import Graph
-from planner.plans.blocks import Block
+from planner.graph import Graph, Node, TensorKind
+from planner.operators import Access, DimKind, LoopNest, graph_specs
+from planner.plans.blocks import Block, longest_run, template
 from planner.plans.figures import Predictions
-from planner.plans.holdings import holdings
 from planner.plans.records import Boundary, SharedParameter
-from planner.plans.shard_text import by_position, group_collective, weight_origin
 from planner.plans.shardings import (
     BlockFigures,
     BlockSeries,
+    GroupCollective,
+    Holding,
     MeshAxis,
     OperatorSplit,
     ShardedBlock,
     Sharding,
     TensorPlace,
 )
-from planner.plans.templates import longest_run, template
 from planner.plans.words import significant
 from planner.sharding import (
+    CollectiveUse,
     InnerPoint,
+    Mesh,
     RestingLayout,
     Setting,
     StageSharding,
@@ -34,7 +38,9 @@ from planner.sharding import (
     TensorLayout,
     describe,
     layout_text,
+    parse_layout,
     shard_elements,
+    shard_shape,
 )
 from planner.sharding.problem import Facts
 from planner.space.types import Configuration
@@ -267,3 +273,100 @@ def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
             most[name] = max(most.get(name, 0.0), elements)
     own = {name for each in entry.costs.parameters[start:stop] for name, _ in each}
     return round(sum(most[name] for name in own))
+
+
+def by_position(layouts: Sequence[tuple[int, str]]) -> tuple[str, ...]:
+    """Layouts by position, "" where there is none."""
+    found = dict(layouts)
+    return tuple(found.get(p, "") for p in range(max(found, default=-1) + 1))
+
+
+def group_collective(use: CollectiveUse, mesh: Mesh, micro_batches: int) -> GroupCollective:
+    """A collective as the plan has it: what an update runs is told whole, not by a micro-batch's share of it."""
+    whole = micro_batches if use.phase == "step" else 1
+    return GroupCollective(
+        of=use.subject,
+        reason=use.reason,  # type: ignore[arg-type]
+        phase=use.phase,  # type: ignore[arg-type]
+        kind=use.kind.value,
+        axes=use.axes,
+        level=level_crossed(mesh, use.axes),
+        payload_bytes=significant(use.payload_bytes),
+        sent_bytes=significant(use.sent_bytes * whole),
+        times=significant(use.times * whole),
+        seconds=significant(use.seconds * whole),
+    )
+
+
+def weight_origin(graph: Graph, tensor: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Parameters that a weight is computed from, and the parameter's dimension for each of a transposed one's.
+
+    Both empty for a parameter itself and for what is no weight.
+    """
+    sources = graph.sources.get(tensor, ())
+    return ((), ()) if tensor in sources else (sources, graph.permuted.get(tensor, ()) if sources else ())
+
+
+def level_crossed(mesh: Mesh, axes: Sequence[str]) -> str:
+    """Name of the outermost level of links between ranks along the axes; "" where there is none."""
+    if mesh.cluster is None:
+        return ""
+    groups = mesh.groups([mesh.names.index(name) for name in axes])
+    crossed, below = "", 1
+    for level, size in zip(mesh.cluster.levels, mesh.cluster.group_sizes(), strict=True):
+        if np.any(groups // below != groups[:, :1] // below):
+            crossed = level.name
+        below = size
+    return crossed
+
+
+EXPERTS, ROWS, COLUMNS = "experts", "rows", "columns"
+
+
+def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequence[TensorPlace]) -> tuple[Holding, ...]:
+    """Experts and rows that the given operators read and that are dealt to ranks; each weight's dimension once.
+
+    Args:
+        graph: the model.
+        mesh: the mesh of a group.
+        operators: their first outputs.
+        places: where the weights lie.
+    """
+    specs = graph_specs(graph)
+    lies = {place.tensor: parse_layout(place.value, len(mesh.axes)) for place in places if place.optimizer}
+    found: dict[tuple[str, int], Holding] = {}
+    for key in operators:
+        i = graph.producer[key]
+        for what, weight, dim in counted_dims(graph, graph.nodes[i], specs[i].nests):
+            layout, shape = lies.get(weight), graph.tensors[weight].shape
+            axes = tuple(a.name for a, part in zip(mesh.axes, layout or (), strict=False) if part.dim == dim)
+            if layout and axes and (weight, dim) not in found:
+                each = shard_shape(shape, layout, mesh.sizes)[dim]
+                found[weight, dim] = Holding(what, weight, dim, axes, shape[dim], each)  # type: ignore[arg-type]
+    return tuple(found.values())
+
+
+def counted_dims(graph: Graph, node: Node, nests: Sequence[LoopNest]) -> Iterator[tuple[str, str, int]]:
+    """("experts", "rows" or "columns", weight, dimension) of what an operator reads.
+
+    Experts are counted by the dimension that a product's weight shares with its other operand and its result, rows of a
+    table by the one from which a lookup picks, columns by the others.
+    """
+    for nest in nests:
+        for access in nest.reads:
+            weight = node.inputs[access.position]
+            if not weight or graph.tensors[weight].kind is not TensorKind.PARAMETER:
+                continue
+            counts = [_counts(nest, access, names[0]) if len(names) == 1 else "" for names in access.dims]
+            for dim, what in enumerate(counts):
+                if what or ROWS in counts:
+                    yield what or COLUMNS, weight, dim
+
+
+def _counts(nest: LoopNest, access: Access, name: str) -> str:
+    """What the iteration dimension counts, "" for neither."""
+    others = [a for a in (*nest.reads, *nest.writes) if a is not access]
+    indexed = [any(name in names for names in a.dims) for a in others]
+    if nest.matrix_flops:
+        return EXPERTS if indexed and all(indexed) else ""
+    return ROWS if nest.dim(name).kind is DimKind.REDUCED and not any(indexed) else ""

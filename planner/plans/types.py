@@ -15,23 +15,23 @@ from typing import ClassVar, Literal
 from planner.errors import PlanError
 from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
 from planner.plans.figures import Alternative, Coverage, Predictions
-from planner.plans.flags import Requirement
 from planner.plans.orders import RankOrder
-from planner.plans.places import Places
 from planner.plans.records import (
     Boundary,
     Duplicated,
+    ExchangeSection,
     HardwareSection,
     MicroBatches,
     ModelSection,
     PlanNote,
     Provenance,
+    Requirement,
+    ScheduleSection,
     SharedParameter,
     Stage,
+    SystemSection,
 )
-from planner.plans.schedule_section import ScheduleSection
-from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace, dealt
-from planner.plans.system_sections import ExchangeSection, SystemSection
+from planner.plans.shardings import OperatorSplit, Places, ShardedBlock, Sharding, TensorPlace, dealt
 from planner.schedules.types import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job

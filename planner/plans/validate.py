@@ -5,13 +5,13 @@ from __future__ import annotations
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans.check_configuration import check_configuration
-from planner.plans.check_graph import check_graph
-from planner.plans.check_schedule import check_schedule
-from planner.plans.check_sharded_model import check_sharded_cluster, check_sharded_model
+from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
+from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings
-from planner.plans.check_structure import check_structure
-from planner.plans.findings import Fault, Finding, limited
+from planner.plans.check_structure import check_configuration, check_structure
+from planner.plans.files import compared, plain
+from planner.plans.findings import AGAIN, Fault, Finding, limited
+from planner.plans.sections import hardware_section
 from planner.plans.types import Plan
 
 _STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
@@ -42,7 +42,7 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
     """
     found = check_structure(plan)
     if not any(finding.fault in _STRUCTURAL for finding in found):
-        found += [*check_configuration(plan), *check_schedule(plan)]
+        found += [*check_configuration(plan), *check_schedule(plan)] or check_claims(plan)
     if graph is not None and not any(finding.fault is Fault.STAGE_RANGE for finding in found):
         found += check_graph(plan, graph)
     if cluster is not None:
@@ -55,13 +55,11 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
 def _sharded(plan: Plan, graph: Graph | None, cluster: Cluster | None, known: set[Fault]) -> list[Finding]:
     """Findings about how groups of ranks share the work, against a model and a cluster that the plan is for."""
     found = check_shardings(plan)
-    if known & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
-        cluster = None
-    if cluster is not None:
+    if cluster is not None and not known & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
         found += check_sharded_cluster(plan, cluster)
     readable = not {finding.fault for finding in found} & _UNREADABLE
     if graph is not None and plan.shardings and readable and not known & _OTHER_MODEL:
-        found += check_sharded_model(plan, graph, cluster)
+        found += check_sharded_model(plan, graph)
     return found
 
 
@@ -85,16 +83,9 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
             f"not {cluster.name} (fingerprint {cluster.fingerprint[:12]})"
         )
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
-    found = []
+    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(cluster)))
+    found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
         found.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))
-    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
-        needed = prediction.memory.total_bytes
-        for rank in (rank for rank in stage.ranks if 0 <= rank < cluster.device_count):
-            available = cluster.device(rank).memory_bytes
-            if needed > available:
-                message = f"stage {stage.index} needs {needed} bytes on rank {rank}, whose device has {available}"
-                found.append(Finding(Fault.MEMORY, message, "plan again for this hardware", stage.index, rank))
-                break
     return found

@@ -5,12 +5,9 @@ stage. Nothing here knows of plans or decisions; `planner.simulate` draws the ti
 """
 
 from planner.play.engine import run
-from planner.play.measure import Cost, Measurement, measure_orders, measure_schedule
-from planner.play.memory import MemoryCurve, StageBytes, memory_curve
-from planner.play.pipelines import bubble_fraction, play
-from planner.play.times import Conditions, StageTimes, Transfers
-from planner.play.trace import Trace
-from planner.play.weights import version_curve
+from planner.play.measure import Cost, Measurement, measure_orders, measure_schedule, play
+from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
+from planner.play.times import Conditions, StageTimes, Trace, Transfers
 
 __all__ = [
     "Conditions",
@@ -21,11 +18,11 @@ __all__ = [
     "StageTimes",
     "Trace",
     "Transfers",
-    "bubble_fraction",
+    "held_units",
     "measure_orders",
     "measure_schedule",
     "memory_curve",
+    "peak_in_flight",
     "play",
     "run",
-    "version_curve",
 ]

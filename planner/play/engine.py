@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import PlanError
-from planner.play.times import Conditions, StageTimes, Transfers
-from planner.play.trace import Trace
+from planner.play.times import Conditions, StageTimes, Trace, Transfers
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import (
     BACKWARD,
@@ -42,9 +41,7 @@ from planner.schedules.program import (
 )
 from planner.schedules.types import Action, Work
 
-__all__ = ["Conditions", "StageTimes", "Trace", "Transfers", "run"]
-
-
+_BLOCKING = Conditions()
 _EXCHANGED = (SYNC, LAUNCH_SYNC)
 _MOVED = (EVICT, LOAD)
 
@@ -52,23 +49,14 @@ _MOVED = (EVICT, LOAD)
 def run(
     orders: Sequence[Sequence[Action]] | Work | Program,
     times: StageTimes,
-    *,
-    transfers: Transfers = Transfers.BLOCKING,
-    sync_overlap: float = 0.0,
-    pair_overlap: float = 0.0,
-    part_share: Sequence[float] = (),
-    slowdown: Sequence[float] = (),
+    conditions: Conditions = _BLOCKING,
 ) -> Trace:
     """Play the orders out.
 
     Args:
         orders: the actions of each worker in order, or the program compiled from them.
         times: seconds by stage.
-        transfers: what a transfer between stages occupies.
-        sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
-        pair_overlap: fraction of the shorter of a paired forward and backward that costs nothing (0 to 1).
-        part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
-        slowdown: by worker, factor on all its computation; empty: 1.
+        conditions: how the actions share the machines; by default transfers occupy their worker.
 
     Raises:
         PlanError: the orders deadlock or are incomplete, or the times are for fewer stages.
@@ -81,7 +69,6 @@ def run(
             f"the schedule has {program.stages} stages, but times are given for {len(times.forward_s)}",
             hint="give one time for each stage",
         )
-    conditions = Conditions(transfers, sync_overlap, pair_overlap, tuple(part_share), tuple(slowdown))
     return _Play(program, times, conditions).trace()
 
 

@@ -1,4 +1,4 @@
-"""A schedule measured: time of an iteration by its own convention, bubble, memory, weight versions, staleness.
+"""A schedule by name played out and measured: time of an iteration by its own convention, bubble, memory, staleness.
 
 >>> found = measure_schedule("1f1b", 4, 8, forward_s=1.0, backward_s=2.0)
 >>> found.iteration_s, found.held
@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,14 +19,11 @@ from planner.errors import PlanError
 from planner.play.engine import run
 from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
 from planner.play.steady import find_steady
-from planner.play.times import Conditions, StageTimes, Transfers
-from planner.play.trace import Trace
+from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
 from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
-
-Seconds = float | Sequence[float]
 
 
 class Cost(StrEnum):
@@ -34,12 +32,6 @@ class Cost(StrEnum):
     MAKESPAN = "from the first start to the last end of all workers"
     SPAN = "from the first start to the last end of the worker for which that is longest"
     PERIOD = "time between iterations in the periodic part"
-
-
-BUBBLE = "1 - computation of all workers / (workers * iteration time)"
-"""The bubble of a measurement: over total time."""
-
-BUBBLE_OVER_IDEAL = "(iteration time - mean computation of a worker) / mean computation of a worker"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +44,8 @@ class Measurement:
         iteration_s: time of one iteration.
         cost: what that is.
         makespan_s: of what was played.
-        bubble: see `BUBBLE`.
-        bubble_over_ideal: see `BUBBLE_OVER_IDEAL`.
+        bubble: 1 - computation of all workers / (workers * iteration time).
+        bubble_over_ideal: (iteration time - mean computation of a worker) / mean computation of a worker.
         worker_idle_s: by worker, time of an iteration in which it neither computes nor communicates.
         unit: what `held` counts.
         held: by worker, most units kept at the same time.
@@ -127,17 +119,20 @@ def measure_schedule(
     reason = chosen.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    times = _times(stages, forward_s, backward_s, weight_grad_s, receive_s, sync_s, update_s, recompute_s, evict_s)
+    forwards = (forward_s,) * stages if isinstance(forward_s, (int, float)) else forward_s
+    times = StageTimes.of(
+        forwards, backward_s, receive_s, sync_s, update_s, weight_grad_s, recompute_s=recompute_s, evict_s=evict_s
+    )
     under = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     if chosen.weight_policy.synchronous:
-        trace = _play(compile_orders(chosen.work(pipeline)), times, under)
+        trace = run(compile_orders(chosen.work(pipeline)), times, under)
         cost, iteration_s, cycle = Cost.SPAN if chosen.spans else Cost.MAKESPAN, 0.0, 0
         iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
         played = 1.0
     else:
         rhythm = chosen.rhythm(pipeline)
         beats = micro_batches // rhythm
-        steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: _play(p, times, under))
+        steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: run(p, times, under))
         trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s * beats, steady.cycle
         played, micro_batches = steady.played / beats, rhythm
     _check(trace, sizes, capacity_bytes)
@@ -169,45 +164,12 @@ def measure_orders(
     Raises:
         PlanError: the orders deadlock, are incomplete, read weights that nobody holds, or exceed the memory.
     """
-    trace = _play(compile_orders(work), times, conditions or Conditions(transfers=Transfers.OVERLAPPED))
+    trace = run(compile_orders(work), times, conditions or Conditions(transfers=Transfers.OVERLAPPED))
     iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
     _check(trace, sizes, capacity_bytes)
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
     return _measurement(name, unit, trace, cost, iteration_s, 1, 0, sizes, micro_batches)
-
-
-def _times(stages: int, *columns: Seconds | None) -> StageTimes:
-    def column(seconds: Seconds | None) -> list[float] | None:
-        if seconds is None:
-            return None
-        return [float(seconds)] * stages if isinstance(seconds, (int, float)) else [float(s) for s in seconds]
-
-    forward, backward, weight_grad, receive, sync, update, recompute, evict = map(column, columns)
-    if receive is not None and isinstance(columns[3], (int, float)):
-        receive[0] = 0.0
-    return StageTimes.of(
-        forward or [],
-        backward or [],
-        receive or 0.0,
-        sync or 0.0,
-        update or 0.0,
-        weight_grad,
-        recompute_s=recompute,
-        evict_s=evict or 0.0,
-    )
-
-
-def _play(program: Program, times: StageTimes, conditions: Conditions) -> Trace:
-    return run(
-        program,
-        times,
-        transfers=conditions.transfers,
-        sync_overlap=conditions.sync_overlap,
-        pair_overlap=conditions.pair_overlap,
-        part_share=conditions.part_share,
-        slowdown=conditions.slowdown,
-    )
 
 
 def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
@@ -263,3 +225,34 @@ def _full_from(held: np.ndarray, program: Program, micro_batches: int) -> int:
     depth = int(held.max()) * -(-program.workers // program.stages)
     full = -(-depth // micro_batches) * micro_batches
     return full if full < int(program.micro_batch.max()) - micro_batches else 0
+
+
+def play(
+    schedule: str,
+    replicas: Sequence[int],
+    micro_batches: int,
+    times: StageTimes,
+    *,
+    transfers: Transfers = Transfers.BLOCKING,
+) -> Trace:
+    """Play one iteration of one copy of a pipeline.
+
+    Args:
+        schedule: name of the schedule.
+        replicas: of each stage, in one copy.
+        micro_batches: of one copy.
+        times: seconds by stage; `sync_s` is what is not hidden behind backward work.
+        transfers: what a transfer between stages occupies.
+
+    Raises:
+        UsageError: no schedule has that name.
+        PlanError: replicas do not divide the micro-batches, or times are for fewer stages.
+
+    O(actions): about 2 us an action, 1 us when the same pipeline was played before.
+    """
+    return run(_program(schedule, tuple(replicas), micro_batches), times, Conditions(transfers))
+
+
+@functools.lru_cache(maxsize=8)
+def _program(schedule: str, replicas: tuple[int, ...], micro_batches: int) -> Program:
+    return compile_orders(schedules.get(schedule).order(Pipeline(replicas, micro_batches)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.memory import fits
-from planner.play.trace import Trace
+from planner.play.times import Trace
 from planner.schedules.program import (
     BACKWARD,
     EVICT,

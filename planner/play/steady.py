@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import PlanError
-from planner.play.trace import Trace
+from planner.play.times import Trace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, LAUNCH_SYNC, SYNC, Program
 from planner.schedules.types import Pipeline, Schedule
@@ -37,14 +37,12 @@ class Steady:
     Attributes:
         iteration_s: time of one iteration in the periodic part.
         cycle: iterations after which the regime repeats, 0 when none was found.
-        filled_after: iterations until then.
         played: iterations that were played.
         trace: of these.
     """
 
     iteration_s: float
     cycle: int
-    filled_after: int
     played: int
     trace: Trace
 
@@ -101,12 +99,12 @@ def find_pace(
         begins = _begins(trace, micro_batches, iterations - window, micro_batches if short else depth)
         found = _repetition(begins, window)
         if found is not None:
-            cycle, first, period_s = found
-            return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, first, iterations, trace)
+            cycle, period_s = found
+            return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, iterations, trace)
         if len(program.kind) * 2 > MOST_ACTIONS:
             half = (len(begins) - 1) // 2
             pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
-            return Steady(max(pace, _exchange_s(trace, iterations)), 0, half, iterations, trace)
+            return Steady(max(pace, _exchange_s(trace, iterations)), 0, iterations, trace)
         iterations *= 2
 
 
@@ -144,8 +142,8 @@ def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.
     return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
 
 
-def _repetition(begins: np.ndarray, window: int) -> tuple[int, int, float] | None:
-    """Shortest cycle by which the last iterations repeat: (cycle, first iteration of it, seconds)."""
+def _repetition(begins: np.ndarray, window: int) -> tuple[int, float] | None:
+    """Shortest cycle by which the last iterations repeat: (cycle, seconds)."""
     count = len(begins)
     close = _CLOSE * float(begins[-1].max())
     for cycle in range(1, min(LONGEST_CYCLE, count - window - 1) + 1):
@@ -154,5 +152,5 @@ def _repetition(begins: np.ndarray, window: int) -> tuple[int, int, float] | Non
         same = np.abs(shift - period).max(axis=1) <= close
         run = 0 if same.all() else len(same) - int(np.argmin(same[::-1]))
         if len(same) - run >= window + cycle - 1 and same[-1]:
-            return cycle, run, period
+            return cycle, period
     return None

@@ -1,4 +1,4 @@
-"""How long the actions of each stage take, and how they share the machines."""
+"""How long the actions of each stage take, how they share the machines, and when every action ran."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import PlanError
+from planner.schedules.program import LAUNCH_SYNC, SYNC, Program
+
+Seconds = Sequence[float] | np.ndarray | float
+"""By stage, or one number for all."""
 
 
 class Transfers(StrEnum):
@@ -47,14 +51,14 @@ class StageTimes:
     @staticmethod
     def of(
         forward_s: Sequence[float] | np.ndarray,
-        backward_s: Sequence[float] | np.ndarray,
-        receive_s: Sequence[float] | np.ndarray | float = 0.0,
-        sync_s: Sequence[float] | np.ndarray | float = 0.0,
-        update_s: Sequence[float] | np.ndarray | float = 0.0,
-        weight_grad_s: Sequence[float] | np.ndarray | None = None,
-        return_s: Sequence[float] | np.ndarray | float | None = None,
-        recompute_s: Sequence[float] | np.ndarray | float | None = None,
-        evict_s: Sequence[float] | np.ndarray | float = 0.0,
+        backward_s: Seconds,
+        receive_s: Seconds = 0.0,
+        sync_s: Seconds = 0.0,
+        update_s: Seconds = 0.0,
+        weight_grad_s: Seconds | None = None,
+        return_s: Seconds | None = None,
+        recompute_s: Seconds | None = None,
+        evict_s: Seconds = 0.0,
     ) -> StageTimes:
         """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
 
@@ -105,3 +109,64 @@ class Conditions:
     pair_overlap: float = 0.0
     part_share: tuple[float, ...] = ()
     slowdown: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """When everything happened. Arrays are [actions], aligned with `program`.
+
+    A worker is occupied by an action from `start_s` to `end_s`; in between it computes from `compute_start_s` to
+    `compute_end_s` and communicates the rest. For SYNC the worker is occupied only by the part that is not hidden.
+
+    Attributes:
+        program: the actions and what they wait for.
+        start_s, compute_start_s, compute_end_s, end_s: seconds from the start of the iteration.
+        transfer_start_s, transfer_end_s: [actions] the transfer that brought the action its tensor over a link
+            (OVERLAPPED only; equal where there was none), or what EVICT and LOAD move.
+        exchange_start_s, exchange_end_s: [actions] for SYNC and LAUNCH_SYNC the collective, hidden part included.
+    """
+
+    program: Program
+    start_s: np.ndarray
+    compute_start_s: np.ndarray
+    compute_end_s: np.ndarray
+    end_s: np.ndarray
+    transfer_start_s: np.ndarray
+    transfer_end_s: np.ndarray
+    exchange_start_s: np.ndarray
+    exchange_end_s: np.ndarray
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds until the last worker is done."""
+        return float(self.end_s.max())
+
+    def compute_s(self) -> np.ndarray:
+        """[workers] seconds of computation (synchronisation and blocking transfers excluded).
+
+        Two actions that run as one count once; lanes that share a worker count the share that they get of it.
+        """
+        seconds = np.where(self.program.of(SYNC, LAUNCH_SYNC), 0.0, self.compute_end_s - self.compute_start_s)
+        seconds = np.where(self.program.paired, 0.0, seconds)
+        if self.program.work.shared:
+            seconds = seconds / 2
+        return np.asarray(np.bincount(self.program.worker, seconds, self.program.workers))
+
+    def communication_s(self) -> np.ndarray:
+        """[workers] seconds in which the worker does nothing but communicate."""
+        seconds = np.where(self.program.paired, 0.0, self.end_s - self.start_s)
+        if self.program.work.shared:
+            seconds = seconds / 2
+        occupied = np.bincount(self.program.worker, seconds, self.program.workers)
+        return np.asarray(np.maximum(occupied - self.compute_s(), 0.0))
+
+    def idle_s(self) -> np.ndarray:
+        """[workers] seconds of waiting, up to the end of the iteration."""
+        return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
+
+    def span_s(self) -> float:
+        """Longest time from a worker's first start to its last end: the cost when iterations follow on each other."""
+        first, last = np.full(self.program.workers, np.inf), np.zeros(self.program.workers)
+        np.minimum.at(first, self.program.worker, self.start_s)
+        np.maximum.at(last, self.program.worker, self.end_s)
+        return float(np.max(last - first, where=np.isfinite(first), initial=0.0))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView
-from planner.plans.split_reasons import SplitReason, SplitRival
+from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView, SplitReason, SplitRival
 from planner.plans.words import module_list
 from planner.report.tables import Cell, Form, Section, Table, table
 from planner.units import format_bytes, format_seconds, plural

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.check import has_closed_form
-from planner.plans import Plan
+from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
 from planner.plans.records import Stage
 from planner.plans.shardings import Sharding

@@ -5,10 +5,9 @@
 """
 
 from planner.simulate.comparison import Comparison, Effect, closed_form_s
-from planner.simulate.documents import timeline_document
 from planner.simulate.perfetto import trace_json
 from planner.simulate.segments import Activity, rank_ranges
-from planner.simulate.timeline import Lane, Timeline, simulate
+from planner.simulate.timeline import Lane, Timeline, simulate, timeline_document
 
 simulate_plan = simulate
 """The same under a name that the front door can export: there `simulate` is this package."""

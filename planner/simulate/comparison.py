@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner import schedules
-from planner.errors import UsageError
-from planner.play.engine import StageTimes, Transfers, run
+from planner.play import Conditions, StageTimes, Transfers, run
 from planner.schedules.program import Program
-from planner.schedules.types import Pipeline
+from planner.schedules.types import Pipeline, Schedule
 
 NEGLIGIBLE = 1e-6
 """Effects smaller than this share of the predicted time are left out: the plan's figures are rounded."""
@@ -83,7 +81,7 @@ def measured(predicted_s: float, simulated_s: float) -> Comparison:
 
 def compare(
     predicted_s: float,
-    schedule: str,
+    schedule: Schedule,
     pipeline: Pipeline,
     program: Program,
     times: StageTimes,
@@ -93,7 +91,7 @@ def compare(
 
     Args:
         predicted_s: the plan's iteration time.
-        schedule: its name; a name that is not known has no critical chain.
+        schedule: the schedule.
         pipeline: replicas and micro-batches of one copy.
         program: the actions of one copy.
         times: seconds by stage, `sync_s` being what is exposed.
@@ -105,7 +103,7 @@ def compare(
     closed = body + _tail_s(times)
     body_simulated = run(program, silent).makespan_s
     blocking = run(program, times).makespan_s
-    simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, transfers=transfers).makespan_s
+    simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, Conditions(transfers)).makespan_s
     critical_body = _critical_s(schedule, pipeline, silent)
     effects = [
         Effect("stated time", predicted_s - closed, "the plan's time is not what its stage terms give"),
@@ -139,12 +137,8 @@ def _body_effects(closed: float, critical: float, simulated: float) -> list[Effe
     ]
 
 
-def _critical_s(schedule: str, pipeline: Pipeline, times: StageTimes) -> float:
-    try:
-        known = schedules.get(schedule)
-    except UsageError:
-        return 0.0
-    return known.critical_s(
+def _critical_s(schedule: Schedule, pipeline: Pipeline, times: StageTimes) -> float:
+    return schedule.critical_s(
         pipeline,
         (times.forward_s + times.receive_s).tolist(),
         (times.backward_s + times.return_s).tolist(),

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.play.engine import Trace
+from planner.play import Trace
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS
 from planner.schedules.types import ActionKind
 from planner.simulate.timeline import Lane, Timeline

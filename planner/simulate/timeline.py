@@ -1,4 +1,4 @@
-"""A plan played out: step time, bubble, what each rank does when, memory over time."""
+"""A plan played out: step time, bubble, what each rank does when, memory over time; also as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
-from planner.plans.order_text import rows
+from planner.plans.orders import rows
+from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.works import counterparts, leaders, malformed, work_of
-from planner.play.engine import StageTimes, Trace, Transfers, run
-from planner.play.measure import Cost
+from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.steady import Steady, find_pace
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
-
-_SEARCHED = ("1f1b", "gpipe")
-"""Schedules that the search has a closed form for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +155,7 @@ def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Tra
     program = compile_orders(work_of(plan, ranks))
     if program.stages != len(plan.stages):
         raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
-    return run(program, times, transfers=transfers)
+    return run(program, times, Conditions(transfers))
 
 
 def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> Steady:
@@ -172,7 +169,7 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
         lambda iterations: compile_orders(work_of(plan, ranks, 1 + iterations - least, copies)),
         plan.micro_batches.count // copies,
         -(-depth // copies),
-        lambda program: run(program, times, transfers=transfers),
+        lambda program: run(program, times, Conditions(transfers)),
         least,
     )
 
@@ -204,13 +201,13 @@ def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
 def _compared(
     plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
 ) -> Comparison:
-    """With the closed form of the search where the schedule is one of those that it knows."""
+    """With the closed form by which the search ranks plans, where the plan's time is one."""
     predicted_s = plan.predictions.iteration_s
-    if plan.schedule.name not in _SEARCHED:
+    if not has_closed_form(plan):
         return measured(predicted_s, step_s)
     replicas = tuple(len(stage.replicas) // copies for stage in plan.stages)
     pipeline = Pipeline(replicas, plan.micro_batches.count // copies)
-    return compare(predicted_s, plan.schedule.name, pipeline, trace.program, times, transfers)
+    return compare(predicted_s, schedule_of(plan), pipeline, trace.program, times, transfers)
 
 
 def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
@@ -309,3 +306,63 @@ def _lanes(
         )
         for worker, rank in enumerate(ranks)
     )
+
+
+_FORMAT = "shardplan-timeline"
+
+
+def timeline_document(timeline: Timeline) -> dict[str, Any]:
+    """Dicts and lists of plain numbers; seconds and bytes. O(actions of one lane a stage)."""
+    return {
+        "format": _FORMAT,
+        "version": 1,
+        "model": timeline.name,
+        "schedule": timeline.schedule,
+        "transfers": timeline.transfers.value,
+        "copies": timeline.copies,
+        "micro_batches_per_copy": timeline.micro_batches,
+        "step_s": timeline.step_s,
+        "step_is": timeline.cost.value,
+        "iterations_played": timeline.iterations,
+        "samples_per_s": timeline.samples_per_s,
+        "bubble_fraction": timeline.bubble_fraction,
+        "bubble_convention": timeline.bubble_convention,
+        "fits": all(lane.fits for lane in timeline.lanes),
+        "comparison": _comparison_document(timeline.comparison),
+        "lanes": [_lane_document(lane) for lane in timeline.lanes],
+        "memory": [_memory_document(lane.stages, lane.ranks[0], lane.memory) for lane in fullest_lanes(timeline)],
+    }
+
+
+def _comparison_document(found: Comparison) -> dict[str, Any]:
+    return {
+        "predicted_s": found.predicted_s,
+        "closed_form_s": found.closed_form_s,
+        "critical_s": found.critical_s,
+        "simulated_s": found.simulated_s,
+        "difference": found.difference,
+        "effects": [{"name": e.name, "seconds": e.seconds, "meaning": e.meaning} for e in found.effects],
+    }
+
+
+def _lane_document(lane: Lane) -> dict[str, Any]:
+    return {
+        "ranks": list(lane.ranks),
+        "stages": list(lane.stages),
+        "compute_s": lane.compute_s,
+        "communication_s": lane.communication_s,
+        "idle_s": lane.idle_s,
+        "in_flight": lane.in_flight,
+        "peak_bytes": round(lane.memory.peak_bytes),
+        "capacity_bytes": lane.capacity_bytes,
+        "fits": lane.fits,
+    }
+
+
+def _memory_document(stages: tuple[int, ...], rank: int, curve: MemoryCurve) -> dict[str, Any]:
+    return {
+        "stages": list(stages),
+        "rank": rank,
+        "time_s": curve.time_s.tolist(),
+        "held_bytes": [round(held) for held in curve.held_bytes.tolist()],
+    }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.play import StageTimes, Trace, Transfers, play, run
+from planner.play import Conditions, StageTimes, Trace, Transfers, play, run
 from planner.play.steady import find_steady
 from planner.schedules.compiling import compile_orders
 from planner.schedules.types import Schedule
@@ -67,12 +67,12 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
     pipeline = pipeline_of(configuration)
     times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
     if schedule.drains:
-        trace = run(compile_orders(schedule.work(pipeline)), times, transfers=configuration.transfers)
+        trace = run(compile_orders(schedule.work(pipeline)), times, Conditions(configuration.transfers))
         iteration_s, played = (trace.span_s() if schedule.spans else trace.makespan_s), 1.0
     else:
         rhythm = schedule.rhythm(pipeline)
         few = type(pipeline)(pipeline.replicas, rhythm)
-        steady = find_steady(schedule, few, lambda p: run(p, times, transfers=configuration.transfers))
+        steady = find_steady(schedule, few, lambda p: run(p, times, Conditions(configuration.transfers)))
         beats = pipeline.micro_batches / rhythm
         exchanges = schedule.exchanges(pipeline)
         beside_s = max(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)) if len(stages) > 1 else 0.0

@@ -9,9 +9,9 @@ from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.exchange_section import with_exchange
+from planner.plans.assemble import with_exchange
 from planner.plans.files import seal
-from planner.plans.system_sections import SystemSection
+from planner.plans.records import SystemSection
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
 from planner.space.types import Job

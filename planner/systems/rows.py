@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner import schedules
-from planner.plans.exchange_section import ExchangeWords, exchange_words
+from planner.plans.assemble import ExchangeWords, exchange_words
 from planner.space import Configuration, lay_workers
 from planner.space.workers import pipeline_of
 from planner.systems.runner import Decided, Judged, alters

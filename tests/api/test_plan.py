@@ -35,7 +35,7 @@ def test_real_exports_plan_for_eight_devices_and_check(name: str) -> None:
     plan = planner.plan(graph, cluster, planner.Job(global_batch=512, **memory))
     assert plan.coverage.by_fallback == 0
     sized = planner.rebatch(graph, plan.micro_batches.size)
-    assert planner.validate_plan(plan, sized, cluster) == []
+    assert planner.plans.validate(plan, sized, cluster) == []
     assert plan.predictions.bound_s <= plan.predictions.iteration_s
 
 
@@ -87,7 +87,7 @@ def test_a_batch_that_cannot_be_changed_is_planned_as_exported() -> None:
     assert "Reshape" in note.message
     assert "micro-batches of 4" in note.message
     assert plan.options.micro_batches == ()
-    assert planner.validate_plan(plan, graph, cluster) == []
+    assert planner.plans.validate(plan, graph, cluster) == []
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_a_mixed_pool_is_priced_by_each_device_type() -> None:
     cluster = planner.load_cluster("mixed-pool")
     assert len(cluster.devices) > 1
     plan = planner.plan(planner.load_graph("vgg16"), cluster, planner.Job(global_batch=64, precision="fp16"))
-    assert planner.validate_plan(plan, None, cluster) == []
+    assert planner.plans.validate(plan, None, cluster) == []

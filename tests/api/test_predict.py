@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner import Configuration, Degrees, Job, StageChoice
 from planner.errors import JobError, UsageError
-from planner.plans.files import seal
+from planner.plans import seal
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_the_plan_of_a_prediction_is_whole_and_plays_as_predicted(small: tuple[p
     found = planner.predict(graph, cluster, Job(64), Degrees(pipeline=4, chunks=3, zero=1))
     assert found.fits
     assert (len(found.configuration.stages), found.configuration.copies) == (12, 2)
-    assert planner.validate_plan(found.plan, graph, cluster) == []
+    assert planner.plans.validate(found.plan, graph, cluster) == []
     said = found.plan.predictions
     assert said.simulated_iteration_s is not None
     assert planner.simulate_plan(found.plan).step_s == pytest.approx(said.simulated_iteration_s, rel=1e-6)
@@ -36,7 +36,7 @@ def test_ranks_that_share_operators_hold_chunks_of_an_interleaved_pipeline() -> 
     assert [stage.group_ranks for stage in found.plan.stages] == [2, 2, 2, 2]
     assert found.plan.copies == 2
     assert [worker.stages for worker in found.workers] == [(0, 2), (1, 3)]
-    assert planner.validate_plan(found.plan, graph, cluster) == []
+    assert planner.plans.validate(found.plan, graph, cluster) == []
 
 
 def test_no_configuration_beats_the_bound_of_the_search(small: tuple[planner.Graph, planner.Cluster]) -> None:

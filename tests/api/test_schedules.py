@@ -39,7 +39,7 @@ def test_an_order_that_recomputes_is_charged_for_it_once(schedule: str) -> None:
         assert figures.backward_s > figures.recompute_s
         entering = 8 * 256 * 768 * 4 if stage.index else 8 * 256 * 8  # the residual stream; token numbers
         assert figures.unit_bytes == pytest.approx(entering, abs=8 * 256 * 8)
-    assert planner.validate_plan(plan, None, planner.load_cluster("dgx-a100")) == []
+    assert planner.plans.validate(plan, None, planner.load_cluster("dgx-a100")) == []
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_best_stages_for_any_schedule(name: str) -> None:
     assert plan.schedule.name.startswith(name)
     if not schedules.get(name).closed_form:
         assert plan.predictions.simulated_iteration_s == pytest.approx(plan.predictions.iteration_s)
-    assert planner.validate_plan(plan, planner.rebatch(graph, 8), cluster) == []
+    assert planner.plans.validate(plan, planner.rebatch(graph, 8), cluster) == []
 
 
 def orders(folder: Path, *lanes: str) -> Path:

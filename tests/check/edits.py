@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from planner.plans import Plan, loads
-from planner.plans.files import seal, to_document
+from planner.plans import Plan, loads, seal, to_document
 
 Document = dict[str, Any]
 Edit = Callable[[Document], bool | None]

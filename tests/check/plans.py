@@ -9,8 +9,7 @@ from typing import Any
 import planner
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan
-from planner.plans.orders import decode
+from planner.plans import Plan, decode
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.types import Work
 from planner.systems import plan_system

@@ -8,8 +8,7 @@ import pytest
 
 from planner.check import check_plan
 from planner.hardware.types import Cluster
-from planner.plans import Fault, Plan
-from planner.plans.files import seal
+from planner.plans import Fault, Plan, seal
 from tests.check.edits import EDITS, edited
 from tests.check.plans import loaded, planned
 

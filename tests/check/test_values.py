@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import loads
-from planner.plans.files import seal, to_document
+from planner.plans import loads, seal, to_document
 from tests.check.plans import loaded, planned
 
 FAST = ("replicas", "pipeline", "unequal replicas", "tied stages", "zero 3", "gpipe", "zb-h1", "interleaved",

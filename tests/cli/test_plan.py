@@ -138,7 +138,7 @@ def test_every_light_model_of_the_onnx_package_plans(path: Path, capsys: pytest.
     assert run("plan", path, "-H", "dgx-a100", "-b", 64, "--format", "json") == 0
     plan = planner.load_plan(capsys.readouterr().out)
     assert plan.coverage.by_fallback == 0
-    assert planner.validate_plan(plan) == []
+    assert planner.plans.validate(plan) == []
 
 
 def test_help_starts_without_heavy_imports() -> None:

@@ -67,5 +67,5 @@ def test_packages_can_be_had_from_the_front_door() -> None:
     assert "gpipe" in planner.schedules.names()
     with pytest.raises(AttributeError, match="did you mean 'formulas'"):
         planner.formula  # noqa: B018
-    with pytest.raises(AttributeError, match=r"did you mean 'formulas\.gpipe_bubble'"):
+    with pytest.raises(AttributeError, match=r"it is planner\.formulas\.gpipe_bubble"):
         planner.gpipe_bubble  # noqa: B018

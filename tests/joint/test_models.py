@@ -119,4 +119,4 @@ def test_limits_hold_and_their_plans_check(model: str, limits: str, tmp_path: Pa
     planner.write_plan(plan, tmp_path / "plan.json")
     again = planner.read_plan(tmp_path / "plan.json")
     assert again == plan
-    assert planner.validate_plan(again, planner.rebatch(graph, plan.micro_batches.size), MACHINE) == []
+    assert planner.plans.validate(again, planner.rebatch(graph, plan.micro_batches.size), MACHINE) == []

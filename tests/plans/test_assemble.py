@@ -7,11 +7,8 @@ import dataclasses
 import pytest
 
 from planner.errors import PlanError
-from planner.plans import dumps
-from planner.plans.figures import StageCollective
-from planner.plans.flags import Requirement
-from planner.plans.gradients import differentiable
-from planner.plans.records import Boundary, Duplicated, Loss, SharedParameter
+from planner.plans import Boundary, Duplicated, Loss, Requirement, SharedParameter, StageCollective, dumps
+from planner.plans.sections import differentiable
 from planner.plans.words import module_ranges, summary
 from planner.schedules.types import ActionKind
 from planner.space.blocks import loss_outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
+from planner.plans import Block, BlockParameter, BlockRun, compress, expand
 
 names = st.text(alphabet="ab.01{}i+", max_size=6)
 parameters = st.builds(

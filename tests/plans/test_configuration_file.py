@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 from planner import Degrees, load_graph
 from planner.errors import JobError, PlanError
-from planner.plans import Fault, Plan, dumps, loads, validate
-from planner.plans.configuration_file import (
+from planner.plans import (
+    Fault,
+    Plan,
     configuration_document,
     dump_configuration,
+    dumps,
     load_configuration,
+    loads,
     parse_configuration,
+    seal,
+    validate,
 )
-from planner.plans.files import seal
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 from tests.plans.sample import decision, make_plan

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from planner import diff_report
 from planner.errors import PlanError
-from planner.plans import Area, Change, Plan, diff, loads
-from planner.plans.files import dumps
+from planner.plans import Area, Change, Plan, diff, dumps, loads
 from planner.report import to_text
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.test_files import plans

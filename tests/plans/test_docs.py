@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 
 from planner import Configuration, load_graph
-from planner.plans import Plan, dumps, json_schema
-from planner.plans.configuration_file import parse_configuration
-from planner.plans.flags import Requirement
-from planner.plans.shardings import Sharding
-from planner.plans.strict import adapter
+from planner.plans import Plan, Requirement, Sharding, dumps, json_schema, parse_configuration
+from planner.plans.documents import adapter
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.sharded_sample import mixture
 

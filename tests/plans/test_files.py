@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from planner.errors import OutputError, PlanError
 from planner.plans import Plan, dumps, json_schema, loads, read, with_simulation, write
-from planner.plans.layout import WIDTH, pretty
-from planner.plans.locate import positions
+from planner.plans.documents import WIDTH, positions, pretty
 from tests.plans.sample import decision, language_model, make_plan
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner import diff_report
 from planner.plans import Area, Plan, diff
-from planner.plans.diff_shardings import sharding_facts
+from planner.plans.diff import sharding_facts
 from planner.report import to_text
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, leanest_by_sequence, mixture, sharded_plan

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from planner import diff_report, explanation_report
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import diff, dumps, explain, loads, validate
-from planner.plans.files import seal
+from planner.plans import diff, dumps, explain, loads, seal, validate
 from tests.plans.sharded_sample import language
 from tests.plans.test_fuzz import leaves
 

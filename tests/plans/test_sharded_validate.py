@@ -10,13 +10,8 @@ import pytest
 
 from planner.check import check_plan
 from planner.hardware import load_cluster
-from planner.plans.check_sharded_model import check_sharded_cluster
-from planner.plans.figures import StageCollective
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.shardings import BlockSeries, Holding, ShardedBlock
-from planner.plans.types import Plan
-from planner.plans.validate import validate
+from planner.plans import BlockSeries, Fault, Holding, Plan, ShardedBlock, StageCollective, seal, validate
+from planner.plans.check_model import check_sharded_cluster
 from tests.plans.sharded_sample import Sample, language, mixture
 
 Change = Callable[[Plan], Plan]
@@ -222,9 +217,9 @@ MUTATIONS: dict[str, tuple[Change, Fault, str]] = {
     "less workspace": (figures(workspace_bytes=0.5), Fault.DIFFERS, ""),
     "less room for what is kept": (room, Fault.DIFFERS, ""),
     "stage that holds less": (stage(0, rank_parameters=7), Fault.SHARDING_MEMORY, ""),
-    "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.SHARDED_STAGE, ""),
+    "stage that holds less than its weights": (stage(0, rank_parameters=7), Fault.MEMORY, ""),
     "stage's communication": (inside, Fault.SHARDED_STAGE, ""),
-    "stage's gradients": (gradients, Fault.SHARDED_STAGE, ""),
+    "stage's gradients": (gradients, Fault.COLLECTIVE, ""),
     "stage's sums": (figures(forward_s=2.0), Fault.SHARDED_STAGE, ""),
     "other treatment of boundaries": (lambda p: sharding(p, boundaries=("replicated",)), Fault.BOUNDARY_LAYOUT, ""),
     "treatment missing": (lambda p: sharding(p, boundaries=()), Fault.MESH, ""),

@@ -9,14 +9,23 @@ from typing import get_args, get_type_hints
 import pytest
 
 from planner.errors import PlanError
-from planner.plans import Plan, dumps, loads
-from planner.plans.figures import StageCollective
-from planner.plans.flags import Requirement
-from planner.plans.places import transposed
-from planner.plans.rebuild import rebuild
-from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, Sharding, dealt
-from planner.plans.templates import longest_run, template
-from planner.plans.validate import validate
+from planner.plans import (
+    BlockSeries,
+    GroupCollective,
+    Holding,
+    MeshAxis,
+    Plan,
+    Requirement,
+    Sharding,
+    StageCollective,
+    dealt,
+    dumps,
+    loads,
+    rebuild,
+    validate,
+)
+from planner.plans.blocks import longest_run, template
+from planner.plans.shardings import transposed
 from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan
 from tests.plans.sharded_sample import Sample, language, leanest_by_sequence, mixture, sharded_plan

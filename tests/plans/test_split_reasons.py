@@ -9,10 +9,7 @@ import pytest
 
 from planner import explanation_report
 from planner.errors import PlanError, UsageError
-from planner.plans import explain
-from planner.plans.explain_shardings import group_views
-from planner.plans.rebuild import rebuild
-from planner.plans.split_reasons import SplitReason, split_reasons
+from planner.plans import SplitReason, explain, group_views, rebuild, split_reasons
 from planner.report import to_text
 from planner.sharding import Strategy, evaluate, formulate
 from tests.plans.sample import make_plan

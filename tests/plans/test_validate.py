@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.plans.blocks import Block, BlockRun, compress
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.orders import decode, encode
-from planner.plans.records import Duplicated
-from planner.plans.types import Plan
-from planner.plans.validate import validate
+from planner.plans import Block, BlockRun, Duplicated, Fault, Plan, compress, decode, encode, seal, validate
 from planner.schedules.types import Action, ActionKind
 from tests.graph import make_graph
 from tests.plans.sample import cluster, decision, language_model, make_plan
@@ -324,7 +318,7 @@ def test_a_deadlock_is_told_as_a_cycle() -> None:
     late = lines(two, 0, lambda a: swapped(a, "F0.1", "B0.0"))
     (finding,) = [f for f in validate(seal(late)) if f.fault is Fault.DEADLOCK]
     assert finding.message == (
-        "ranks wait for each other: rank 0 at B0.0 waits for B1.0 of rank 1; rank 1 at F1.1 waits for F0.1 of rank 0"
+        "the schedule deadlocks: rank 0 at B0.0 waits for B1.0; rank 1 at F1.1 waits for F0.1, which never runs"
     )
 
 

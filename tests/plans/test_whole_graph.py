@@ -13,14 +13,7 @@ import planner
 from planner.errors import UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, dumps, loads
-from planner.plans.explain_shardings import group_views
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.rebuild import rebuild
-from planner.plans.shardings import ShardedBlock
-from planner.plans.split_reasons import split_reasons
-from planner.plans.validate import validate
+from planner.plans import Fault, Plan, ShardedBlock, dumps, group_views, loads, rebuild, seal, split_reasons, validate
 from planner.sharding import Boundary, canonical_layout, evaluate
 from planner.systems import plan_system
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
-from planner.play import StageTimes, Trace, Transfers, run
-from planner.play.memory import held_units, peak_in_flight
+from planner.play import Conditions, StageTimes, Trace, Transfers, held_units, peak_in_flight, run
 from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
 from planner.schedules._defaults import Defaults
 from planner.schedules.compiling import compile_orders
@@ -64,7 +63,7 @@ def test_dependencies_hold_and_claims_are_kept(
     name, pipeline = case
     schedule = get(name)
     times = stage_times(data, pipeline.stages)
-    trace = run(schedule.work(pipeline), times, transfers=transfers)  # raises on a deadlock
+    trace = run(schedule.work(pipeline), times, Conditions(transfers))  # raises on a deadlock
     in_order(trace, streaming=trace.program.work.streaming)
     claimed = np.array(schedule.held(pipeline))
     if schedule.weight_policy.synchronous:
@@ -143,8 +142,8 @@ def test_explicit_transfers_change_no_time(case: tuple[str, Pipeline], data: st.
     if work.streaming:
         return
     times = stage_times(data, pipeline.stages)
-    implicit = run(work, times, transfers=Transfers.OVERLAPPED)
-    explicit = run(with_transfers(work), times, transfers=Transfers.OVERLAPPED)
+    implicit = run(work, times, Conditions(Transfers.OVERLAPPED))
+    explicit = run(with_transfers(work), times, Conditions(Transfers.OVERLAPPED))
     assert explicit.makespan_s == pytest.approx(implicit.makespan_s)
 
 

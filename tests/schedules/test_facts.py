@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, run
-from planner.play.memory import memory_curve
+from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, memory_curve, run
 from planner.schedules import ActionKind, Pipeline, Schedule, get
 from planner.schedules.compiling import compile_orders
 from tests.schedules.shapes import SHAPES, served

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.play import StageTimes, play
-from planner.play.memory import peak_in_flight
+from planner.play import StageTimes, peak_in_flight, play
 from planner.schedules import Pipeline, get
 from planner.schedules.compiling import compile_orders
 from planner.simulate import closed_form_s

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.play import StageTimes, Trace, Transfers, play, run
+from planner.play import Conditions, StageTimes, Trace, Transfers, play, run
 from planner.schedules import Action, ActionKind
 
 
@@ -53,7 +53,7 @@ def test_blocking_transfers_occupy_the_later_stage() -> None:
 
 
 def test_overlapped_transfers_occupy_only_the_link() -> None:
-    trace = run([actions(o) for o in TWO], StageTimes.of(**TIMES), transfers=Transfers.OVERLAPPED)
+    trace = run([actions(o) for o in TWO], StageTimes.of(**TIMES), Conditions(Transfers.OVERLAPPED))
     found = times_of(trace)
     assert found["F1.0@1"] == (3, 6)
     assert found["B1.0@1"] == (6, 11)
@@ -66,14 +66,14 @@ def test_overlapped_transfers_occupy_only_the_link() -> None:
 def test_a_link_carries_one_transfer_at_a_time() -> None:
     orders = [actions("F0.0 F0.1 F0.2 B0.0 B0.1 B0.2"), actions("F1.0 F1.1 F1.2 B1.0 B1.1 B1.2")]
     times = StageTimes.of([1.0, 1.0], [1.0, 1.0], [0.0, 5.0], return_s=0.0)
-    found = times_of(run(orders, times, transfers=Transfers.OVERLAPPED))
+    found = times_of(run(orders, times, Conditions(Transfers.OVERLAPPED)))
     assert [found[f"F1.{m}@1"][0] for m in range(3)] == [6, 11, 16]
 
 
 def test_links_of_different_pairs_run_side_by_side() -> None:
     orders = [actions("F0.0 F0.1 B0.0 B0.1"), actions("F1.0 B1.0"), actions("F1.1 B1.1")]
     times = StageTimes.of([1.0, 1.0], [1.0, 1.0], [0.0, 5.0], return_s=0.0)
-    found = times_of(run(orders, times, transfers=Transfers.OVERLAPPED))
+    found = times_of(run(orders, times, Conditions(Transfers.OVERLAPPED)))
     assert (found["F1.0@1"][0], found["F1.1@2"][0]) == (6, 7)
 
 
@@ -88,7 +88,7 @@ def test_synchronisation_waits_for_all_replicas() -> None:
 @pytest.mark.parametrize(("overlap", "makespan"), [(0.0, 8.0), (0.5, 7.0), (1.0, 6.0)])
 def test_synchronisation_hides_behind_the_last_backward(overlap: float, makespan: float) -> None:
     orders = [actions("F0.0 B0.0 F0.1 B0.1 S0")]
-    assert run(orders, StageTimes.of([1.0], [2.0], sync_s=2.0), sync_overlap=overlap).makespan_s == makespan
+    assert run(orders, StageTimes.of([1.0], [2.0], sync_s=2.0), Conditions(sync_overlap=overlap)).makespan_s == makespan
 
 
 def test_split_backward_lets_the_stage_before_go_on() -> None:
@@ -107,7 +107,7 @@ def test_split_backward_lets_the_stage_before_go_on() -> None:
 def test_no_transfer_between_stages_of_one_worker() -> None:
     orders = [actions("F0.0 F1.0 B1.0 B0.0")]
     for transfers in Transfers:
-        assert run(orders, StageTimes.of([1.0, 1.0], [1.0, 1.0], 9.0), transfers=transfers).makespan_s == 4
+        assert run(orders, StageTimes.of([1.0, 1.0], [1.0, 1.0], 9.0), Conditions(transfers)).makespan_s == 4
 
 
 def test_cost_of_following_iterations_is_the_longest_span() -> None:

@@ -10,8 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.play import Conditions, Cost, StageBytes, StageTimes, measure_orders, measure_schedule, run, version_curve
-from planner.play.memory import held_units, memory_curve
+from planner.play import (
+    Conditions,
+    Cost,
+    MemoryCurve,
+    StageBytes,
+    StageTimes,
+    Trace,
+    held_units,
+    measure_orders,
+    measure_schedule,
+    memory_curve,
+    run,
+)
 from planner.schedules import Pipeline, Work, get
 from planner.schedules.orders_file import parse_action
 
@@ -168,18 +179,23 @@ def test_a_hundred_thousand_actions_take_a_second_or_so() -> None:
     assert time.perf_counter() - began < 15
 
 
+def versions(trace: Trace, worker: int) -> MemoryCurve:
+    """What a worker with one stage holds where a version of the weights is one byte, and nothing else any."""
+    none, one = np.zeros(trace.program.stages), np.ones(trace.program.stages)
+    return memory_curve(trace, worker, StageBytes(one, none, none, none, version_bytes=one))
+
+
 def test_versions_over_time_by_hand() -> None:
     """One stage, F = 1, B = 2: the first update at 4 leaves version 0 to the second micro-batch, until 7."""
     orders = work("F0.0@0 F0.1@0 B0.0@0 U0.0 F0.2@1 B0.1@0 U0.1 B0.2@1 U0.2")
-    curve = version_curve(run(orders, StageTimes.of([1.0], [2.0])), 0, 0)
+    curve = versions(run(orders, StageTimes.of([1.0], [2.0])), 0)
     assert curve.time_s.tolist() == [0, 4, 7, 7, 9]
-    assert curve.held.tolist() == [1, 2, 1, 2, 1]
+    assert curve.held_bytes.tolist() == [1, 2, 1, 2, 1]
 
 
 def test_versions_of_a_full_pipedream() -> None:
     trace = measure_schedule("pipedream", 4, 8, forward_s=1, backward_s=2).trace
-    assert [int(version_curve(trace, stage, stage).held.max()) for stage in range(4)] == [4, 3, 2, 1]
-    assert version_curve(trace, 0, 3).held.tolist() == [0]
+    assert [versions(trace, stage).peak_bytes for stage in range(4)] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

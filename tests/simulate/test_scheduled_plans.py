@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plans import Plan, dumps, loads
-from planner.plans.diff import Area, diff
-from planner.plans.files import seal
-from planner.plans.findings import Fault
-from planner.plans.orders import RankOrder, encode
-from planner.plans.validate import validate
+from planner.plans import Area, Fault, Plan, RankOrder, diff, dumps, encode, loads, seal, validate
 from planner.play import Conditions, Transfers, measure_schedule
 from planner.schedules import ActivationUnit, Pipeline, get
 from planner.schedules.orders_file import parse_action
@@ -152,7 +147,7 @@ def test_a_deadlock_of_directions_shows_the_cycle() -> None:
     plan = plan_of("chimera", Pipeline((1, 1), 2))
     first = changed(plan, 0, "F1.1 F0.0 B1.1 B0.0 S0 S1 U0 U1")
     both = changed(first, 1, "F1.0 F0.1 B1.0 B0.1 S0 S1 U0 U1")
-    assert "rank 0 at F1.1 waits for F0.1 of rank 1" in faults(both)["deadlock"]
+    assert "rank 0 at F1.1 waits for F0.1; rank 1 at F1.0 waits for F0.0" in faults(both)["deadlock"]
 
 
 def test_memory_along_the_order_is_checked() -> None:
@@ -297,17 +292,16 @@ def test_what_goes_on_for_ever_must_run_more_than_once() -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "message"),
     [
-        ("pipedream", "staleness", (2, 0, 0), "gradients of stage 1 are up to 1 updates old, the plan says 0"),
-        ("pipedream", "staleness", (), "gradients of stage 0 are up to 2 updates old, the plan says 0"),
-        ("pipedream", "averaged", (), "1 micro-batches make an update of stage 2, the plan says 6"),
-        ("pipedream-2bw", "averaged", (1, 1, 1), "6 micro-batches make an update of stage 0, the plan says 1"),
-        ("pipedream", "versions", (), "the orders need 3 versions of the weights of stage 0, the plan says 1"),
-        ("pipedream", "weight_policy", "2bw", "weight policy '2bw' has 2"),
-        ("pipedream", "weight_policy", "newest", "B0.1 reads version 0, which is not the newest"),
-        ("pipedream", "weight_policy", "vertical", "F1.2 reads version 1, not that of the first stage"),
-        ("pipemare", "weight_policy", "stash", "B0.6 reads version 1, not that of its forward"),
-        ("pipedream", "clock_distance", 1, "a clock distance is given, but the weight policy is 'stash'"),
-        ("1f1b", "staleness", (1, 1, 0), "staleness are given, but every update waits for the pipeline to drain"),
+        ("pipedream", "staleness", (2, 0, 0), "schedule.staleness[1]: 0 in the file, 1 worked out anew"),
+        ("pipedream", "staleness", (), "schedule.staleness: nothing in the file, [2, 1, 0] worked out anew"),
+        ("pipedream", "averaged", (), "schedule.averaged: nothing in the file, [1, 1, 1] worked out anew"),
+        ("pipedream-2bw", "averaged", (1, 1, 1), "schedule.averaged: [1, 1, 1] in the file, nothing worked out anew"),
+        ("pipedream", "versions", (), "schedule.versions: nothing in the file, [3, 2, 1] worked out anew"),
+        ("pipedream", "weight_policy", "2bw", 'schedule.weight_policy: "2bw" in the file, "stash" worked out anew'),
+        ("pipemare", "weight_policy", "stash", 'schedule.weight_policy: "stash" in the file, "newest" worked out anew'),
+        ("pipemare", "corrections", (), "schedule.corrections: nothing in the file, 3 entries worked out anew"),
+        ("pipedream", "clock_distance", 1, "schedule.clock_distance: 1 in the file, nothing worked out anew"),
+        ("1f1b", "staleness", (1, 1, 0), "schedule.staleness: [1, 1, 0] in the file, nothing worked out anew"),
     ],
 )
 def test_what_a_plan_says_of_its_orders_is_what_they_do(name: str, field: str, value: object, message: str) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.plans import Plan
-from planner.plans.orders import encode_orders
+from planner.plans import Plan, encode_orders
 from planner.schedules import Action, ActionKind
 from planner.simulate import Timeline, simulate
 from tests.simulate.plans import GIB, toy_plan

@@ -10,9 +10,7 @@ import planner
 from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, dumps, loads
-from planner.plans.validate import validate
-from planner.plans.works import counterparts, leaders
+from planner.plans import Plan, counterparts, dumps, leaders, loads, validate
 from planner.simulate import simulate
 from planner.systems import SystemRow, compare_systems, names, plan_system, plans_of
 

@@ -8,8 +8,7 @@ import pytest
 
 import planner
 from planner.hardware.types import Cluster
-from planner.plans import dumps, loads
-from planner.plans.validate import validate
+from planner.plans import dumps, loads, validate
 from planner.systems import get, plan_system
 from tests.space.instances import chain, cluster
 from tests.systems.toy import run_system, setting

@@ -4,31 +4,34 @@ Workers of a schedule become groups of ranks, copy after copy. The holders of a 
 first micro-batch that each runs; replica j of a stage with H holders in each of D copies is holder j // D of copy
 j % D, and micro-batch m of the plan is micro-batch m // D of copy m % D.
 
-A schedule that never drains is written out until it repeats; the repeating iteration is marked.
+A schedule that never drains is written out until it repeats; the repeating iteration is marked. Stages with weights in
+common have one exchange, to which every rank must come in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.plans.order_text import Row, row_of
-from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines
-from planner.plans.schedule_section import ScheduleSection
+from planner.plans.orders import Line, RankOrder, Row, Steady, Steps, encode_line, group_lines, row_of
+from planner.plans.records import ScheduleSection, SharedParameter
 from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
-from planner.space.workers import lay_workers
+from planner.space.workers import lay_workers, pipeline_of
 
 Routing = Literal["round_robin", "by_order"]
+_AGAIN = "plan again instead of editing the file"
 _MOST_ITERATIONS = 8
 """Iterations beyond those that fill the pipeline until an order must repeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class RankSchedule:
     """A schedule on ranks.
 
     Attributes:
@@ -53,7 +56,7 @@ class _Written:
     steady: tuple[Steady, ...] = ()
 
 
-def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Scheduled:
+def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> RankSchedule:
     """Lay a configuration's schedule on ranks.
 
     Args:
@@ -81,7 +84,26 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Sch
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
     even = all(pipeline.micro_batches % len(own) == 0 for own in holders)
-    return Scheduled(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
+    return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
+
+
+def placed_groups(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
+    """By stage, the groups of ranks that a configuration puts it on; O(ranks).
+
+    Raises:
+        UsageError: no schedule has its name.
+        PlanError: the schedule cannot serve it, or its devices are no ranks of all workers.
+    """
+    schedule = schedules.get(configuration.schedule)
+    reason = schedule.supports(pipeline_of(configuration))
+    if reason:
+        raise PlanError(reason, hint=_AGAIN)
+    try:
+        workers = lay_workers(configuration, schedule)
+        laid = [workers.groups(stage).tolist() for stage in range(len(configuration.stages))]
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"its devices are not those of all workers: {error}", hint=_AGAIN) from error
+    return [frozenset(tuple(group) for copy in groups for group in copy) for groups in laid]
 
 
 def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
@@ -247,3 +269,42 @@ def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int
                     known[key] = encode_line(placed, rank=rank, steady=steady)
                 by_lane.setdefault(number, {})[rank] = known[key].dealt(copies, copy)
     return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))
+
+
+_RUN = re.compile(r"S[0-9]+(?: S[0-9]+)+(?=\s|$)")
+"""Exchanges that follow each other."""
+
+
+def tied_groups(stages: Iterable[int], shared: Iterable[SharedParameter]) -> dict[int, int]:
+    """For each stage the lowest of those that synchronise with it, because they sum gradients of the same parameters.
+
+    Args:
+        stages: numbers of all stages.
+        shared: parameters that several stages hold.
+    """
+    group = {stage: stage for stage in stages}
+    for each in shared:
+        if each.reduction == "sum":
+            joined = {group[stage] for stage in each.stages}
+            group = {stage: min(joined) if home in joined else home for stage, home in group.items()}
+    return group
+
+
+def met_in_order(orders: Iterable[RankOrder], group: Mapping[int, int]) -> tuple[RankOrder, ...]:
+    """The orders with exchanges that follow each other sorted by group: ranks of several stages meet, none is missed.
+
+    A rank with stages 1 and 3 and one with stages 0 and 1 would wait for each other for ever where 0 and 3 share
+    weights and each took its own stages as they are numbered.
+
+    Args:
+        orders: of all ranks.
+        group: by stage, as `tied_groups` has it.
+    """
+
+    def place(word: str) -> tuple[int, int]:
+        return group[int(word[1:])], int(word[1:])
+
+    def sorted_run(found: re.Match[str]) -> str:
+        return " ".join(sorted(found[0].split(), key=place))
+
+    return tuple(dataclasses.replace(order, actions=_RUN.sub(sorted_run, order.actions)) for order in orders)

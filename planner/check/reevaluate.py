@@ -1,0 +1,162 @@
+"""A plan's own configuration evaluated anew, by all that plans: pricer, judge, assembly, simulation, and search.
+
+What a plan claims about all others (the bound, the proof, the alternatives) is held against a search of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from planner import api
+from planner.api import allowed_sizes
+from planner.errors import InfeasibleError
+from planner.graph import Graph
+from planner.hardware.types import Cluster
+from planner.plans import Plan, assemble, with_simulation
+from planner.plans.figures import gap_to
+from planner.plans.files import ROUNDED, Difference, differences, seal
+from planner.plans.rank_schedule import lay_out
+from planner.plans.readings import schedule_of
+from planner.plans.rebuild import priced_configuration
+from planner.plans.words import significant
+from planner.space import evaluate, play_terms
+from planner.space.pricer import Pricer
+from planner.space.timing import certificate_alone
+from planner.space.types import Certificate, Violation
+from planner.systems import decide_again
+from planner.units import format_seconds
+
+
+def is_searched(plan: Plan) -> bool:
+    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
+    return plan.system is None and plan.schedule.given in ("", "orders")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reevaluation:
+    """A plan evaluated anew.
+
+    Attributes:
+        plan: the same configuration with everything else worked out again.
+        violations: limits of the job and of memory that the configuration breaks.
+    """
+
+    plan: Plan
+    violations: tuple[Violation, ...] = ()
+
+
+def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+    """Work a plan out again from what it decides: the model, the cluster and the options must be those of the plan.
+
+    What only a search knows (the bound, the space that it holds for, the alternatives) is taken over. A plan by the
+    rules of a published system is decided again by these rules.
+
+    Args:
+        plan: a plan whose structure is sound.
+        graph: its model at any batch.
+        cluster: its hardware.
+
+    Raises:
+        ShardplanError: it cannot be priced; the message says why.
+    """
+    if plan.system is not None:
+        return Reevaluation(decide_again(plan, graph, cluster))
+    return _judged(plan, graph, cluster)
+
+
+def _said(plan: Plan, played_s: float) -> Certificate:
+    """What a plan of the own search says about all others, its gap measured at the time worked out anew."""
+    said = plan.predictions
+    gap = gap_to(said.bound_s, significant(played_s))
+    proven = said.proven_optimal and gap <= ROUNDED
+    return Certificate(said.bound_s, gap, said.space, proven, said.tried_bound_s, said.line_bound_s)
+
+
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+    """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
+    job, size = plan.options, plan.micro_batches.size
+    noted, _ = allowed_sizes(graph, job)
+    pricer = Pricer(noted, cluster, job)
+    decision, shelf = priced_configuration(plan, pricer)
+    schedule = schedule_of(plan)
+    evaluation = evaluate(shelf, cluster, job, decision, schedule=schedule)
+    if not evaluation.stages:
+        raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
+    played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
+    again = assemble(
+        pricer.graph_at(size),
+        pricer.chain,
+        cluster,
+        job,
+        decision,
+        evaluation,
+        _said(plan, played_s) if is_searched(plan) else certificate_alone(decision, evaluation.stages, played_s),
+        origins=pricer.profiles(size)[0].origin,
+        provenance=plan.provenance,
+        shardings=pricer.stage_shardings(decision),
+        scheduled=lay_out(decision, schedule=schedule),
+    )
+    again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
+    again = with_simulation(again, played_s)
+    return Reevaluation(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)
+
+
+class _TooLongError(Exception):
+    """The search has had its time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claims:
+    """What came of searching again.
+
+    Attributes:
+        wrong: claims that the search makes otherwise.
+        unchecked: what could not be held against it, in words.
+        otherwise: how the search decides otherwise; empty where it does not.
+    """
+
+    wrong: tuple[Difference, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    otherwise: str = ""
+
+
+_BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s", "line_bound_s")
+
+
+def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> Claims:
+    """Search again for what a plan of the own search claims.
+
+    Args:
+        plan: the plan.
+        graph: its model.
+        cluster: its hardware.
+        limit_s: seconds after which the search is given up; the claims are then not checked.
+
+    Raises:
+        ShardplanError: the search fails.
+    """
+    if limit_s <= 0:
+        return Claims(unchecked=("bound, proof and alternatives: no search was made",))
+    end = time.monotonic() + limit_s
+
+    def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
+        if time.monotonic() > end:
+            raise _TooLongError
+
+    try:
+        own = schedule_of(plan) if plan.schedule.given == "orders" else None
+        again = api.plan(graph, cluster, plan.options, orders=own, progress=stop, provenance=plan.provenance)
+    except _TooLongError:
+        return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
+    found = differences(plan, again)
+    decided = [each for each in found if each.path[0] not in ("predictions", "alternatives")]
+    wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
+    if not decided:
+        wrong += [each for each in found if each.path[0] == "alternatives"]
+        return Claims(tuple(wrong))
+    wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
+    more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
+    seconds = format_seconds(again.predictions.reached_s)
+    otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
+    return Claims(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)

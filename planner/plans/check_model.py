@@ -1,0 +1,463 @@
+"""A plan against the model: every operator once, no backward edge, boundaries equal to the cut, ties, gradients.
+
+Of shardings: splits and layouts legal, nothing left out, blocks alike, communication judged anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from planner.costs.precision import precision
+from planner.errors import UsageError
+from planner.graph import Graph, TensorKind
+from planner.hardware.types import Cluster
+from planner.plans.check_shardings import FREE, TOLERANCE
+from planner.plans.files import compared, plain
+from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.rebuild import Rebuilt, rebuild
+from planner.plans.records import Boundary, Requirement
+from planner.plans.sections import Staging, block_parameters, model_section
+from planner.plans.shard_sections import group_collective, holdings, weight_origin
+from planner.plans.shardings import GroupCollective, ShardedBlock, correspondence
+from planner.plans.types import Plan
+from planner.schedules.types import WeightPolicy
+from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
+from planner.sharding.boundary import Boundary as Treatment
+
+_FOR_THIS_MODEL = "plan again for this model"
+
+
+def check_graph(plan: Plan, graph: Graph) -> list[Finding]:
+    """Findings about a plan and the model it is said to be for, at the plan's micro-batch size; O(nodes)."""
+    if plan.model.fingerprint != graph.fingerprint:
+        message = f"the plan is for {plan.model.name} ({_short(plan.model.fingerprint)}), not {graph.name} "
+        return [Finding(Fault.MODEL_FINGERPRINT, f"{message}({_short(graph.fingerprint)})", _FOR_THIS_MODEL)]
+    try:
+        chosen = precision(plan.options.precision)
+    except UsageError as error:
+        return [Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
+    if graph.batch and graph.batch != plan.micro_batches.size:
+        message = f"the model is at batch {graph.batch}, the plan's micro-batch is {plan.micro_batches.size}"
+        return [Finding(Fault.MICRO_BATCH, message, "read the model at the plan's micro-batch size")]
+    index = {node.key: i for i, node in enumerate(graph.nodes)}
+    stage_of = {
+        index[key]: stage.index
+        for stage in reversed(plan.stages)
+        for block in plan.stage_blocks(stage.index)
+        for key in block.nodes
+        if key in index
+    }
+    copies = {index[key]: frozenset(d.stages) for d in plan.duplicated for key in d.nodes if key in index}
+    staging = Staging(graph, {i: s for i, s in stage_of.items() if i not in copies}, copies, chosen)
+    return [
+        *_coverage(plan, graph, index, staging),
+        *_edges(staging),
+        *_order(plan, graph),
+        *_boundaries(plan.boundaries, staging.boundaries()),
+        *_ties(plan, staging),
+        *_block_parameters(plan, graph, index),
+        *_tensors(plan, staging),
+        *_model(plan, staging),
+    ]
+
+
+def _short(fingerprint: str) -> str:
+    return f"fingerprint {fingerprint[:12]}"
+
+
+def _coverage(plan: Plan, graph: Graph, index: dict[str, int], staging: Staging) -> Iterator[Finding]:
+    for stage in plan.stages:
+        for key in plan.stage_nodes(stage.index):
+            if key not in index:
+                message = f"operator {key!r} of stage {stage.index} is not in the model"
+                yield Finding(Fault.OPERATOR_UNKNOWN, message, _FOR_THIS_MODEL, stage.index, tensor=key)
+    for i, node in enumerate(graph.nodes):
+        if i not in staging.stage_of and i not in staging.copies:
+            message = f"operator {node.key!r} ({node.op}) is in no stage"
+            yield Finding(Fault.OPERATOR_MISSING, message, "every operator belongs to one stage", tensor=node.key)
+    for i in staging.copies:
+        if graph.node_parameters[i]:
+            message = f"operator {graph.nodes[i].key!r} has parameters and cannot be duplicated"
+            yield Finding(Fault.DUPLICATED_PARAMETER, message, "keep it in one stage", tensor=graph.nodes[i].key)
+
+
+def _edges(staging: Staging) -> Iterator[Finding]:
+    """No operator reads a result of a later stage; duplicated ones have their inputs in every stage they are in."""
+    graph = staging.graph
+    for i, node in enumerate(graph.nodes):
+        stages = staging.copies.get(i) or ({staging.stage_of[i]} if i in staging.stage_of else set())
+        for name in dict.fromkeys(node.inputs):
+            source = graph.producer.get(name, -1)
+            makers = staging.copies.get(source)
+            for stage in sorted(stages):
+                if makers is not None and stage not in makers:
+                    message = f"stage {stage} reads {name!r} but does not compute it"
+                    hint = "duplicate its operator in that stage, too"
+                    yield Finding(Fault.DUPLICATED_INCOMPLETE, message, hint, stage, tensor=name)
+                if makers is None and staging.stage_of.get(source, stage) > stage:
+                    made = staging.stage_of[source]
+                    message = f"operator {node.key!r} of stage {stage} reads {name!r}, made in stage {made}"
+                    hint = "stages are in order of the data's flow"
+                    yield Finding(Fault.BACKWARD_EDGE, message, hint, stage, tensor=name)
+
+
+def _order(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    """Inside a stage the operators are listed in an order that can be executed."""
+    for stage in plan.stages:
+        place = {key: i for i, key in enumerate(plan.stage_nodes(stage.index))}
+        for key, at in place.items():
+            for name in graph.nodes[graph.producer[key]].inputs if key in graph.producer else ():
+                source = graph.producer.get(name, -1)
+                before = graph.nodes[source].key if source >= 0 else ""
+                if place.get(before, -1) > at:
+                    message = f"operator {key!r} stands before {before!r}, which it reads"
+                    yield Finding(Fault.OPERATOR_ORDER, message, _FOR_THIS_MODEL, stage.index, tensor=key)
+
+
+def _boundaries(listed: Sequence[Boundary], cut: Sequence[Boundary]) -> Iterator[Finding]:
+    by_name = {b.tensor: b for b in listed}
+    true = {b.tensor: b for b in cut}
+    for name, right in true.items():
+        if name not in by_name:
+            message = f"{name!r} goes from stage {right.from_stage} to {list(right.to_stages)} but is no boundary"
+            yield Finding(Fault.BOUNDARY_MISSING, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
+            continue
+        given = by_name[name]
+        if (given.from_stage, given.to_stages) != (right.from_stage, right.to_stages):
+            message = (
+                f"{name!r} is said to go from stage {given.from_stage} to {list(given.to_stages)}; "
+                f"it goes from {right.from_stage} to {list(right.to_stages)}"
+            )
+            yield Finding(Fault.BOUNDARY_STAGES, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
+        if (given.shape, given.dtype) != (right.shape, right.dtype):
+            message = (
+                f"{name!r} is said to be {given.dtype} {list(given.shape)}; it is {right.dtype} {list(right.shape)}"
+            )
+            yield Finding(Fault.BOUNDARY_SHAPE, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
+        if given.gradient != right.gradient:
+            flows = "does" if right.gradient else "does not"
+            message = f"a gradient {flows} flow back through {name!r}, the plan says otherwise"
+            yield Finding(Fault.BOUNDARY_GRADIENT, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
+    for name in by_name.keys() - true.keys():
+        message = f"{name!r} is listed as a boundary but does not go between stages"
+        yield Finding(Fault.BOUNDARY_UNKNOWN, message, _FOR_THIS_MODEL, by_name[name].from_stage, tensor=name)
+
+
+def _ties(plan: Plan, staging: Staging) -> Iterator[Finding]:
+    listed = {s.parameter: s for s in plan.shared_parameters}
+    drains = plan.schedule.weight_policy == WeightPolicy.SYNC
+    true = {s.parameter: s for s in staging.shared_parameters(summed=drains)}
+    for owner, right in true.items():
+        if listed.get(owner) != right:
+            message = f"parameter {owner!r} ({', '.join(right.names)}) is shared by stages {list(right.stages)}"
+            hint = f"declare it with reduction {right.reduction!r}"
+            yield Finding(Fault.UNDECLARED_TIE, message, hint, right.stages[0], tensor=owner)
+    for owner in listed.keys() - true.keys():
+        message = f"parameter {owner!r} is declared as shared but is not"
+        yield Finding(Fault.WRONG_TIE, message, _FOR_THIS_MODEL, tensor=owner)
+
+
+def _block_parameters(plan: Plan, graph: Graph, index: dict[str, int]) -> Iterator[Finding]:
+    """Each block lists the weights that its operators read, as the file has them."""
+    for stage in plan.stages:
+        for block in plan.stage_blocks(stage.index):
+            given = {p.name: p for p in block.parameters}
+            nodes = (index[key] for key in block.nodes if key in index)
+            right = {p.name: p for p in block_parameters(graph, nodes)}
+            for name in sorted(given.keys() | right.keys()):
+                if given.get(name) != right.get(name):
+                    what = "is not listed" if name not in given else "is not read" if name not in right else "differs"
+                    message = f"parameter {name!r} {what} in block {block.name!r}"
+                    yield Finding(Fault.PARAMETERS, message, _FOR_THIS_MODEL, stage.index, tensor=name)
+
+
+def _tensors(plan: Plan, staging: Staging) -> Iterator[Finding]:
+    for stage in plan.stages:
+        for what, given, right in (
+            ("reads model inputs", stage.inputs, staging.inputs(stage.index)),
+            ("makes model outputs", stage.outputs, staging.outputs(stage.index)),
+        ):
+            if given != right:
+                message = f"stage {stage.index} {what} {list(right)}, the plan says {list(given)}"
+                yield Finding(Fault.STAGE_TENSORS, message, _FOR_THIS_MODEL, stage.index)
+
+
+def _model(plan: Plan, staging: Staging) -> Iterator[Finding]:
+    right = model_section(staging.graph, staging.chosen)
+    for difference in compared(("model",), plain(replace(plan.model, name=right.name)), plain(right)):
+        yield Finding(Fault.MODEL, str(difference), _FOR_THIS_MODEL)
+    divided = staging.divided_modules()
+    if bool(divided) != (Requirement.MID_MODULE_CUT in plan.requires):
+        message = f"divided between stages: {', '.join(divided) or 'no module'}; the plan's requirements say otherwise"
+        yield Finding(Fault.REQUIRES, message, _FOR_THIS_MODEL)
+
+
+def check_sharded_model(plan: Plan, graph: Graph) -> list[Finding]:
+    """Findings about a plan's shardings and the model: legality, completeness and what a rank holds.
+
+    O(operators of distinct blocks x their legal splits + names of all blocks).
+    """
+    found: list[Finding] = []
+    try:
+        for rebuilt in rebuild(plan, graph):
+            for entry in rebuilt.sharding.blocks:
+                own = [
+                    *_missing(plan, rebuilt, entry),
+                    *_splits(rebuilt, entry),
+                    *_places(rebuilt, entry),
+                    *_alike(plan, rebuilt, entry),
+                ]
+                found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_communication(rebuilt, entry)]
+            found += _agreed(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
+            found += [] if found else _stages(plan, rebuilt)
+    except UsageError as error:
+        found.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
+    return found
+
+
+def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every operator of the block, and every duplicated one that it reads, has a split; every tensor has a layout."""
+    graph = rebuilt.graph
+    split = {o.operator for o in entry.operators}
+    side = {key for group in plan.duplicated for key in group.nodes}
+    wanted = dict.fromkeys(plan.block_table[entry.first[0]].nodes)
+    for key in tuple(split | wanted.keys()):
+        for name in graph.nodes[graph.producer[key]].inputs if key in graph.producer else ():
+            source = graph.producer.get(name, -1)
+            if source >= 0 and graph.nodes[source].key in side:
+                wanted[graph.nodes[source].key] = None
+    for key in wanted:
+        if key not in split:
+            message = f"{rebuilt.sharding.name!r} does not say how operator {key!r} is split"
+            yield Finding(Fault.SPLIT_MISSING, message, AGAIN, tensor=key)
+    for key in split:
+        if key not in wanted:
+            message = f"operator {key!r} is in an entry of {rebuilt.sharding.name!r} but not in its block"
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=key)
+    placed, used = {p.tensor for p in entry.tensors}, set(rebuilt.tensors(entry))
+    for name in sorted(used - placed):
+        message = f"{rebuilt.sharding.name!r} does not say how tensor {name!r} lies"
+        yield Finding(Fault.LAYOUT_MISSING, message, AGAIN, tensor=name)
+    for name in sorted(placed - used):
+        message = f"tensor {name!r} is in an entry of {rebuilt.sharding.name!r} but none of its operators has it"
+        yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=name)
+
+
+def _splits(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every split is one that the operator's loop nests allow."""
+    for split in entry.operators:
+        if split.operator in rebuilt.graph.producer and rebuilt.strategy(split) is None:
+            cut = " ".join(each or "-" for each in split.splits)
+            message = (
+                f"operator {split.operator!r} cannot be split as [{cut}] {list(split.reads)} -> {list(split.writes)}"
+            )
+            hint = "see docs/plan.md: layouts and the share of work follow from the dimension that is cut"
+            yield Finding(Fault.SPLIT, message, hint, tensor=split.operator)
+
+
+def _places(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every tensor can lie as it is said to: dimensions exist and divide, weights say all three layouts."""
+    graph, sizes, padded = rebuilt.graph, rebuilt.mesh.sizes, rebuilt.sharding.padded
+    for place in entry.tensors:
+        if place.tensor not in graph.tensors:
+            continue
+        tensor = graph.tensors[place.tensor]
+        weight = tensor.kind is TensorKind.PARAMETER
+        carries = place.tensor in rebuilt.facts.carrying
+        if ((weight or carries) and not place.gradient) or bool(place.optimizer) is not weight:
+            message = f"{place.tensor!r} lacks the layout of its gradient or optimizer state, or has one too many"
+            yield Finding(Fault.LAYOUT, message, AGAIN, tensor=place.tensor)
+            continue
+        if (place.parameters, place.dims) != weight_origin(graph, place.tensor):
+            message = f"{place.tensor!r} does not come from parameters {list(place.parameters)} in this way"
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=place.tensor)
+        for text in filter(None, (place.value, place.gradient, place.optimizer)):
+            why = refusal(tensor.shape, rebuilt.layout(text), sizes, padded=padded)
+            if why:
+                message = f"{place.tensor!r} of shape {list(tensor.shape)} cannot lie as {text}: {why}"
+                yield Finding(Fault.LAYOUT, message, "cut dimensions that the axis divides", tensor=place.tensor)
+                break
+
+
+def _alike(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """The other blocks of an entry are copies of its first one under their own names."""
+    graph = rebuilt.graph
+    for block, names in entry.members()[1:]:
+        known = correspondence(entry, plan.block_table, block, names)
+        wrong = next((o.operator for o in entry.operators if not _copied(graph, o.operator, known)), None)
+        for place in entry.tensors:
+            origin = tuple(known[p] for p in place.parameters), place.dims
+            if wrong is None and origin != weight_origin(graph, known[place.tensor]):
+                message = f"{known[place.tensor]!r} does not come from its parameters as {place.tensor!r} does"
+                yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[place.tensor])
+        if wrong is not None:
+            message = (
+                f"operator {known[wrong]!r} of block {block} is not like {wrong!r}, as which it is said to be split"
+            )
+            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[wrong])
+
+
+def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
+    """Whether the model has an operator of the same kind under the names of another block."""
+    if key not in graph.producer or known[key] not in graph.producer:
+        return False
+    one, other = graph.nodes[graph.producer[key]], graph.nodes[graph.producer[known[key]]]
+    same = (one.op, len(one.inputs), len(one.outputs), one.repeat) == (
+        other.op, len(other.inputs), len(other.outputs), other.repeat,
+    )  # fmt: skip
+    if not same or one.attributes != other.attributes:
+        return False
+    for a, b in zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True):
+        if a in known and known[a] != b:
+            return False
+        if a in graph.tensors and (b not in graph.tensors or graph.tensors[a].shape != graph.tensors[b].shape):
+            return False
+    return True
+
+
+def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Tensors between blocks lie as the sharding treats boundaries, so that neighbours fit together."""
+    graph, sharding = rebuilt.graph, rebuilt.sharding
+    if FREE in sharding.boundaries:
+        return
+    treatment = tuple(Treatment(each) for each in sharding.boundaries)
+    crossing = set(rebuilt.crossing(entry))
+    for place in entry.tensors:
+        if place.tensor not in crossing:
+            continue
+        right = layout_text(
+            canonical_layout(graph.tensors[place.tensor], treatment, rebuilt.mesh.sizes, padded=sharding.padded)
+        )
+        gradient = right if place.tensor in rebuilt.facts.carrying else ""
+        if (place.value, place.gradient) != (right, gradient):
+            message = (
+                f"{place.tensor!r} goes from block to block as {place.value}, its gradient as {place.gradient or '-'}; "
+                f"boundaries of {sharding.name!r} lie as {right}"
+            )
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, tensor=place.tensor)
+
+
+def _agreed(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Where boundaries are free, blocks that make and read a tensor say alike where it and its gradient lie."""
+    lies: dict[str, tuple[int, str, str]] = {}
+    for stage in plan.stages:
+        for block in range(*stage.blocks) if stage.sharding == rebuilt.sharding.name else ():
+            entry, names = plan.sharded_block(stage.index, block) or (None, {})
+            for place in entry.tensors if entry else ():
+                name = names[place.tensor]
+                own = block, place.value, place.gradient
+                other = lies.setdefault(name, own)
+                if not place.optimizer and other[1:] != own[1:]:
+                    message = (
+                        f"{name!r} lies as {own[1]}, its gradient as {own[2] or '-'}, for block {block}; "
+                        f"for block {other[0]} as {other[1]} and {other[2] or '-'}"
+                    )
+                    hint = "a tensor lies in one place for all blocks"
+                    yield Finding(Fault.BOUNDARY_LAYOUT, message, hint, stage.index, tensor=name)
+
+
+def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Experts and table rows are dealt as the layouts of their weights say; parameters add up."""
+    graph, sizes = rebuilt.graph, rebuilt.mesh.sizes
+    right = holdings(graph, rebuilt.mesh, [o.operator for o in entry.operators], entry.tensors)
+    for holding in set(right) ^ set(entry.holdings):
+        said = "does not say" if holding in right else "is wrong about"
+        message = f"the plan {said} how {holding.what} of {holding.weight!r} are dealt to the ranks"
+        yield Finding(Fault.HOLDING, message, AGAIN, tensor=holding.weight)
+    held = sum(
+        shard_elements(graph.tensors[p.tensor].shape, rebuilt.layout(p.value), sizes)
+        for p in entry.tensors
+        if p.optimizer and p.tensor in rebuilt.facts.carrying
+    )
+    if not math.isclose(held, entry.figures.parameters, rel_tol=TOLERANCE):
+        first = entry.first[0]
+        message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
+        yield Finding(Fault.SHARDING_MEMORY, message, AGAIN)
+
+
+def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
+    """Each stage's ranks hold what its layouts say: a parameter once, and as in the block where they hold most of it.
+
+    Where other stages are sharded otherwise, they may hold less of a parameter that they share.
+    """
+    own = [stage for stage in plan.stages if stage.sharding == rebuilt.sharding.name]
+    most: dict[str, int] = {}
+    held: dict[int, set[str]] = {}
+    for stage in own:
+        for block in range(*stage.blocks):
+            found = _parameters(plan, rebuilt, stage.index, block)
+            held.setdefault(stage.index, set()).update(found)
+            most.update({name: max(most.get(name, 0), elements) for name, elements in found.items()})
+    for stage in own:
+        total = sum(most[name] for name in held[stage.index])
+        if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
+            message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
+            yield Finding(Fault.SHARDING_MEMORY, message, AGAIN, stage.index)
+
+
+def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:
+    """Elements that a rank holds of each trainable parameter of a block, ties resolved."""
+    graph, found = rebuilt.graph, dict[str, int]()
+    known = plan.sharded_block(stage, block)
+    for place in known[0].tensors if known else ():
+        name = known[1][place.tensor] if known else place.tensor
+        if not place.optimizer or name not in rebuilt.facts.carrying:
+            continue
+        tensor = graph.tensors[name]
+        part = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes) / max(1, tensor.elements)
+        for source in graph.sources.get(name, ()):
+            parameter = graph.parameters[graph.parameter_index[source]]
+            owner = graph.parameters[graph.parameter_index[parameter.tied_to]] if parameter.tied_to else parameter
+            if owner.trainable:
+                found[owner.name] = max(found.get(owner.name, 0), round(part * owner.elements))
+    return found
+
+
+def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """All groups of a sharded stage lie on the links as the first ranks of the cluster do, for which it is priced."""
+    sizes = cluster.group_sizes()
+    for stage in plan.stages:
+        if not stage.sharding:
+            continue
+        for group in stage.replicas:
+            first, count = group[0], len(group)
+            neighbours = group == tuple(range(first, first + count))
+            apart = any(
+                first // size != (first + count - 1) // size if count <= size else first % size for size in sizes
+            )
+            if not neighbours or apart:
+                message = f"group {first}-{group[-1]} of stage {stage.index} does not lie as the mesh is priced"
+                hint = "ranks of a group are neighbours and cross no more links than they must"
+                yield Finding(Fault.LINK_LEVEL, message, hint, stage.index, first)
+                break
+
+
+def check_communication(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+    """Findings about one entry whose splits and layouts are legal one by one.
+
+    Which collectives they take, how large and how fast, only the cluster says: that is compared when the plan is
+    evaluated anew.
+    """
+    setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
+    verdict = evaluate(setting, decision, facts=rebuilt.facts)
+    for violation in verdict.violations:
+        yield Finding(Fault.LAYOUT, violation, AGAIN)
+    if verdict.violations:
+        return
+    text = describe(setting, decision, verdict.communication, rebuilt.facts.carrying)
+    said = set(map(_key, entry.collectives))
+    needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in text.collectives}
+    for of, reason, phase in sorted(needed - said):
+        if phase == "backward" and (of, reason, "forward") in said:
+            continue  # what backward keeps of a gathered tensor is said by prices
+        message = f"communication {phase} of {of!r} is needed but not listed"
+        yield Finding(Fault.COLLECTIVE_MISSING, message, AGAIN, tensor=of)
+    for of, _, phase in sorted(said - needed):
+        message = f"communication {phase} of {of!r} is listed but not needed"
+        yield Finding(Fault.COLLECTIVE_UNKNOWN, message, AGAIN, tensor=of)
+
+
+def _key(use: GroupCollective) -> tuple[str, str, str]:
+    return use.of, use.reason, use.phase

@@ -1,0 +1,342 @@
+"""JSON documents: read strictly, errors with line and column, written for people, described by a JSON Schema.
+
+To read: one format and version, no key twice or unknown. To write: short things on one line, long lists filled to the
+line width, floats in shortest form.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from planner.errors import PlanError, Problem
+from planner.json_text import JsonError, Pairs, read_json
+from planner.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+MAKE_AGAIN = "plan again with this version"
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        PlanError: it is missing or cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PlanError(
+            f"cannot read: {reason}", where=str(path), hint="name a file that `shardplan plan` wrote"
+        ) from error
+
+
+def parse(text: str | bytes, kind: type[T], form: str, version: int, *, name: str) -> T:
+    """A document as an object of a dataclass type.
+
+    Args:
+        text: the JSON.
+        kind: the dataclass.
+        form: what its key `format` must say.
+        version: what its key `version` must say.
+        name: what errors call it (a file name).
+
+    Raises:
+        PlanError: not JSON, of another format or version, or not as the type says; `problems` holds every finding with
+            line, column and path.
+    """
+    content, found = document(text, name)
+    require_form(found, form, (version,), name)
+    return validated(content, kind, name=name)
+
+
+def require_form(found: dict[str, Any], form: str, versions: Sequence[int], name: str) -> None:
+    """Refuse a document of another format or version.
+
+    Raises:
+        PlanError: says what the file says and what can be read.
+    """
+    if found.get("format") != form:
+        kind = form.removeprefix("shardplan-")
+        raise PlanError(f"not a {kind} file", where=name, hint=f'a {kind} says "format": "{form}"')
+    if found.get("version") not in versions:
+        raise PlanError(
+            f"{form.removeprefix('shardplan-')} schema version {found.get('version')!r} cannot be read, only "
+            f"{' and '.join(map(str, versions))}",
+            where=name, hint=MAKE_AGAIN,
+        )  # fmt: skip
+
+
+def validated(content: str, kind: type[T], *, name: str, shown: str = "") -> T:
+    """JSON text as an object of a dataclass type.
+
+    Args:
+        content: the text.
+        kind: the dataclass.
+        name: what errors call it.
+        shown: the text that lines and columns of errors are of, where `content` is not what stands in the file.
+
+    Raises:
+        PlanError: not as the type says; `problems` holds every finding with line, column and path.
+    """
+    from pydantic import ValidationError
+
+    target: Any = kind
+    try:
+        read: T = adapter(target).validate_json(content, strict=True)
+    except ValidationError as error:
+        places = positions(shown or content)
+        schema = adapter(target).json_schema()
+        problems = [_problem(details, places, schema, name) for details in error.errors(include_url=False)]
+        first = problems[0]
+        raise PlanError(first.message, where=first.where, hint=first.hint, problems=problems) from error
+    return read
+
+
+@functools.cache
+def adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    """The validator of a type."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _decode(text: str | bytes, name: str) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError("not a text file", where=name, hint="a plan is a JSON file") from error
+
+
+def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
+    """The text and the JSON object that it is.
+
+    Raises:
+        PlanError: no JSON object, a key twice in one, or numbers out of range.
+    """
+    content, repeated = _decode(text, name), list[str]()
+
+    def pairs(items: Pairs) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
+        return found
+
+    try:
+        read = read_json(content, pairs=pairs)
+    except JsonError as error:
+        where, hint = f"{name}:{error.line}:{error.column}", f"the file may be cut off; {MAKE_AGAIN}"
+        raise PlanError(error.message, where=where, hint=hint) from error
+    if repeated:
+        raise PlanError(f"key {repeated[0]!r} appears twice in one object", where=name, hint="remove one of them")
+    if not isinstance(read, dict):
+        raise PlanError("not a plan file", where=name, hint="a plan is a JSON object")
+    return content, read
+
+
+def _problem(
+    details: ErrorDetails, places: dict[KeyPath, tuple[int, int]], schema: Mapping[str, Any], name: str
+) -> Problem:
+    path = tuple(details["loc"])
+    line, column = nearest(path, places)
+    message, hint = f"{readable(path)}: {details['msg'][:1].lower()}{details['msg'][1:]}", ""
+    if details["type"] == "unexpected_keyword_argument":
+        message = f"unknown key {readable(path)!r}"
+        hint = did_you_mean(str(path[-1]), _known_keys(path[:-1], schema))
+    elif details["type"] == "missing":
+        message, hint = f"missing key {readable(path)!r}", "every key of the schema is required"
+    return Problem(message, f"{name}:{line}:{column}", hint)
+
+
+def _known_keys(path: KeyPath, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that a schema knows at a path."""
+    node: Any = schema
+    for part in path:
+        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        node = next((each for each in node.get("anyOf", ()) if "$ref" in each), node)
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+    return tuple(node.get("properties", ()))
+
+
+KeyPath = tuple[str | int, ...]
+"""Keys and positions from the whole document to a value."""
+
+
+def positions(text: str) -> dict[KeyPath, tuple[int, int]]:
+    """(line, column), from 1, of every value in a well-formed JSON text by its path. O(length)."""
+    starts = [0]
+    for content in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(content))
+    found: dict[KeyPath, tuple[int, int]] = {}
+    line = 0
+    for path, offset in _values(text):
+        while line + 1 < len(starts) and starts[line + 1] <= offset:
+            line += 1
+        found.setdefault(path, (line + 1, offset - starts[line] + 1))
+    return found
+
+
+def nearest(path: KeyPath, places: dict[KeyPath, tuple[int, int]]) -> tuple[int, int]:
+    """Position of the deepest value on the way to a path: of the object that lacks a key, for a missing one."""
+    while path and path not in places:
+        path = path[:-1]
+    return places.get(path, (1, 1))
+
+
+def readable(path: Sequence[str | int]) -> str:
+    """`stages[0].replicas` for ("stages", 0, "replicas")."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _values(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Every value's path and offset, in order of the text; iterative, so that depth is no limit."""
+    decoder = json.JSONDecoder()
+    path: list[str | int] = []
+    numbers: list[int] = []
+    key_next = False
+    i = 0
+    while i < len(text):
+        char = text[i]
+        if char in "}]":
+            path.pop()
+            numbers.pop()
+            key_next = False
+        elif char == ",":
+            key_next = numbers[-1] < 0
+            if not key_next:
+                numbers[-1] += 1
+                path[-1] = numbers[-1]
+        elif char not in " \t\r\n:":
+            if key_next:
+                path[-1], i = decoder.raw_decode(text, i)
+                key_next = False
+                continue
+            yield tuple(path), i
+            if char not in "{[":
+                i = decoder.raw_decode(text, i)[1]
+                continue
+            key_next = char == "{"
+            numbers.append(-1 if key_next else 0)
+            path.append("" if key_next else 0)
+        i += 1
+
+
+WIDTH = 120
+_OPEN_LEVELS = 2
+"""Objects this deep have a line for each key; in deeper ones short values share lines."""
+_FEW = 32
+"""Longest list that shares a line with other items."""
+
+
+def compact(value: Any) -> str:  # noqa: ANN401
+    """Canonical JSON: keys sorted, no spaces, UTF-8 characters as they are."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
+    """JSON text with keys in the given order; `used` characters of the first line are already taken."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not isinstance(value, (dict, list)) or not value or indent + used + len(line) < WIDTH:
+        return line
+    pad = " " * (indent + 1)
+    if isinstance(value, dict):
+        body = _object_body(value, indent, pad)
+        return "{\n" + body + "\n" + " " * indent + "}"
+    if not all(map(_is_short, value)):
+        body = ",\n".join(pad + pretty(item, indent + 1) for item in value)
+    else:
+        body = _filled([json.dumps(item, ensure_ascii=False, allow_nan=False) for item in value], pad)
+    return "[\n" + body + "\n" + " " * indent + "]"
+
+
+def _is_short(value: Any) -> bool:  # noqa: ANN401
+    """Whether an item of a list shares lines with others: a number, a word, or a list of few of them (a rank group)."""
+    if isinstance(value, list):
+        return len(value) <= _FEW and not any(isinstance(item, (dict, list)) for item in value)
+    return not isinstance(value, dict)
+
+
+def _object_body(value: dict[str, Any], indent: int, pad: str) -> str:
+    lines: list[str] = []
+    short: list[str] = []
+    for key, item in value.items():
+        head = f"{json.dumps(key, ensure_ascii=False)}: "
+        text = head + pretty(item, indent + 1, len(head))
+        if indent >= _OPEN_LEVELS and "\n" not in text:
+            short.append(text)
+            continue
+        lines += [_filled(short, pad)] if short else []
+        short = []
+        lines.append(pad + text)
+    lines += [_filled(short, pad)] if short else []
+    return ",\n".join(lines)
+
+
+def _filled(words: list[str], pad: str) -> str:
+    lines, line = [], pad + words[0]
+    for word in words[1:]:
+        if len(line) + len(word) + 3 > WIDTH:
+            lines.append(line + ",")
+            line = pad + word
+        else:
+            line += ", " + word
+    return "\n".join([*lines, line])
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ATTRIBUTE = re.compile(r"^ {4}([a-z_0-9]+): (.*)$")
+
+
+def described(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with `$schema`, and every description split into what the object and what each property means."""
+    result = {"$schema": _DIALECT, **_described(schema)}
+    result["$defs"] = {name: _described(entry) for name, entry in schema.get("$defs", {}).items()}
+    return result
+
+
+def _described(entry: dict[str, Any]) -> dict[str, Any]:
+    head, attributes = split_docstring(entry.get("description", ""))
+    result = {key: value for key, value in entry.items() if key != "title"}
+    if head:
+        result["description"] = head
+    if "properties" in entry:
+        result["properties"] = {
+            name: {
+                **{key: value for key, value in field.items() if key != "title"},
+                **({"description": attributes[name]} if name in attributes else {}),
+            }
+            for name, field in entry["properties"].items()
+        }
+    return result
+
+
+def split_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says before its `Attributes:`, on one line, and what it says of each attribute."""
+    head, _, tail = inspect.cleandoc(text).partition("Attributes:")
+    found: dict[str, str] = {}
+    last = ""
+    for line in tail.splitlines():
+        match = _ATTRIBUTE.match(line)
+        if match:
+            last = match[1]
+            found[last] = match[2]
+        elif last and line.strip():
+            found[last] += " " + line.strip()
+    return " ".join(head.split()), found

@@ -1,0 +1,233 @@
+"""What is read off a plan: the orders of its ranks as work to be compiled, and what a backend must be able to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from planner.errors import UsageError
+from planner.plans.records import Requirement
+from planner.plans.types import Plan
+from planner.schedules import Schedule, get
+from planner.schedules.own_orders import own_schedule
+from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+from planner.space.evaluate import in_closed_form
+
+_SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
+"""In a line that has other numbers of micro-batches than 0, so that its step matters."""
+
+
+def malformed(plan: Plan) -> list[str]:
+    """What in a plan's schedule makes no sense before its actions are looked at."""
+    section, stages = plan.schedule, len(plan.stages)
+    found = []
+    if section.weight_policy not in set(WeightPolicy):
+        found.append(f"{section.weight_policy!r} is no weight policy; use {', '.join(WeightPolicy)}")
+    if section.iterations < 1 or section.parts < 1:
+        found.append(f"orders of {section.iterations} iterations and {section.parts} parts of a micro-batch")
+    for name in ("versions", "limits", "staleness", "averaged", "corrections"):
+        given = getattr(section, name)
+        if given and len(given) != stages:
+            found.append(f"{name} are given for {len(given)} stages, the plan has {stages}")
+        if name in ("versions", "limits", "averaged") and any(value < 1 for value in given):
+            found.append(f"{name} are below 1: {list(given)}")
+    lanes: dict[int, set[int]] = {}
+    for order in section.orders:
+        for rank in order.ranks:
+            lanes.setdefault(rank, set()).add(order.lane)
+    if section.streaming and not section.side_by_side:
+        found.append("streaming is said of ranks that do not run their lanes side by side")
+    if section.causal and section.parts == 1:
+        found.append("parts of a micro-batch are said to be causal, but it has one")
+    if section.side_by_side and any(len(own) < 2 for own in lanes.values()):
+        found.append("lanes are said to run side by side, but some rank has one")
+    wrong = [rank for rank, own in lanes.items() if own != set(range(len(own)))]
+    if wrong:
+        found.append(f"the lanes of rank {wrong[0]} are numbered {sorted(lanes[wrong[0]])}, not from 0 on")
+    return found
+
+
+def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -> Work:
+    """The orders of some ranks, each of which becomes a worker; O(actions).
+
+    Args:
+        plan: the plan.
+        ranks: one of each replica of the stages that are looked at.
+        times: how often what goes on for ever is repeated.
+        copies: the ranks are those of one of so many copies; its micro-batches are numbered from 0 without gaps.
+
+    Raises:
+        PlanError: a line of actions cannot be read.
+    """
+    section = plan.schedule
+    group_of = {rank: group[0] for stage in plan.stages for group in stage.replicas for rank in group}
+    number = {group_of[rank]: worker for worker, rank in enumerate(ranks)}
+    lanes, workers = [], []
+    for worker, rank in enumerate(ranks):
+        for lane in plan.lanes(rank, times):
+            lanes.append(
+                tuple(
+                    a if copies == 1 and a.peer < 0 else _of_worker(a, copies, number.get(group_of.get(a.peer, -1), -1))
+                    for a in lane
+                )
+            )
+            workers.append(worker)
+    return Work(
+        tuple(lanes),
+        workers=tuple(workers),
+        parts=section.parts,
+        causal=section.causal,
+        shared=section.side_by_side,
+        streaming=section.streaming,
+        versions=section.versions,
+        limits=section.limits,
+    )
+
+
+def _of_worker(action: Action, copies: int, peer: int) -> Action:
+    counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
+    number = action.micro_batch if counted else action.micro_batch // copies
+    return dataclasses.replace(action, micro_batch=number, peer=peer)
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule by its name, or the orders of one copy where they are the user's own.
+
+    Raises:
+        UsageError: no schedule has the name.
+        PlanError: the orders cannot run.
+    """
+    if plan.schedule.given != "orders":
+        return get(plan.schedule.name)
+    ranks, copies = leaders(plan)
+    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
+
+
+def has_closed_form(plan: Plan) -> bool:
+    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
+    not where no schedule has its name."""
+    try:
+        return plan.system is None and in_closed_form(plan.configuration, schedule_of(plan))
+    except UsageError:
+        return False
+
+
+def leaders(plan: Plan) -> tuple[list[int], int]:
+    """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
+    ranks = one_copy(plan)
+    first = sorted({group[0] for stage in plan.stages for group in stage.replicas} & set(ranks))
+    return first, plan.world_size // len(ranks)
+
+
+def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
+    """The ranks that do in each copy what each leader does in the first (see `leaders`).
+
+    Copies lie one after the other, or the copies of each worker are neighbours; then some leader lies beyond the first
+    slice.
+    """
+    width = plan.world_size // copies
+    step = 1 if any(rank >= width for rank in leading) else width
+    return [range(rank, rank + step * copies, step) for rank in leading]
+
+
+def one_copy(plan: Plan) -> range:
+    """The ranks of the first copy where all other copies surely do the same on their own micro-batches, else all.
+
+    Copies lie one after the other, or those of each worker are neighbours. O(ranks).
+    """
+    copies, everyone = plan.copies, range(plan.world_size)
+    if copies < 2 or plan.world_size % copies:
+        return everyone
+    width = plan.world_size // copies
+    for ranks, step in ((range(width), width), (range(0, plan.world_size, copies), 1)):
+        if _alike(plan, ranks, step):
+            return ranks
+    return everyone
+
+
+def _alike(plan: Plan, first_copy: range, step: int) -> bool:
+    """Whether each copy does what copy 0 does.
+
+    Copy c must have the ranks of copy 0 moved on by c steps, the same lines of actions, and the micro-batches that lie
+    c further on, in steps of as many as there are copies.
+    """
+    copies = plan.copies
+    for stage in plan.stages:
+        for j, group in enumerate(stage.replicas):
+            base = stage.replicas[j - j % copies]
+            if group != tuple(rank + j % copies * step for rank in base) or base[0] not in first_copy:
+                return False
+    lines: dict[tuple[int, int], tuple[str, int, int]] = {}
+    for order in plan.schedule.orders:
+        dealt = order.step % copies == 0 or not _SEVERAL.search(order.actions)
+        if len(order.first) != len(order.ranks) or not dealt:
+            return False
+        for rank, first in zip(order.ranks, order.first, strict=True):
+            if (rank, order.lane) in lines:
+                return False
+            lines[rank, order.lane] = order.actions, order.step, first
+    for (rank, lane), (actions, width, first) in lines.items():
+        copy = rank // step % copies
+        if lines.get((rank - copy * step, lane)) != (actions, width, first - copy):
+            return False
+    return len(lines) == copies * sum(rank in first_copy for rank, _ in lines)
+
+
+def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
+    """Capabilities that a plan needs, in the order of `Requirement`.
+
+    Args:
+        plan: the plan; its own `requires` is not looked at.
+        divided: whether a layer is divided between stages (only the model knows).
+    """
+    counts = [len(stage.replicas) for stage in plan.stages]
+    sharded = {stage.zero for stage in plan.stages if len(stage.replicas) > 1}
+    pairs = [(b.from_stage, to) for b in plan.boundaries for to in b.to_stages]
+    holds = {
+        Requirement.PIPELINE: len(plan.stages) > 1,
+        Requirement.REPLICATED_STAGE: max(counts, default=0) > 1,
+        Requirement.UNEQUAL_REPLICATION: len(set(counts)) > 1,
+        Requirement.SKIP_EDGES: any(to != source + 1 for source, to in pairs),
+        Requirement.MULTI_TENSOR_BOUNDARY: len(set(pairs)) < len(pairs),
+        Requirement.DUPLICATED_NODES: any(len(entry.stages) > 1 for entry in plan.duplicated),
+        Requirement.TIED_PARAMETERS: any(s.reduction == "sum" for s in plan.shared_parameters),
+        Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
+        Requirement.MID_MODULE_CUT: divided,
+        Requirement.RECOMPUTE: any(stage.recompute for stage in plan.stages),
+        Requirement.ZERO1: 1 in sharded,
+        Requirement.ZERO2: 2 in sharded,
+        Requirement.ZERO3: 3 in sharded,
+        Requirement.ASYNC_WEIGHTS: plan.schedule.weight_policy != WeightPolicy.SYNC,
+        Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
+        Requirement.SPLIT_BACKWARD: _splits_backward(plan),
+        Requirement.IDLE_RANKS: bool(plan.idle_ranks),
+        **_inside(plan),
+    }
+    return tuple(requirement for requirement in Requirement if holds[requirement])
+
+
+def _splits_backward(plan: Plan) -> bool:
+    return any(str(ActionKind.WEIGHT_GRAD) in order.actions for order in plan.schedule.orders)
+
+
+def _inside(plan: Plan) -> dict[Requirement, bool]:
+    """What groups of several ranks need."""
+    used = {stage.sharding for stage in plan.stages if stage.sharding}
+    shardings = [s for s in plan.shardings if s.name in used]
+    entries = [entry for sharding in shardings for entry in sharding.blocks]
+    dealt = {holding.what for entry in entries for holding in entry.holdings}
+    reasons = {collective.reason for entry in entries for collective in entry.collectives}
+    layouts = {text for entry in entries for o in entry.operators for text in (*o.reads, *o.writes)}
+    layouts |= {text for entry in entries for p in entry.tensors for text in (p.value, p.gradient, p.optimizer)}
+    return {
+        Requirement.TENSOR_PARALLEL: any(stage.group_ranks > 1 for stage in plan.stages),
+        Requirement.SEQUENCE_PARALLEL: any("sequence" in s.boundaries for s in shardings),
+        Requirement.EXPERT_PARALLEL: "experts" in dealt,
+        Requirement.VOCABULARY_PARALLEL: "rows" in dealt,
+        Requirement.RING_ATTENTION: "ring" in reasons,
+        Requirement.HALO_EXCHANGE: "halo" in reasons,
+        Requirement.SHARED_STATISTICS: "statistics" in reasons,
+        Requirement.INTERLEAVED_SPLIT: any("~" in text for text in layouts),
+        Requirement.PADDED_SPLIT: any(s.padded for s in shardings),
+    }
