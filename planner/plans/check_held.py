@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from planner.memory import room_bytes
 from planner.plans.findings import Fault, Finding
 from planner.plans.types import Plan
-from planner.schedules.lending import lent_bytes, own_bytes
+from planner.schedules.held import lent_bytes, own_bytes
 from planner.schedules.types import Action
 from planner.units import format_bytes
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.plans.orders import RankOrder
-from planner.schedules.delays import OptimizerScaling as OptimizerScaling
-from planner.schedules.delays import StageCorrection as StageCorrection
+from planner.schedules.types import OptimizerScaling as OptimizerScaling
+from planner.schedules.types import StageCorrection as StageCorrection
 
 Given = Literal["", "name", "orders", "configuration"]
 

@@ -18,7 +18,7 @@ from planner.errors import PlanError
 from planner.plans.order_text import Row, row_of
 from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines
 from planner.plans.schedule_section import ScheduleSection
-from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, Work
+from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
 from planner.space.workers import lay_workers
 

@@ -20,9 +20,9 @@ from planner.play.memory import StageBytes, check_capacity, held_units, memory_c
 from planner.play.steady import find_steady
 from planner.play.times import Conditions, StageTimes, Transfers
 from planner.play.trace import Trace
+from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
-from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
 
 Seconds = float | Sequence[float]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._chains import PassSeconds
-from planner.schedules._defaults import Facts, dealt, finish
-from planner.schedules._families import Line
+from planner.schedules.critical_chains import PassSeconds
+from planner.schedules.facts import Facts
+from planner.schedules.schedule import Line, finish, replicate, require, single
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 
@@ -34,30 +34,20 @@ class BaPipeFbp(Line):
     key = "bapipe-fbp"
     facts = Facts(
         decides="forward and backward units side by side; fill_overlap",
-        bubble="(2p-1)/(m+2p-1), with fill_overlap (p-1)/(m+p-1)",
-        memory="2(p-i) micro-batches at stage i, with fill_overlap p-i",
-        staleness="0",
         source="Zhao et al., 2020 (BaPipe)",
+        kept="min(m, (1 if fill_overlap else 2)*(p-i))",
+        idle="(p-1 if fill_overlap else 2*p-1)*(F+B)",
     )
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """2 (p - i), half with `fill_overlap`, at most m; reached when the stages are equal."""
-        own = pipeline.micro_batches // pipeline.replicas[0]
-        factor = 1 if self.fill_overlap else 2
-        return tuple(min(own, factor * (pipeline.stages - i)) for i in range(pipeline.stages))
-
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
-
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Two lanes for each stage."""
-        own = range(pipeline.micro_batches)
+        require(self, pipeline)
+        own = range(single(pipeline).micro_batches)
         lanes: list[tuple[Action, ...]] = []
         for stage in range(pipeline.stages):
             lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in own))
             lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in own), *finish((stage,))))
-        return tuple(lanes)
+        return replicate(lanes, pipeline.replicas[0])
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The lanes, which share their worker, with a limit on what is kept.
@@ -76,11 +66,6 @@ class BaPipeFbp(Line):
             streaming=self.fill_overlap,
             limits=self.in_flight(pipeline),
         )
-
-    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
-        """(2p - 1)(F + B), with `fill_overlap` (p - 1)(F + B)."""
-        steps = pipeline.stages - 1 if self.fill_overlap else 2 * pipeline.stages - 1
-        return steps * (forward_s + backward_s)
 
     def exact(self, pipeline: Pipeline) -> bool:
         """Nothing is proven of unequal stages."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._chains import Flow
-from planner.schedules._defaults import Facts, dealt, finish
-from planner.schedules._families import Line
+from planner.schedules.critical_chains import Flow
+from planner.schedules.facts import Facts
+from planner.schedules.schedule import Dealt, Line
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
 
 @dataclass(frozen=True, slots=True)
-class Seq1F1B(Line):
+class Seq1F1B(Line, Dealt):
     """1F1B over sub-sequences.
 
     Attributes:
@@ -29,13 +29,11 @@ class Seq1F1B(Line):
     splits: int = 2
 
     key = "seq1f1b"
-    unit = ActivationUnit.SUB_SEQUENCE
     facts = Facts(
         decides="1F1B over k sub-sequences of a micro-batch; splits",
-        bubble="(p-1)/(km+p-1)",
-        memory="p-1-i+k sub-sequences at stage i",
-        staleness="0",
         source="Sun et al., 2024",
+        kept="min(m*splits, p-1-i+splits)",
+        idle="(p-1)*(F+B)/splits",
     )
 
     def refuses(self, pipeline: Pipeline) -> str:
@@ -46,35 +44,21 @@ class Seq1F1B(Line):
         """2, 4 and 8 sub-sequences."""
         return ({}, {"splits": 4}, {"splits": 8})
 
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """p - 1 - i + k sub-sequences, at most k m."""
-        total = pipeline.micro_batches // pipeline.replicas[0] * self.splits
-        return tuple(min(total, pipeline.stages - 1 - i + self.splits) for i in range(pipeline.stages))
+    activation_unit = ActivationUnit.SUB_SEQUENCE
 
     @property
     def parts(self) -> int:
         """k."""
         return self.splits
 
-    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
-        """(p - 1)(F + B) / k."""
-        return (pipeline.stages - 1) * (forward_s + backward_s) / self.splits
-
     def flow(self, pipeline: Pipeline) -> Flow:
         """A sub-sequence at a time."""
         return replace(Line.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas, for each of them."""
-        return dealt(self, pipeline, self._line)
-
-    def _line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Warm-up, alternation, drain, SYNC, UPDATE."""
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Warm-up, alternation, drain of each stage."""
         kept = self.in_flight(pipeline)
-        return tuple(
-            (*self._stage(stage, pipeline.micro_batches, kept[stage]), *finish((stage,)))
-            for stage in range(pipeline.stages)
-        )
+        return (self._stage(stage, pipeline.micro_batches, kept[stage]) for stage in range(pipeline.stages))
 
     def _stage(self, stage: int, micro_batches: int, ahead: int) -> Iterator[Action]:
         total, parts = micro_batches * self.splits, self.splits

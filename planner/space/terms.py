@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.replicas import Replicas
 from planner.space.schemes import SchemeExchange, with_scheme

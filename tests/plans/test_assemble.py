@@ -13,7 +13,7 @@ from planner.plans.flags import Requirement
 from planner.plans.gradients import differentiable
 from planner.plans.records import Boundary, Duplicated, Loss, SharedParameter
 from planner.plans.words import module_ranges, summary
-from planner.schedules.types import ActionKind
+from planner.schedules import ActionKind
 from planner.space.heads import loss_outputs
 from tests.graph import make_graph
 from tests.plans.sample import decision, make_plan

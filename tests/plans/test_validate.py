@@ -14,7 +14,7 @@ from planner.plans.orders import decode, encode
 from planner.plans.records import Duplicated
 from planner.plans.types import Plan
 from planner.plans.validate import validate
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import Action, ActionKind
 from tests.graph import make_graph
 from tests.plans.sample import cluster, decision, language_model, make_plan
 

@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from planner.errors import PlanError, UsageError
 from planner.play import StageTimes, Trace, Transfers, run
 from planner.play.memory import held_units, peak_in_flight
-from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
-from planner.schedules._defaults import Defaults
-from planner.schedules.compiling import compile_orders
-from planner.schedules.versions import peak_versions, staleness
+from planner.schedules import (
+    Action,
+    ActionKind,
+    Pipeline,
+    Schedule,
+    Work,
+    compile_orders,
+    get,
+    names,
+    peak_versions,
+    staleness,
+    with_transfers,
+)
 from tests.schedules.shapes import SHAPES, served
 
 SHARED = ("bapipe-fbp", "bpipe")
@@ -258,7 +267,7 @@ def test_work_is_checked_for_lanes() -> None:
 
 
 def test_a_schedule_without_an_order_cannot_be_made() -> None:
-    class Idle(Defaults):
+    class Idle(Schedule):
         key = "idle"
 
     with pytest.raises(TypeError, match="order"):

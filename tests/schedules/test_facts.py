@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, run
 from planner.play.memory import memory_curve
-from planner.schedules import ActionKind, Pipeline, Schedule, get
-from planner.schedules.compiling import compile_orders
+from planner.schedules import ActionKind, Pipeline, Schedule, compile_orders, get
 from tests.schedules.shapes import SHAPES, served
 
 TIMED = ("bapipe-fbp", "bpipe")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from planner.play import StageTimes, play
 from planner.play.memory import peak_in_flight
-from planner.schedules import Pipeline, get
-from planner.schedules.compiling import compile_orders
+from planner.schedules import Pipeline, compile_orders, get
 from planner.simulate import closed_form_s
 
 SECONDS = st.floats(0.01, 10.0)

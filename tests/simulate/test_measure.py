@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from planner.errors import PlanError
 from planner.play import Conditions, Cost, StageBytes, StageTimes, measure_orders, measure_schedule, run, version_curve
 from planner.play.memory import held_units, memory_curve
-from planner.schedules import Pipeline, Work, get
-from planner.schedules.orders_file import parse_action
+from planner.schedules import Pipeline, Work, get, parse_action
 
 
 def work(*lanes: str) -> Work:

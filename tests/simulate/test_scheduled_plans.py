@@ -16,9 +16,7 @@ from planner.plans.findings import Fault
 from planner.plans.orders import RankOrder, encode
 from planner.plans.validate import validate
 from planner.play import Conditions, Transfers, measure_schedule
-from planner.schedules import ActivationUnit, Pipeline, get
-from planner.schedules.orders_file import parse_action
-from planner.schedules.types import Action
+from planner.schedules import Action, ActivationUnit, Pipeline, get, parse_action
 from planner.simulate import simulate
 from planner.space.types import Configuration, StageChoice
 from tests.plans.sample import language_model, make_plan

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
 
-from planner.schedules._greedy import Task, list_schedule
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import SCHEDULES
+from planner.schedules.critical_chains import PassSeconds
+from planner.schedules.facts import Facts
+from planner.schedules.list_scheduler import Task, list_schedule
+from planner.schedules.schedule import Placed, single
+from planner.schedules.types import Action, ActionKind, Pipeline
 
 _SLOTS = 2
 """Slots of a unit for each worker: a forward and a backward for each of its micro-batches."""
@@ -121,3 +127,87 @@ def _actions(depth: int, task: int, halves: bool) -> Iterator[Action]:
     else:
         yield member(ActionKind.FORWARD, 0)
         yield member(ActionKind.FORWARD, 1, paired=True)
+
+
+class BothWays(Placed, Protocol):
+    """Pipelines in both directions through the same workers, each with its own copy of the stages."""
+
+    __slots__ = ()
+
+    def lines(self, pipeline: Pipeline) -> Lines:
+        """The pipelines of single replicas: one in each direction."""
+        return Lines(pipeline.stages, 1)
+
+    def dealt(self, pipeline: Pipeline) -> Sequence[int]:
+        """Micro-batches of each of the pipelines: every other one."""
+        return -(-pipeline.micro_batches // 2), pipeline.micro_batches // 2
+
+    def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
+        """The stages of the pipelines that have micro-batches."""
+        lines = self.lines(pipeline)
+        found: tuple[dict[int, int], ...] = tuple({} for _ in range(pipeline.stages))
+        for line, count in enumerate(self.dealt(pipeline)):
+            for stage in range(pipeline.stages if count else 0):
+                own = found[lines.worker(line, stage)]
+                own[stage] = own.get(stage, 0) + count
+        return tuple(dict(sorted(own.items())) for own in found)
+
+    def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
+        """All but the first: neighbouring stages of a pipeline are on neighbouring workers."""
+        return tuple(stage > 0 for stage in range(pipeline.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Gems(BothWays):
+    """GEMS: two copies of the model in opposite directions, one micro-batch under way at a time in each worker.
+
+    The next micro-batch enters from the other end as soon as the worker there has done its backward, p + 1 steps after
+    the one before; for F = B = 1 the time is (m-1)(p+1) + 2p.
+    """
+
+    key = "gems"
+    facts = Facts(
+        decides="two directions, one micro-batch at a time",
+        source="Jain et al., SC 2020",
+        kept="1",
+        kept_note="with 2 stages' weights",
+        idle="(p-m)*(F+B)+(m-1)*max(p*F+B, F+p*B)",
+    )
+
+    def few(self, pipeline: Pipeline) -> Pipeline:
+        """One in each direction."""
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2))
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Always."""
+        return True
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """All forwards, a step for each further micro-batch, all backwards; equal to the simulated time. O(stages).
+
+        The forward of the next micro-batch at stage j waits on its worker for the backward of this one at stage
+        p-1-j, so that the step between two last forwards is the longest of b[p-1-j] + ... + b[p-1] + f[j] + ... +
+        f[p-1].
+        """
+        depth, count = pipeline.stages, single(pipeline).micro_batches
+        ending = [0.0, *accumulate(reversed(times.gradient))]
+        going = [0.0, *accumulate(reversed(times.forward))]
+        step = max(ending[j + 1] + going[depth - j] for j in range(depth))
+        mirrored = [{k, depth - 1 - k} if count > 1 else {k} for k in range(depth)]
+        ends = max(ending[depth - k] + sum(times.tail[s] for s in own) for k, own in enumerate(mirrored))
+        return going[depth] + (count - 1) * step + ends
+
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Micro-batches in turn from the first and from the last worker."""
+        depth, lines = pipeline.stages, self.lines(pipeline)
+        orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
+        for m in range(pipeline.micro_batches):
+            start = m * (depth + 1)
+            for stage in range(depth):
+                own = orders[lines.worker(m % 2, stage)]
+                own.append((start + stage, Action(ActionKind.FORWARD, stage, m)))
+                own.append((start + 2 * depth - 1 - stage, Action(ActionKind.BACKWARD, stage, m)))
+        return ((action for _, action in sorted(own, key=lambda entry: entry[0])) for own in orders)
+
+
+SCHEDULES.register("gems", Gems())
