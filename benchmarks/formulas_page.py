@@ -203,20 +203,27 @@ def members(system: str) -> list[str]:
     ]
 
 
+def schedules_of(system: str) -> tuple[str, ...]:
+    """Names of a system's schedules; those of none stand under what all have."""
+    named = {schedule for own, _ in GROUPS.values() for schedule in own}
+    rest = tuple(name for name in SCHEDULES.names() if name not in named)
+    return GROUPS[system][0] + (rest if system == "Every schedule" else ())
+
+
 def _index() -> Iterator[str]:
     """A table of all systems with the names of their formulas."""
     yield "| system | schedules | formulas |"
     yield "|---|---|---|"
-    for system, (schedules, _) in GROUPS.items():
-        own, played = (", ".join(f"`{name}`" for name in found) for found in (members(system), schedules))
+    for system in GROUPS:
+        own, played = (", ".join(f"`{name}`" for name in found) for found in (members(system), schedules_of(system)))
         anchor = re.sub(r"[^a-z0-9 -]", "", system.lower()).replace(" ", "-")
         yield f"| [{system}](#{anchor}) | {played} | {own} |"
 
 
 def _sections() -> Iterator[str]:
-    for system, (schedules, _) in GROUPS.items():
+    for system in GROUPS:
         yield f"## {system}\n"
-        yield from map(_facts, schedules)
+        yield from map(_facts, schedules_of(system))
         for name in members(system):
             yield _entry(name, getattr(formulas, name))
         if system in SIMULATED:

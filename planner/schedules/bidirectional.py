@@ -82,51 +82,32 @@ def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
     pipeline takes in a unit while fewer than D / 2f are under way in it.
     """
     depth, open_units = lines.workers, [0] * lines.count
+    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
     tasks = []
     for unit in range(units):
         line = unit % lines.count
         for stage in range(depth):
-            worker = lines.worker(line, stage)
-            before = (_number(depth, unit, stage - 1, 0),) if stage else ()
-            tasks.append(Task(worker, 1, (0, unit, -stage), before, opens=stage == 0))
+            worker, own = lines.worker(line, stage), Action(forward, stage, unit)
+            tasks.append(Task(own, worker, (0, unit, -stage), (Action(forward, stage - 1, unit),), opens=stage == 0))
             for half in (0, 1):
-                needs = [_number(depth, unit, stage, 0)]
-                if stage < depth - 1:
-                    needs.append(_number(depth, unit, stage + 1, 1 + half))
-                tasks.append(Task(worker, 1, (1, unit // lines.count, half, -stage, unit), tuple(needs)))
+                urgency = (1, unit // lines.count, half, -stage, unit)
+                needs = (own, Action(backward, stage + 1, unit, half))
+                tasks.append(Task(Action(backward, stage, unit, half), worker, urgency, needs))
 
-    def may_open(task: int) -> bool:
-        return open_units[task // (3 * depth) % lines.count] < max(depth // lines.count, 1)
+    def may_open(action: Action) -> bool:
+        return open_units[action.micro_batch % lines.count] < max(depth // lines.count, 1)
 
-    def taken(task: int) -> None:
-        unit, place = divmod(task, 3 * depth)
-        if place == 0:
-            open_units[unit % lines.count] += 1
-        elif place == 2:
-            open_units[unit % lines.count] -= 1
+    def taken(action: Action) -> None:
+        if action.stage == 0 and action.part != 0:
+            open_units[action.micro_batch % lines.count] += 1 if action.kind is forward else -1
+
+    def members(action: Action) -> Iterator[Action]:
+        for half in (0, 1) if action.kind is forward else (action.part,):
+            m, part = (action.micro_batch, half) if halves else (2 * action.micro_batch + half, -1)
+            yield Action(action.kind, action.stage, m, part, paired=action.kind is forward and half == 1)
 
     orders = list_schedule(tasks, depth, may_open, taken)
-    return [[action for task in order for action in _actions(depth, task, halves)] for order in orders]
-
-
-def _number(depth: int, unit: int, stage: int, which: int) -> int:
-    return (unit * depth + stage) * 3 + which
-
-
-def _actions(depth: int, task: int, halves: bool) -> Iterator[Action]:
-    place, which = divmod(task, 3)
-    unit, stage = divmod(place, depth)
-
-    def member(kind: ActionKind, half: int, paired: bool = False) -> Action:
-        if halves:
-            return Action(kind, stage, unit, part=half, paired=paired)
-        return Action(kind, stage, 2 * unit + half, paired=paired)
-
-    if which:
-        yield member(ActionKind.BACKWARD, which - 1)
-    else:
-        yield member(ActionKind.FORWARD, 0)
-        yield member(ActionKind.FORWARD, 1, paired=True)
+    return [[member for action in order for member in members(action)] for order in orders]
 
 
 class BothWays(Placed, Protocol):

@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import Chunked
-from planner.schedules.facts import Facts, evaluate
+from planner.schedules.facts import Facts
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 _PERIOD = 6
@@ -212,23 +212,15 @@ class FoldedBlock(Chunked, Protocol):
 
     chunks_per_worker: int = 2
 
-    def limit(self, workers: int) -> int:
-        """Chunks' activations that a worker keeps at the most."""
-        return int(evaluate(self.facts.kept, {"p": workers}))
-
     @abstractmethod
     def block(self, workers: int) -> Block:
         """The slots of the repeated block."""
         ...
 
-    def deferred(self, pipeline: Pipeline) -> int:
-        """All that a worker may keep."""
-        return self.limit(pipeline.stages // 2)
-
     def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The repeated block with its gaps filled."""
-        workers = pipeline.stages // 2
-        return block_order(self.block(workers), pipeline.micro_batches, self.limit(workers))
+        limit = self.by_place(self.facts.kept, pipeline, 1)[0]
+        return block_order(self.block(pipeline.stages // 2), pipeline.micro_batches, limit)
 
 
 @dataclass(frozen=True, slots=True)

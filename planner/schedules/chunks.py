@@ -1,16 +1,17 @@
-"""Several chunks of the model on each worker, round and round or in waves: the pipeline fills in smaller steps."""
+"""Smaller pieces, so that the pipeline fills in smaller steps: chunks of the model, or parts of a micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
+from planner.schedules.critical_chains import Flow
 from planner.schedules.facts import Facts
 from planner.schedules.list_scheduler import Task, list_schedule
-from planner.schedules.schedule import Placed
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
+from planner.schedules.schedule import Dealt, Line, Placed, in_turn
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
 _MOST_CHUNKS = 20
 """Chunks of a worker worth trying."""
@@ -95,22 +96,15 @@ class Interleaved(Chunked):
         return (self._worker(workers, r, pipeline.micro_batches) for r in range(workers))
 
     def _worker(self, workers: int, r: int, micro_batches: int) -> Iterator[Action]:
-        total = micro_batches * self.chunks
-        ahead = min(total, 2 * (workers - r - 1) + (self.chunks - 1) * workers)
-
         def step(kind: ActionKind, k: int) -> Action:
             group, within = divmod(k, workers * self.chunks)
             chunk, m = divmod(within, workers)
             chunk = chunk if kind is ActionKind.FORWARD else self.chunks - 1 - chunk
             return Action(kind, chunk * workers + r, group * workers + m)
 
-        for k in range(ahead):
-            yield step(ActionKind.FORWARD, k)
-        for k in range(ahead, total):
-            yield step(ActionKind.FORWARD, k)
-            yield step(ActionKind.BACKWARD, k - ahead)
-        for k in range(total - ahead, total):
-            yield step(ActionKind.BACKWARD, k)
+        units = range(micro_batches * self.chunks)
+        forwards, backwards = ([step(kind, k) for k in units] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
+        return in_turn(forwards, backwards, 2 * (workers - r - 1) + (self.chunks - 1) * workers + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,34 +142,81 @@ class Hanayo(Chunked):
 
     def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Backwards before forwards, later chunks before earlier ones."""
-        stages, total = pipeline.stages, pipeline.micro_batches
-        workers = stages // (2 * self.waves)
-        place = [self.worker_of(c, workers) for c in range(stages)]
+        workers = pipeline.stages // (2 * self.waves)
+        forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
         tasks = []
-        for m in range(total):
-            for c in range(stages):
-                needs = (_number(stages, m, c - 1, 0),) if c else ()
-                tasks.append(Task(place[c], 1, (1, -c, m), needs, opens=c == 0))
-                back = _number(stages, m, c + 1, 1) if c < stages - 1 else _number(stages, m, c, 0)
-                tasks.append(Task(place[c], 1, (0, -c, m), (back,)))
+        for m in range(pipeline.micro_batches):
+            for c in range(pipeline.stages):
+                place, own = self.worker_of(c, workers), Action(forward, c, m)
+                tasks.append(Task(own, place, (1, -c, m), (Action(forward, c - 1, m),), opens=c == 0))
+                tasks.append(Task(Action(backward, c, m), place, (0, -c, m), (own, Action(backward, c + 1, m))))
         under_way = 0
 
-        def may_open(_: int) -> bool:
+        def may_open(_: Action) -> bool:
             return under_way < workers
 
-        def taken(task: int) -> None:
+        def taken(action: Action) -> None:
             nonlocal under_way
-            if task // 2 % stages == 0:
-                under_way += 1 if task % 2 == 0 else -1
+            if action.stage == 0:
+                under_way += 1 if action.kind is forward else -1
 
-        orders = list_schedule(tasks, workers, may_open, taken)
-        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
-        return ((Action(kinds[t % 2], t // 2 % stages, t // 2 // stages) for t in order) for order in orders)
+        return list_schedule(tasks, workers, may_open, taken)
 
 
-def _number(stages: int, m: int, chunk: int, backward: int) -> int:
-    return 2 * (m * stages + chunk) + backward
+@dataclass(frozen=True, slots=True)
+class Seq1F1B(Line, Dealt):
+    """Seq1F1B: 1F1B over sub-sequences, so that the pipeline fills in steps of 1/k of a micro-batch.
+
+    A micro-batch's k sub-sequences go forward in order and backward in reverse, as causal attention wants. Stage i
+    keeps p - 1 - i + k of them; the bubble for sub-sequences of equal cost is (p-1)/(km+p-1).
+
+    Attributes:
+        splits: k, sub-sequences of a micro-batch.
+    """
+
+    splits: int = 2
+
+    key = "seq1f1b"
+    activation_unit = ActivationUnit.SUB_SEQUENCE
+    facts = Facts(
+        decides="1F1B over k sub-sequences of a micro-batch; splits",
+        source="Sun et al., 2024",
+        kept="min(m*splits, p-1-i+splits)",
+        idle="(p-1)*(F+B)/splits",
+    )
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """Fewer than one sub-sequence."""
+        return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
+
+    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """2, 4 and 8 sub-sequences."""
+        return ({}, {"splits": 4}, {"splits": 8})
+
+    @property
+    def parts(self) -> int:
+        """k."""
+        return self.splits
+
+    def flow(self, pipeline: Pipeline) -> Flow:
+        """A sub-sequence at a time."""
+        return replace(Line.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
+
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Warm-up, alternation, drain of each stage."""
+        parts = range(self.splits) if self.splits > 1 else (-1,)
+        micro_batches = range(pipeline.micro_batches)
+        for stage, kept in enumerate(self.in_flight(pipeline)):
+            forwards = [Action(ActionKind.FORWARD, stage, m, part) for m in micro_batches for part in parts]
+            backwards = [Action(ActionKind.BACKWARD, stage, m, part) for m in micro_batches for part in reversed(parts)]
+            yield in_turn(forwards, backwards, kept)
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The orders over sub-sequences, each of which needs those before it."""
+        work = Line.work(self, pipeline, iterations)
+        return replace(work, causal=self.splits > 1)
 
 
 SCHEDULES.register("interleaved", Interleaved())
 SCHEDULES.register("hanayo", Hanayo())
+SCHEDULES.register("seq1f1b", Seq1F1B())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.schedules import SCHEDULES
 from planner.schedules.bidirectional import BothWays
@@ -28,7 +28,7 @@ class DualWorker:
     def __init__(self, near: int, half: int, share: int, place: Place) -> None:
         self._near, self._half, self._share, self._place = near, half, share, place
         self._forwards, self._backwards = [0, 0], [0, 0]
-        self._waiting: list[tuple[int, int]] = []
+        self._waiting: list[Action] = []
 
     def actions(self) -> Iterator[Action]:
         """All forwards, backwards (whole or split) and weight gradients, in order."""
@@ -69,25 +69,24 @@ class DualWorker:
         while self._waiting:
             yield self._weight_grad()
 
+    def _next(self, kind: ActionKind, counts: list[int], direction: int, paired: bool = False) -> Action:
+        """The next micro-batch of a direction, counted."""
+        stage, m = self._place(direction, counts[direction])
+        counts[direction] += 1
+        return Action(kind, stage, m, paired=paired)
+
     def _forward(self, direction: int) -> Action:
-        stage, m = self._place(direction, self._forwards[direction])
-        self._forwards[direction] += 1
-        return Action(ActionKind.FORWARD, stage, m)
+        return self._next(ActionKind.FORWARD, self._forwards, direction)
 
     def _backward(self, direction: int, paired: bool = False) -> Action:
-        stage, m = self._place(direction, self._backwards[direction])
-        self._backwards[direction] += 1
-        return Action(ActionKind.BACKWARD, stage, m, paired=paired)
+        return self._next(ActionKind.BACKWARD, self._backwards, direction, paired)
 
     def _input_grad(self, direction: int) -> Action:
-        stage, m = self._place(direction, self._backwards[direction])
-        self._backwards[direction] += 1
-        self._waiting.append((stage, m))
-        return Action(ActionKind.INPUT_GRAD, stage, m)
+        self._waiting.append(self._next(ActionKind.INPUT_GRAD, self._backwards, direction))
+        return self._waiting[-1]
 
     def _weight_grad(self) -> Action:
-        stage, m = self._waiting.pop(0)
-        return Action(ActionKind.WEIGHT_GRAD, stage, m)
+        return replace(self._waiting.pop(0), kind=ActionKind.WEIGHT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)

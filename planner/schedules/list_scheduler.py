@@ -1,6 +1,6 @@
-"""A list scheduler: each free worker takes the most urgent task that can run; the order it finds is what is kept.
+"""A list scheduler: each free worker takes the most urgent action that can run; the order it finds is what is kept.
 
-Schedules that are published as a rule of choice rather than a pattern are generated with nominal times.
+Schedules that are published as a rule of choice rather than a pattern are generated with actions of equal length.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
+from planner.schedules.types import Action
 
 _Heap = list[tuple[tuple[int, ...], int]]
 
@@ -19,70 +20,70 @@ class Task:
     """One piece of work for the list scheduler.
 
     Attributes:
+        action: what is done; names the task.
         worker: who runs it.
-        duration: nominal, in whole ticks.
         urgency: lower is taken first.
-        needs: numbers of the tasks that it waits for.
+        needs: actions that it waits for; those that are no task's are left out.
         opens: whether it takes memory, so that it asks before it runs. When the most urgent of a worker's may not run,
             none of its others may.
     """
 
+    action: Action
     worker: int
-    duration: int
     urgency: tuple[int, ...]
-    needs: tuple[int, ...]
+    needs: Sequence[Action]
     opens: bool = False
 
 
 def list_schedule(
     tasks: Sequence[Task],
     workers: int,
-    may_open: Callable[[int], bool],
-    taken: Callable[[int], None],
-) -> list[list[int]]:
-    """The tasks of each worker in the order in which it takes them; O(tasks log tasks).
+    may_open: Callable[[Action], bool],
+    taken: Callable[[Action], None],
+) -> list[list[Action]]:
+    """The actions of each worker in the order in which it takes them; O(tasks log tasks).
 
     Args:
-        tasks: numbered by their place.
+        tasks: of equally urgent ones the first is taken.
         workers: how many.
-        may_open: whether a task that opens may run now, by its number.
-        taken: told of each task when it is taken.
+        may_open: whether a task that opens may run now.
+        taken: told of each action when it is taken.
 
     Raises:
         PlanError: some tasks can never run, because the ones that take memory are refused for ever.
     """
-    missing = [len(task.needs) for task in tasks]
+    number_of = {task.action: number for number, task in enumerate(tasks)}
+    needs = [[number_of[need] for need in task.needs if need in number_of] for task in tasks]
+    missing = [len(own) for own in needs]
     feeds: list[list[int]] = [[] for _ in tasks]
     ready: list[tuple[_Heap, _Heap]] = [([], []) for _ in range(workers)]
-    for number, task in enumerate(tasks):
-        for need in task.needs:
+
+    def offer(number: int) -> None:
+        task = tasks[number]
+        heapq.heappush(ready[task.worker][not task.opens], (task.urgency, number))
+
+    for number, own in enumerate(needs):
+        for need in own:
             feeds[need].append(number)
-        if not task.needs:
-            heapq.heappush(ready[task.worker][not task.opens], (task.urgency, number))
-    orders: list[list[int]] = [[] for _ in range(workers)]
-    running: list[tuple[int, int, int]] = []
-    idle = set(range(workers))
-    now, left = 0, len(tasks)
+        if not own:
+            offer(number)
+    orders: list[list[Action]] = [[] for _ in range(workers)]
+    left = len(tasks)
     while left:
-        for worker in sorted(idle):
-            number = _choose(*ready[worker], may_open)
+        running = []
+        for worker in range(workers):
+            number = _choose(*ready[worker], lambda task: may_open(tasks[task].action))
             if number >= 0:
-                idle.discard(worker)
-                taken(number)
-                orders[worker].append(number)
-                left -= 1
-                heapq.heappush(running, (now + tasks[number].duration, worker, number))
+                taken(tasks[number].action)
+                orders[worker].append(tasks[number].action)
+                running.append(number)
         if not running:
             raise PlanError(f"{left} actions can never run", hint="allow more memory")
-        now = running[0][0]
-        while running and running[0][0] == now:
-            _, worker, number = heapq.heappop(running)
-            idle.add(worker)
-            for fed in feeds[number]:
-                missing[fed] -= 1
-                if not missing[fed]:
-                    task = tasks[fed]
-                    heapq.heappush(ready[task.worker][not task.opens], (task.urgency, fed))
+        left -= len(running)
+        for fed in (fed for number in running for fed in feeds[number]):
+            missing[fed] -= 1
+            if not missing[fed]:
+                offer(fed)
     return orders
 
 

@@ -10,13 +10,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
-from planner.schedules.schedule import Line, require
+from planner.schedules.schedule import Line, in_turn, require
 from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
 
 NEWEST = -1
@@ -25,7 +26,7 @@ NEWEST = -1
 def flowing(
     stage: int,
     micro_batches: Sequence[int],
-    forwards: int,
+    ahead: int,
     read: Callable[[int], int],
     follow: Callable[[int], Iterator[Action]],
     before: Callable[[int], Iterator[Action]] = lambda _: iter(()),
@@ -35,24 +36,16 @@ def flowing(
     Args:
         stage: which.
         micro_batches: the worker's own, in order.
-        forwards: its warm-up.
+        ahead: forwards of its warm-up.
         read: version that the forward and backward of own micro-batch j read, -1 for the newest.
         follow: actions after the backward of own micro-batch j.
         before: actions before the forward of own micro-batch j.
     """
 
-    def forward(j: int) -> Iterator[Action]:
-        yield from before(j)
-        yield Action(ActionKind.FORWARD, stage, micro_batches[j], version=read(j))
-
-    count = len(micro_batches)
-    for j in range(min(forwards, count)):
-        yield from forward(j)
-    for j in range(count):
-        yield Action(ActionKind.BACKWARD, stage, micro_batches[j], version=read(j))
-        yield from follow(j)
-        if j + forwards < count:
-            yield from forward(j + forwards)
+    own = list(enumerate(micro_batches))
+    forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in own]
+    backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *follow(j)) for j, m in own]
+    return chain.from_iterable(in_turn(forwards, backwards, ahead))
 
 
 def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iterator[Action]]:

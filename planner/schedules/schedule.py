@@ -6,8 +6,8 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from planner.errors import PlanError
 from planner.registry import name_with_options
@@ -27,6 +27,8 @@ from planner.schedules.types import (
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 
 class Schedule(Protocol):
@@ -329,7 +331,7 @@ class Schedule(Protocol):
 
     def deferred(self, pipeline: Pipeline) -> int:
         """Weight gradients that a worker may leave for the time after its last input gradient: all that it keeps."""
-        return max(self.held(pipeline))
+        return max(self.by_place(self.facts.kept, pipeline, self.workers(pipeline)))
 
     def critical_s(
         self,
@@ -451,6 +453,15 @@ def require(schedule: Schedule, pipeline: Pipeline) -> None:
     reason = schedule.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
+
+
+def in_turn(forwards: Sequence[T], backwards: Sequence[T], ahead: int) -> Iterator[T]:
+    """`ahead` forwards, then a backward and a forward in turn, then the remaining backwards."""
+    yield from forwards[:ahead]
+    for done, coming in zip_longest(backwards, forwards[ahead:]):
+        yield done
+        if coming is not None:
+            yield coming
 
 
 def finish(stages: Sequence[int]) -> Iterator[Action]:

@@ -11,8 +11,8 @@ long. Times count from each worker's first start to its last end: the next itera
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Protocol
@@ -24,7 +24,9 @@ from planner.schedules.one_f_one_b import one_forward_one_backward
 from planner.schedules.schedule import Dealt
 from planner.schedules.types import Action, ActionKind, Pipeline
 
-_KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
+_FORWARD, _INPUT, _WEIGHT = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
+_AWAITED = {_FORWARD: ((_FORWARD, -1),), _INPUT: ((_FORWARD, 0), (_INPUT, 1)), _WEIGHT: ((_INPUT, 0),)}
+"""By kind, the actions for the same micro-batch that it waits for: kind, and how many stages further."""
 
 
 @lru_cache(maxsize=8)
@@ -36,44 +38,23 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
         micro_batches: of one iteration.
         limit: micro-batches that a worker keeps at the most.
     """
-    forwards, inputs, weights = [0] * stages, [0] * stages, [0] * stages
-    counts = (forwards, inputs, weights)
+    done: Counter[tuple[ActionKind, int]] = Counter()
 
-    def number(kind: int, stage: int, m: int) -> int:
-        return (kind * stages + stage) * micro_batches + m
+    def may_open(action: Action) -> bool:
+        stage = action.stage
+        ahead = done[_FORWARD, stage] - done[_INPUT, stage] < 2 * (stages - stage) - 1
+        return ahead and done[_FORWARD, stage] - done[_WEIGHT, stage] < limit
 
-    def may_open(task: int) -> bool:
-        stage = task // micro_batches
-        ahead = forwards[stage] - inputs[stage] < 2 * (stages - stage) - 1
-        return ahead and forwards[stage] - weights[stage] < limit
+    def taken(action: Action) -> None:
+        done[action.kind, action.stage] += 1
 
-    def taken(task: int) -> None:
-        counts[task // micro_batches // stages][task // micro_batches % stages] += 1
-
-    tasks = [
-        Task(stage, 1, (kind, m), _needs(kind, stage, m, stages, number), kind == 0)
-        for kind in range(3)
-        for stage in range(stages)
-        for m in range(micro_batches)
-    ]
-    orders = list_schedule(tasks, stages, may_open, taken)
-    return tuple(
-        tuple(Action(_KINDS[t // micro_batches // stages], worker, t % micro_batches) for t in order)
-        for worker, order in enumerate(orders)
-    )
-
-
-def _needs(kind: int, stage: int, m: int, stages: int, number: Callable[[int, int, int], int]) -> tuple[int, ...]:
-    needs = [number(kind, stage, m - 1)] if m else []
-    if kind == 0 and stage:
-        needs.append(number(0, stage - 1, m))
-    if kind == 1:
-        needs.append(number(0, stage, m))
-        if stage < stages - 1:
-            needs.append(number(1, stage + 1, m))
-    if kind == 2:
-        needs.append(number(1, stage, m))
-    return tuple(needs)
+    tasks = []
+    for urgency, (kind, awaited) in enumerate(_AWAITED.items()):
+        for stage in range(stages):
+            for m in range(micro_batches):
+                needs = [Action(kind, stage, m - 1), *(Action(other, stage + by, m) for other, by in awaited)]
+                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs, kind is _FORWARD))
+    return tuple(map(tuple, list_schedule(tasks, stages, may_open, taken)))
 
 
 class SplitBackward(Dealt, Protocol):
@@ -86,22 +67,14 @@ class SplitBackward(Dealt, Protocol):
 
     limit: int
 
-    @abstractmethod
-    def most(self, stages: int) -> int:
-        """Micro-batches that a worker keeps at the most."""
-        ...
-
     def refuses(self, pipeline: Pipeline) -> str:
         """A limit below one micro-batch."""
         return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
 
-    def deferred(self, pipeline: Pipeline) -> int:
-        """All that a worker may keep."""
-        return self.most(pipeline.stages)
-
     def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Forwards, input and weight gradients."""
-        return split_backward_order(pipeline.stages, pipeline.micro_batches, self.most(pipeline.stages))
+        limit = self.by_place(self.facts.kept, pipeline, 1)[0]
+        return split_backward_order(pipeline.stages, pipeline.micro_batches, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +100,6 @@ class ZeroBubbleH1(SplitBackward):
         idle_holds="limit == 0 and W <= min(F, B-W) and m >= p",
         idle_note="by worker's span",
     )
-
-    def most(self, stages: int) -> int:
-        """The limit, p without one."""
-        return self.limit or stages
 
     def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """1F1B with weight gradients put off; for other limits than p chosen action by action."""
@@ -160,10 +129,6 @@ class ZeroBubbleH2(SplitBackward):
         idle_holds="limit == 0 and W <= min(F, B-W) and m >= 2*p-1",
         idle_note="by worker's span",
     )
-
-    def most(self, stages: int) -> int:
-        """The limit, 2p - 1 without one."""
-        return self.limit or 2 * stages - 1
 
 
 def _put_off(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import planner
-from benchmarks.formulas_page import GROUPS, SIMULATED, formulas_page, members
+from benchmarks.formulas_page import GROUPS, SIMULATED, formulas_page, members, schedules_of
 from planner import formulas
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formulas.md"
@@ -46,8 +46,8 @@ def test_type_checkers_see_what_there_is() -> None:
 
 def test_every_formula_and_schedule_belongs_to_one_system() -> None:
     assert sorted(name for system in GROUPS for name in members(system)) == sorted(formulas.written())
-    assert sorted(name for schedules, _ in GROUPS.values() for name in schedules) == list(planner.schedules.names())
-    assert all(members(system) or schedules for system, (schedules, _) in GROUPS.items())
+    assert sorted(name for system in GROUPS for name in schedules_of(system)) == list(planner.schedules.names())
+    assert all(members(system) or schedules_of(system) for system in GROUPS)
     assert set(SIMULATED) <= set(GROUPS)
 
 
