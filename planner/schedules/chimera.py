@@ -54,12 +54,13 @@ class Chimera(BothWays):
     facts = Facts(
         decides="2f pipelines in two directions; pairs, over, eager",
         source="Li and Hoefler, SC 2021",
-        kept="p-p/(2*pairs)+1+min(i % (p/pairs), p/pairs-1-i % (p/pairs))",
+        kept="2*p if doubled or halved else p-p/(2*pairs)+1+min(i % (p/pairs), p/pairs-1-i % (p/pairs))",
         kept_bound=True,
         kept_note="for m >= p, with 2 pairs stages' weights",
-        idle="(p-m)*(F+B)+2*(ceil(m/(2*pairs))-1)*B if m < p else max(p/pairs-2, 0)*(B+(ceil(m/p)-1)*max(B-F, 0))",
-        idle_holds="F <= B and (m <= p or m % p == 0)",
-        idle_note="doubled (p-2)B and halved (p-2)B/2, for B=2F",
+        idle="(p-2)*B/2 if halved else (p-2)*B if doubled else "
+        "(p-m)*(F+B)+2*(ceil(m/(2*pairs))-1)*B if m < p else max(p/pairs-2, 0)*(B+(ceil(m/p)-1)*max(B-F, 0))",
+        idle_holds="B == 2*F and m % (2*p if doubled else p) == 0 and pairs < 2 if doubled or halved else "
+        "F <= B and (m <= p or m % p == 0)",
     )
 
     @property
@@ -115,13 +116,10 @@ class Chimera(BothWays):
             return pipeline
         return Pipeline(pipeline.replicas, most)
 
-    def idle_s(
-        self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
-    ) -> float:
-        """Doubled (p - 2) B, halved (p - 2) B / 2, published for B = 2F; else by `facts.idle`."""
-        if self.over is Over.CONCAT:
-            return BothWays.idle_s(self, pipeline, forward_s, backward_s, weight_grad_s)
-        return (pipeline.stages - 2) * backward_s / self.parts
+    def terms(self, pipeline: Pipeline) -> dict[str, Any]:
+        """With `doubled` and `halved`: 1 by that choice for more micro-batches than stages, else 0."""
+        choice = {"doubled": int(self.over is Over.DOUBLE), "halved": int(self.over is Over.HALVE)}
+        return {**BothWays.terms(self, pipeline), **choice}
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""

@@ -13,7 +13,8 @@ from planner.schedules import ActivationUnit, evaluate, get, names
 WORKERS = (1, 2, 3, 4, 6, 8)
 VARIANTS = (
     "gpipe:recompute=false", "dapple:most=2", "bapipe-fbp:fill_overlap=true", "interleaved:chunks=1",
-    "interleaved:chunks=3", "chimera:pairs=2", "chimera:pairs=3", "seq1f1b:splits=1", "seq1f1b:splits=4",
+    "interleaved:chunks=3", "chimera:pairs=2", "chimera:pairs=3", "chimera:over=double", "chimera:over=halve",
+    "seq1f1b:splits=1", "seq1f1b:splits=4",
     "hanayo:waves=2", "hanayo:waves=3", "hetpipe:concurrent=1", "hetpipe:concurrent=3,distance=1",
     "pipedream:vertical=true", "pipelined-backprop:mitigation=lwp",
 )  # fmt: skip
@@ -64,7 +65,7 @@ def test_facts_of_a_schedule(schedule: str) -> None:
         assert found.weight_versions == played_.weight_versions
         assert found.staleness == (played_.staleness if played_.cycle else (0,) * found.pipeline.stages)
     assert tried >= 20
-    assert exact > 5
+    assert exact >= 5
 
 
 @pytest.mark.parametrize("schedule", ["chimera", "zb-h1", "zb-h2", "v-half", "v-min", "zb-v", "hanayo"])
@@ -125,7 +126,7 @@ def test_mean_staleness_of_pipemare(p: int) -> None:
 
 
 def test_where_the_forms_do_not_hold_they_refuse() -> None:
-    with pytest.raises(UsageError, match=r"chimera holds for F<=B, \(m<=p or m mod p=0\)"):
+    with pytest.raises(UsageError, match=r"chimera holds for .* F<=B, \(m<=p or m mod p=0\)"):
         formulas.chimera_makespan_s(4, 6, 1, 2)
     with pytest.raises(PlanError, match="do not make groups of 4"):
         formulas.interleaved_makespan_s(4, 6, 1, 2)
