@@ -33,14 +33,14 @@ def near(found: float | Sequence[float], expected: float | Sequence[float]) -> b
 def cases(schedule: str) -> Iterator[tuple[formulas.ScheduleFigures, int, Measurement]]:
     """Figures, workers and measurement, for all pipelines of the grid that the schedule can serve."""
     for p in WORKERS:
-        for m in sorted({1, p, p + 3, 2 * p, 2 * p + 4}):
-            for f, b, w in PARTS:
-                try:
-                    found = formulas.schedule_figures(schedule, p, m, f, b, w)
-                except PlanError:
-                    continue
-                times, stages = found.times, found.pipeline.stages
-                yield found, p, played(schedule, stages, m, times["F"], times["B"], weight_grad_s=times["W"])
+        counts = sorted({1, p, p + 3, 2 * p, 2 * p + 4})
+        for m, (f, b, w) in (*((m, PARTS[0]) for m in counts), *((counts[-1], parts) for parts in PARTS[1:])):
+            try:
+                found = formulas.schedule_figures(schedule, p, m, f, b, w)
+            except PlanError:
+                continue
+            times, stages = found.times, found.pipeline.stages
+            yield found, p, played(schedule, stages, m, times["F"], times["B"], weight_grad_s=times["W"])
 
 
 @pytest.mark.parametrize("schedule", [*names(), *VARIANTS])
@@ -64,8 +64,8 @@ def test_facts_of_a_schedule(schedule: str) -> None:
             assert tuple(kept) == played_.held
         assert found.weight_versions == played_.weight_versions
         assert found.staleness == (played_.staleness if played_.cycle else (0,) * found.pipeline.stages)
-    assert tried >= 15
-    assert exact >= 4
+    assert tried >= 7
+    assert exact >= 3
 
 
 @pytest.mark.parametrize("schedule", ["chimera", "zb-h1", "zb-h2", "v-half", "v-min", "zb-v", "hanayo"])
