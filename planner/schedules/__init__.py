@@ -12,10 +12,10 @@ from __future__ import annotations
 from planner.registry import Registry
 from planner.schedules.compiling import compile_orders
 from planner.schedules.facts import evaluate, printed
+from planner.schedules.orders import with_transfers
 from planner.schedules.orders_file import orders_json, parse_action, read_orders
 from planner.schedules.own_orders import own_schedule
 from planner.schedules.schedule import Schedule
-from planner.schedules.transfers import with_transfers
 from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
 from planner.schedules.versions import peak_versions, staleness, version_use
 

@@ -18,7 +18,8 @@ import numpy as np
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
 from planner.schedules.facts import Facts
-from planner.schedules.schedule import Line, finish
+from planner.schedules.orders import finish
+from planner.schedules.schedule import Line
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 

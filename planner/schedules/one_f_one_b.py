@@ -33,7 +33,8 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
 from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits
-from planner.schedules.schedule import Line, finish, in_turn, replicate, require, single
+from planner.schedules.orders import finish, in_turn, replicate
+from planner.schedules.schedule import Line, require, single
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 

@@ -17,7 +17,8 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
-from planner.schedules.schedule import Line, in_turn, require
+from planner.schedules.orders import in_turn
+from planner.schedules.schedule import Line, require
 from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
 
 NEWEST = -1

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError
 from planner.registry import name_with_options
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.facts import Facts, evaluate
 from planner.schedules.held import HeldUnits, count_held
+from planner.schedules.orders import finish, follow_on, replicate
 from planner.schedules.types import (
     Action,
-    ActionKind,
     ActivationUnit,
     OptimizerScaling,
     Pipeline,
@@ -27,8 +27,6 @@ from planner.schedules.types import (
 
 if TYPE_CHECKING:
     import numpy as np
-
-T = TypeVar("T")
 
 
 class Schedule(Protocol):
@@ -453,57 +451,3 @@ def require(schedule: Schedule, pipeline: Pipeline) -> None:
     reason = schedule.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-
-
-def in_turn(forwards: Sequence[T], backwards: Sequence[T], ahead: int) -> Iterator[T]:
-    """`ahead` forwards, then a backward and a forward in turn, then the remaining backwards."""
-    yield from forwards[:ahead]
-    for done, coming in zip_longest(backwards, forwards[ahead:]):
-        yield done
-        if coming is not None:
-            yield coming
-
-
-def finish(stages: Sequence[int]) -> Iterator[Action]:
-    """SYNC of all stages of a worker, then UPDATE of all."""
-    yield from (Action(ActionKind.SYNC, stage) for stage in stages)
-    yield from (Action(ActionKind.UPDATE, stage) for stage in stages)
-
-
-def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
-    """The orders `count` times, micro-batches dealt round-robin; all copies of an order stand together."""
-    if count == 1:
-        return tuple(tuple(order) for order in orders)
-    lane_of = {lane: lane for lane in range(len(orders))}
-    return tuple(
-        tuple(
-            dataclasses.replace(
-                a,
-                micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
-                peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
-            )
-            for a in order
-        )
-        for order in orders
-        for replica in range(count)
-    )
-
-
-def follow_on(
-    orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
-) -> tuple[tuple[Action, ...], ...]:
-    """The orders repeated, with numbers that go on."""
-    if iterations == 1:
-        return tuple(tuple(order) for order in orders)
-    return tuple(
-        tuple(
-            dataclasses.replace(a, micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
-            for i in range(iterations)
-            for a in order
-        )
-        for order in orders
-    )
-
-
-def _numbered(action: Action) -> bool:
-    return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
