@@ -24,7 +24,6 @@ from planner.hardware.collectives import collective_s
 from planner.hardware.types import Collective
 from planner.importers import load_graph
 from planner.play import measure_schedule
-from planner.schedules import pipemare
 from planner.sharding.mixtures import Mixture, model_parameters
 from planner.space.partition.pipedream_layers import Layers, recorded_layers
 
@@ -130,7 +129,7 @@ def rates() -> Iterator[Headline]:
     for schedule, published in (("1f1b", 33), ("zb-h1", 27), ("zb-h2", 24)):
         found = measure_schedule(schedule, 4, 8, forward_s=1.0, backward_s=2.0, weight_grad_s=1.0).iteration_s
         yield Headline("Zero bubble", f"{schedule}, p = 4, m = 8, iteration in F", published, found)
-    gain = pipemare.mean_throughput(107, 32, 0.0) * (32 + 107 - 1) / 32
+    gain = formulas.pipemare_gain(107, 32)
     yield Headline("PipeMare", "throughput over GPipe (recalled)", 4.3, gain, "P = 107, N = 32: a plausible origin")
 
 

@@ -29,9 +29,7 @@ from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plans import Plan, Provenance, assemble, gap_to, lay_out, with_simulation
 from planner.registry import did_you_mean
-from planner.schedules import Schedule, read_orders
-from planner.schedules.own_orders import own_schedule
-from planner.schedules.types import OrderError
+from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
 from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited

@@ -28,8 +28,7 @@ CLASSES = {"schedules": {type(entry).__name__ for _, entry in schedules.SCHEDULE
 OF_THEIR_OWN = {
     "solvers/_frontier.py": ("1f1b",),
     "solvers/_diagnosis.py": ("1f1b", "auto"),
-    "formulas/directions.py": ("zb-v",),
-    "formulas/exchange.py": ("all-reduce",),
+    "formulas/traffic.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "exchange/collectives.py": ("tree", "hierarchical"),
     "importers/onnx_graph/ties.py": ("auto",),

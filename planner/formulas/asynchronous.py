@@ -1,4 +1,4 @@
-"""Pipelines that never drain: staleness, weight versions, what a trainer must correct, and their memory.
+"""Pipelines that never drain: stages and memory as their planners count them, what a trainer corrects, HetPipe.
 
 Stages are counted from 0; the literature's i = 1..P is i + 1 here.
 """
@@ -6,61 +6,12 @@ Stages are counted from 0; the literature's i = 1..P is i + 1 here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas._checks import chosen, positive, same_length, whole
-from planner.schedules import pipelined_backprop, pipemare
+from planner.formulas.checks import chosen, divides, positive, same_length, whole
 from planner.space.partition.twobw import TwoBWSchedule, stage_bytes
-
-
-def pipedream_weight_versions(stages: int) -> tuple[int, ...]:
-    """Versions of its weights that each stage stashes: D - s.
-
-    >>> formulas.pipedream_weight_versions(4)
-    (4, 3, 2, 1)
-    """
-    whole(stages=stages)
-    return tuple(range(stages, 0, -1))
-
-
-def pipedream_staleness(stages: int) -> tuple[int, ...]:
-    """Updates between a forward's weights and the update, by stage: D - 1 - s.
-
-    >>> formulas.pipedream_staleness(4)
-    (3, 2, 1, 0)
-    """
-    return tuple(versions - 1 for versions in pipedream_weight_versions(stages))
-
-
-def pipedream_mean_weight_copies(stages: int) -> float:
-    """Copies of the whole model that stashing keeps, stages being equal: (D + 1)/2.
-
-    >>> formulas.pipedream_mean_weight_copies(4), formulas.pipedream_mean_weight_copies(8)
-    (2.5, 4.5)
-    """
-    return sum(pipedream_weight_versions(stages)) / stages
-
-
-def pipedream_noam(workers: int, input_replicas: int) -> int:
-    """Mini-batches admitted for each replica of the first stage: ceil(workers / its replicas).
-
-    >>> formulas.pipedream_noam(4, 1), formulas.pipedream_noam(16, 15)
-    (4, 2)
-    """
-    whole(workers=workers, input_replicas=input_replicas)
-    return math.ceil(workers / input_replicas)
-
-
-def pipedream_stage_bytes(stages: int, stage: int, weight_bytes: float, activation_bytes: float) -> float:
-    """Weights and activations of a stage: (D - s)(w_s + a_s); optimizer state comes on top.
-
-    >>> formulas.pipedream_stage_bytes(4, 0, weight_bytes=2, activation_bytes=3)
-    20
-    """
-    whole(stages=stages)
-    whole(0, stage=stage)
-    return (stages - stage) * (weight_bytes + activation_bytes)
 
 
 def pipedream_stage_s(
@@ -82,16 +33,6 @@ def pipedream_stage_s(
     return chosen("cost", cost, table) / replicas
 
 
-def pipedream_transfer_s(boundary_bytes: float, byte_per_s: float) -> float:
-    """Time of a boundary a mini-batch, activations there and gradients back: 2 a/B.
-
-    >>> formulas.pipedream_transfer_s(2.0, 4.0)
-    1.0
-    """
-    positive(byte_per_s=byte_per_s)
-    return 2 * boundary_bytes / byte_per_s
-
-
 def pipedream_stashes(behind: int, replicas: int, *, released: bool = False) -> int:
     """Mini-batches whose weights and activations a replica stashes, `behind` workers being on later stages.
 
@@ -103,28 +44,6 @@ def pipedream_stashes(behind: int, replicas: int, *, released: bool = False) -> 
     whole(0, behind=behind)
     whole(replicas=replicas)
     return math.ceil((behind if released else behind + replicas) / replicas)
-
-
-def pipedream_2bw_weight_versions(stages: int) -> tuple[int, ...]:
-    """Versions of its weights that each stage keeps: 2.
-
-    >>> formulas.pipedream_2bw_weight_versions(4)
-    (2, 2, 2, 2)
-    """
-    whole(stages=stages)
-    return (2,) * stages
-
-
-def pipedream_2bw_staleness(stages: int, *, uniform: bool = True) -> tuple[int, ...]:
-    """Updates between a forward's weights and the update, at the most, m >= D: 1 by W(t+1) = W(t) - nu grad W(t-1).
-
-    With `uniform=False` each forward reads what is newest, and the last stage has no delay.
-
-    >>> formulas.pipedream_2bw_staleness(4), formulas.pipedream_2bw_staleness(4, uniform=False)
-    ((1, 1, 1, 1), (1, 1, 1, 0))
-    """
-    whole(stages=stages)
-    return (1,) * stages if uniform else (1,) * (stages - 1) + (0,)
 
 
 def pipedream_2bw_stage_bytes(
@@ -182,34 +101,6 @@ def pipedream_2bw_time_s(
     )
 
 
-def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
-    """tau of each stage's forward in mini-batches: (2(P-i)+1)/N, i = 1..P; the backward's is 0 (PipeDream's is tau).
-
-    >>> formulas.pipemare_delays(4, 4)
-    (1.75, 1.25, 0.75, 0.25)
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return pipemare.delays(stages, micro_batches)
-
-
-def pipemare_stashed_copies(stages: int, micro_batches: int) -> float:
-    """Extra copies of the weights that stashing (PipeDream) keeps and PipeMare does not: the mean tau, P/N.
-
-    >>> formulas.pipemare_stashed_copies(8, 4)
-    2.0
-    """
-    return pipemare.stashed_copies(stages, micro_batches)
-
-
-def pipemare_flushed_utilisation(stages: int, micro_batches: int) -> float:
-    """Use of the workers when the pipeline drains instead (GPipe): N/(N+P-1); PipeMare's is 1.
-
-    >>> round(formulas.pipemare_flushed_utilisation(4, 4), 4)
-    0.5714
-    """
-    return 1 / pipemare_gain(stages, micro_batches)
-
-
 def pipemare_gain(stages: int, micro_batches: int) -> float:
     """Throughput over that of a pipeline that drains: (N+P-1)/N.
 
@@ -218,24 +109,6 @@ def pipemare_gain(stages: int, micro_batches: int) -> float:
     """
     whole(stages=stages, micro_batches=micro_batches)
     return (micro_batches + stages - 1) / micro_batches
-
-
-def pipemare_learning_rate(base: float, tau: float, step: int, steps: int) -> float:
-    """T1, the learning rate of a stage at step k of K annealed ones: base / tau^(1 - min(k/K, 1)).
-
-    >>> [round(formulas.pipemare_learning_rate(0.1, 1.75, k, 100), 6) for k in (0, 50, 100)]
-    [0.057143, 0.075593, 0.1]
-    """
-    return base * pipemare.learning_rate_factor(tau, step, steps)
-
-
-def pipemare_velocity_decay(tau_forward: float, tau_backward: float = 0.0, decay: float = 0.135) -> float:
-    """T2, gamma = D^(1/(tau_fwd - tau_bkwd)) of the weights' velocity; 0 without delay.
-
-    >>> [round(formulas.pipemare_velocity_decay(tau), 6) for tau in (1.75, 0.25)]
-    [0.318455, 0.000332]
-    """
-    return pipemare.velocity_decay(tau_forward - tau_backward, decay)
 
 
 def pipemare_velocity(velocity: float, new_weight: float, old_weight: float, gamma: float) -> float:
@@ -262,8 +135,7 @@ def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: floa
     >>> round(formulas.pipemare_throughput(8, 4, synchronous_share=10 / 100), 6)
     0.851064
     """
-    whole(stages=stages, micro_batches=micro_batches)
-    return pipemare.mean_throughput(stages, micro_batches, synchronous_share)
+    return 1.0 / (synchronous_share * pipemare_gain(stages, micro_batches) + 1.0 - synchronous_share)
 
 
 def pipemare_memory_factor(buffers: int) -> float:
@@ -276,25 +148,6 @@ def pipemare_memory_factor(buffers: int) -> float:
     return (buffers + 1) / buffers
 
 
-def pipelined_backprop_delays(stages: int) -> tuple[int, ...]:
-    """Updates between a forward's weights and the update: 2(S-s), s = 1..S.
-
-    >>> formulas.pipelined_backprop_delays(4)
-    (6, 4, 2, 0)
-    """
-    whole(stages=stages)
-    return tuple(2 * (stages - 1 - s) for s in range(stages))
-
-
-def pipelined_backprop_in_flight(stages: int) -> tuple[int, ...]:
-    """Samples whose activations each stage keeps: 2(S-s)+1.
-
-    >>> formulas.pipelined_backprop_in_flight(4)
-    (7, 5, 3, 1)
-    """
-    return tuple(delay + 1 for delay in pipelined_backprop_delays(stages))
-
-
 def fill_drain_utilisation(stages: int, samples: int) -> float:
     """Use of the workers when the pipeline drains after N samples, F and B side by side: N/(N+2S-2).
 
@@ -302,7 +155,7 @@ def fill_drain_utilisation(stages: int, samples: int) -> float:
     0.955224
     """
     whole(stages=stages, samples=samples)
-    return pipelined_backprop.fill_drain_utilisation(stages, samples)
+    return samples / (samples + 2 * stages - 2)
 
 
 def fill_drain_bound(stages: int, samples: int) -> float:
@@ -312,26 +165,7 @@ def fill_drain_bound(stages: int, samples: int) -> float:
     0.941176
     """
     whole(stages=stages, samples=samples)
-    return pipelined_backprop.fill_drain_bound(stages, samples)
-
-
-def spike_compensation(momentum: float, delay: int) -> tuple[float, float]:
-    """SC_D: w <- w - eta (a v + b g) with a = m^D and b = (1 - m^D)/(1 - m).
-
-    >>> [round(x, 6) for x in formulas.spike_compensation(0.9, 4)]
-    [0.6561, 3.439]
-    """
-    return pipelined_backprop.spike_compensation(momentum, delay)
-
-
-def weight_prediction_horizon(delay: int, factor: float = 1.0) -> float:
-    """LWP_D: updates by which the forward predicts its weights, T = D; without other corrections about 2D does better.
-
-    >>> formulas.weight_prediction_horizon(6), formulas.weight_prediction_horizon(6, factor=2)
-    (6.0, 12)
-    """
-    whole(0, delay=delay)
-    return factor * delay
+    return samples / (samples + 2 * stages)
 
 
 def predicted_weight(weight: float, velocity: float, learning_rate: float, horizon: float) -> float:
@@ -344,31 +178,53 @@ def predicted_weight(weight: float, velocity: float, learning_rate: float, horiz
     return weight - learning_rate * horizon * velocity
 
 
-def scaled_optimizer(momentum: float, learning_rate: float, batch: int, new_batch: int) -> tuple[float, float]:
-    """Momentum and learning rate for another batch: m' = m^(N'/N), eta' = eta (1-m') N'/((1-m) N).
+def hetpipe_allocation(devices: Mapping[str, int], policy: str, size: int | None = None) -> tuple[tuple[str, ...], ...]:
+    """Devices of each virtual worker: of one type each (NP), a share of every type (ED), fast with slow (HD).
 
-    >>> [round(x, 8) for x in formulas.scaled_optimizer(0.9, 0.1, 128, 1)]
-    [0.99917721, 6.43e-06]
+    Args:
+        devices: how many of each type, the fastest type first; NP takes each type for one node's.
+        policy: NP, ED or HD.
+        size: devices of a virtual worker; for NP and HD as many as there are of the rarest type, when absent.
+
+    >>> pool = {"V": 4, "R": 4, "G": 4, "Q": 4}
+    >>> formulas.hetpipe_allocation(pool, "ED")[0], ["".join(w) for w in formulas.hetpipe_allocation(pool, "HD")]
+    (('V', 'R', 'G', 'Q'), ['VVQQ', 'VVQQ', 'RRGG', 'RRGG'])
+
+    Raises:
+        UsageError: no such policy, or virtual workers that do not come out whole.
     """
-    whole(batch=batch, new_batch=new_batch)
-    return pipelined_backprop.scaled_optimizer(momentum, learning_rate, batch, new_batch)
+    for kind, count in devices.items():
+        whole(**{f"devices of type {kind}": count})
+    chosen("policy", policy, dict.fromkeys(("NP", "ED", "HD")))
+    kinds = list(devices)
+    if policy == "ED":
+        count = math.gcd(*devices.values())
+        return (tuple(kind for kind in kinds for _ in range(devices[kind] // count)),) * count
+    wide = min(devices.values()) if size is None else size
+    whole(size=wide)
+    groups: list[tuple[str, ...]] = [(kind,) for kind in kinds]
+    if policy == "HD":
+        half = len(kinds) // 2
+        pairs = zip(kinds[:half], reversed(kinds[-half:] if half else []), strict=True)
+        groups = [*pairs, *((kind,) for kind in kinds[half : len(kinds) - half])]
+    workers: list[tuple[str, ...]] = []
+    for group in groups:
+        divides("devices of a virtual worker", wide, "types", len(group))
+        each = wide // len(group)
+        for kind in group:
+            divides(f"devices of type {kind}", devices[kind], "in a virtual worker", each)
+        counts = {devices[kind] // each for kind in group}
+        if len(counts) > 1:
+            raise UsageError(f"there are not as many {' as '.join(group)}", hint="use another policy")
+        workers += [tuple(kind for kind in group for _ in range(each))] * counts.pop()
+    return tuple(workers)
 
 
-def spectrain_horizons(stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Updates by which SpecTrain predicts at stage k of N: forward floor(k/2) + N - k - 1, backward floor(k/2).
+def hetpipe_clock_may_advance(clock: int, slowest_clock: int, distance: int) -> bool:
+    """Whether a virtual worker may begin its wave `clock`: it is at most D waves ahead of the slowest.
 
-    >>> formulas.spectrain_horizons(4)
-    ((3, 2, 2, 1), (0, 0, 1, 1))
+    >>> formulas.hetpipe_clock_may_advance(3, 1, distance=1), formulas.hetpipe_clock_may_advance(2, 1, distance=1)
+    (False, True)
     """
-    whole(stages=stages)
-    both = [pipelined_backprop.spectrain_horizons(stages, k) for k in range(stages)]
-    return tuple(forward for forward, _ in both), tuple(backward for _, backward in both)
-
-
-def pipeoptim_horizons(stages: int) -> tuple[int, ...]:
-    """Updates by which PipeOptim predicts at each stage: D - rank - 1.
-
-    >>> formulas.pipeoptim_horizons(4)
-    (3, 2, 1, 0)
-    """
-    return pipedream_staleness(stages)
+    whole(0, clock=clock, slowest_clock=slowest_clock, distance=distance)
+    return clock - slowest_clock <= distance

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas._checks import divides, whole
+from planner.formulas.checks import divides, whole
 from planner.sharding.named_program import (
     LayoutAnswer,
     NamedOperation,

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner.errors import UsageError
-from planner.formulas._checks import chosen, positive, same_length, whole
+from planner.formulas.checks import chosen, positive, same_length, whole
 from planner.graph.ideals import topological_line
 from planner.solvers.partition import Result
 from planner.solvers.partition.auto import solve

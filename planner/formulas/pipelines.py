@@ -1,88 +1,193 @@
-"""Synchronous pipelines of equal stages in one direction: iteration time, bubble, and what each worker keeps.
+"""Synchronous and asynchronous pipelines by the facts of their schedules, and what belongs to one of them alone.
 
-Bubbles are over total time, 1 - work / (workers * iteration), unless the name says `over_ideal`. Each form is tested
-equal to the simulation of its schedule (`planner.measure_schedule`) over ranges of stages and micro-batches.
+Every schedule has the same figures: `formulas.chimera_bubble(8, 8, pairs=2)` is the bubble that its closed form gives,
+`formulas.schedule_figures("chimera:pairs=2", 8, 8)` has all of them. Each is tested equal to the simulation of the
+schedule (`planner.measure_schedule`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from planner.errors import PlanError, UsageError
-from planner.formulas._checks import divides, positive, whole
-from planner.schedules import bpipe, get
-from planner.schedules.types import ActivationUnit, Pipeline
+from planner.formulas.checks import divides, positive, whole
+from planner.schedules import ActivationUnit, Pipeline, Schedule, evaluate, get, names, printed
 
 
-def pipeline_makespan_s(stages: int, micro_batches: int, forward_s: float, backward_s: float) -> float:
-    """Seconds of any pipeline that fills and drains once (GPipe, 1F1B, DAPPLE): (M + D - 1)(F + B).
+@dataclass(frozen=True, slots=True)
+class ScheduleFigures:
+    """A schedule's closed forms for equal stages; times in the unit of those given.
 
-    >>> formulas.pipeline_makespan_s(4, 8, 1, 2)
-    33
+    Attributes:
+        schedule: which.
+        pipeline: its stages, single replicas.
+        times: F, B and W of one stage: forward, whole backward and the weight gradient in it, for one micro-batch.
     """
-    whole(stages=stages, micro_batches=micro_batches)
-    return (micro_batches + stages - 1) * (forward_s + backward_s)
+
+    schedule: Schedule
+    pipeline: Pipeline
+    times: dict[str, float]
+
+    @property
+    def _workers(self) -> int:
+        """Workers of the pipeline."""
+        return self.schedule.workers(self.pipeline)
+
+    @property
+    def _work_s(self) -> float:
+        """Work of a worker in an iteration."""
+        share = self.pipeline.stages // self._workers
+        return self.pipeline.micro_batches * share * (self.times["F"] + self.times["B"])
+
+    @property
+    def idle_s(self) -> float:
+        """Waiting of the busiest worker in an iteration.
+
+        Raises:
+            UsageError: the closed form does not hold for such times or micro-batches.
+        """
+        facts, forms = self.schedule.facts, {**self.schedule.terms(self.pipeline), **self.times}
+        if facts.idle_holds and not evaluate(facts.idle_holds, forms):
+            name = self.schedule.name
+            raise UsageError(
+                f"the closed form of {name} holds for {printed(facts.idle_holds)}",
+                hint=f"simulate it: planner.measure_schedule({name!r}, ...)",
+            )
+        return self.schedule.idle_s(self.pipeline, self.times["F"], self.times["B"], self.times["W"])
+
+    @property
+    def makespan_s(self) -> float:
+        """An iteration; of a worker, where the next begins before all have ended."""
+        return self._work_s + self.idle_s
+
+    @property
+    def bubble(self) -> float:
+        """Idle over total time."""
+        return self.idle_s / self.makespan_s
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle time over the time of the work."""
+        return self.idle_s / self._work_s
+
+    @property
+    def speedup(self) -> float:
+        """Throughput of all workers over one."""
+        return self._workers * self._work_s / self.makespan_s
+
+    @property
+    def in_flight(self) -> tuple[float, ...]:
+        """Micro-batches of its p-th of the model whose activations each worker keeps at the most."""
+        chosen, kept = self.schedule, self.schedule.held(self.pipeline)
+        units = {
+            ActivationUnit.CHUNK: self.pipeline.stages // self._workers,
+            ActivationUnit.SUB_SEQUENCE: chosen.parts,
+        }
+        each = units.get(chosen.activation_unit, 1)
+        return tuple(count / each for count in kept) if each > 1 else kept
+
+    @property
+    def weight_versions(self) -> tuple[int, ...]:
+        """Versions of its weights that each stage keeps."""
+        return self.schedule.weight_versions(self.pipeline)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Copies of its p-th of the model's weights that each worker keeps."""
+        versions, share = self.weight_versions, self.pipeline.stages // self._workers
+        return tuple(sum(versions[s] for s in own) / share for own in self.schedule.placement(self.pipeline))
+
+    @property
+    def weight_copies(self) -> float:
+        """Copies of the whole model's weights that all workers keep together."""
+        return sum(self.weights) / self._workers
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Updates between reading the weights in a forward and applying the gradient, by stage, at the most."""
+        return self.schedule.staleness(self.pipeline)
 
 
-def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """Share of the time in which a worker of such a pipeline waits: (D-1)/(M+D-1), over total time.
+def schedule_figures(
+    schedule: str,
+    workers: int,
+    micro_batches: int,
+    forward_s: float = 1.0,
+    backward_s: float = 2.0,
+    weight_grad_s: float | None = None,
+) -> ScheduleFigures:
+    """Closed forms of any schedule: idle time, iteration, bubble, activations, weights, staleness.
 
-    >>> round(formulas.pipeline_bubble(4, 8), 4)
-    0.2727
+    Args:
+        schedule: any name of `planner.schedules.names()`, with options (`chimera:pairs=2`).
+        workers: p, single replicas.
+        micro_batches: m of one iteration.
+        forward_s: forward of a p-th of the model for one micro-batch.
+        backward_s: its whole backward.
+        weight_grad_s: the part of it that computes weight gradients; None: half.
+
+    >>> found = formulas.schedule_figures("interleaved", 4, 8)
+    >>> found.makespan_s, found.bubble_over_ideal, found.in_flight
+    (28.5, 0.1875, (5.5, 4.5, 3.5, 2.5))
+    >>> formulas.schedule_figures("chimera", 4, 4).in_flight, formulas.schedule_figures("pipedream", 4, 8).weight_copies
+    ((3, 4, 4, 3), 2.5)
+
+    Raises:
+        UsageError: no such schedule.
+        PlanError: it cannot serve such a pipeline; says why.
     """
-    whole(stages=stages, micro_batches=micro_batches)
-    return (stages - 1) / (micro_batches + stages - 1)
+    whole(workers=workers, micro_batches=micro_batches)
+    positive(work_s=forward_s + backward_s)
+    chosen = get(schedule)
+    counts = chosen.stage_counts(workers)
+    pipeline = Pipeline((1,) * counts[0], micro_batches)
+    reason = chosen.supports(pipeline)
+    if reason:
+        raise PlanError(reason, hint="change the workers, the micro-batches, or the schedule")
+    share = pipeline.stages // workers
+    weight_s = backward_s / 2 if weight_grad_s is None else weight_grad_s
+    return ScheduleFigures(chosen, pipeline, {"F": forward_s / share, "B": backward_s / share, "W": weight_s / share})
 
 
-def pipeline_bubble_over_ideal(stages: int, micro_batches: int) -> float:
-    """The same waiting time over the time of the work itself: (D-1)/M.
+SPOKEN = {"1f1b": "one_f_one_b"}
+"""Schedules whose name cannot begin a function's."""
 
-    >>> formulas.pipeline_bubble_over_ideal(4, 8)
-    0.375
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return (stages - 1) / micro_batches
-
-
-def gpipe_bubble(stages: int, micro_batches: int) -> float:
-    """GPipe's bubble, (K-1)/(M+K-1).
-
-    >>> round(formulas.gpipe_bubble(stages=8, micro_batches=32), 4)
-    0.1795
-    """
-    return pipeline_bubble(stages, micro_batches)
+FIGURES = tuple(
+    name for name, member in vars(ScheduleFigures).items() if isinstance(member, property) and name[0] != "_"
+)
+"""What every schedule has a formula for."""
 
 
-def gpipe_makespan_s(
-    stages: int, micro_batches: int, forward_s: float, backward_s: float, recompute_s: float = 0.0
-) -> float:
-    """Seconds of GPipe: (M + K - 1)(F + B), with re-materialisation (M + K - 1)(F + B + R), R usually F.
-
-    >>> formulas.gpipe_makespan_s(4, 8, 1, 2), formulas.gpipe_makespan_s(4, 8, 1, 2, recompute_s=1)
-    (33.0, 44)
-    """
-    return pipeline_makespan_s(stages, micro_batches, forward_s, backward_s + recompute_s)
-
-
-def gpipe_speedup(stages: int, micro_batches: int) -> float:
-    """Throughput of K workers over one: K M/(M+K-1).
-
-    >>> [round(formulas.gpipe_speedup(k, 32), 2) for k in (2, 4, 8)]
-    [1.94, 3.66, 6.56]
-    """
-    return stages * (1 - pipeline_bubble(stages, micro_batches))
+def schedule_formulas() -> dict[str, Callable[..., Any]]:
+    """`gpipe_bubble` and its like: one function for each schedule and figure, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for schedule in names():
+        system = SPOKEN.get(schedule, schedule.replace("-", "_"))
+        for figure in FIGURES:
+            found[f"{system}_{figure}"] = _formula(schedule, figure, f"{system}_{figure}")
+    return found
 
 
-def gpipe_in_flight(stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches that each stage keeps: all.
+def _formula(schedule: str, figure: str, name: str) -> Callable[..., Any]:
+    def formula(
+        workers: int,
+        micro_batches: int,
+        forward_s: float = 1.0,
+        backward_s: float = 2.0,
+        weight_grad_s: float | None = None,
+        **options: object,
+    ) -> object:
+        chosen = ",".join(f"{option}={value}".lower() for option, value in options.items())
+        key = f"{schedule}:{chosen}" if chosen else schedule
+        return getattr(schedule_figures(key, workers, micro_batches, forward_s, backward_s, weight_grad_s), figure)
 
-    >>> formulas.gpipe_in_flight(4, 8)
-    (8, 8, 8, 8)
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return (micro_batches,) * stages
+    formula.__name__ = formula.__qualname__ = name
+    formula.__doc__ = f'`{figure}` of `schedule_figures("{schedule}", ...)`; options by name.'
+    return formula
 
 
 def gpipe_activation_bytes(
@@ -98,135 +203,6 @@ def gpipe_activation_bytes(
     whole(layers=layers, stages=stages, micro_batches=micro_batches)
     share = layers / stages
     return layer_bytes * (1 + share / micro_batches) if recompute else layer_bytes * share
-
-
-def one_f_one_b_bubble(stages: int, micro_batches: int) -> float:
-    """The bubble of 1F1B with a flush, (D-1)/(M+D-1), as GPipe's.
-
-    >>> round(formulas.one_f_one_b_bubble(4, 4), 4)
-    0.4286
-    """
-    return pipeline_bubble(stages, micro_batches)
-
-
-def one_f_one_b_makespan_s(stages: int, micro_batches: int, forward_s: float, backward_s: float) -> float:
-    """Seconds of 1F1B with a flush, (M + D - 1)(F + B), as GPipe's.
-
-    >>> formulas.one_f_one_b_makespan_s(8, 32, 1, 2)
-    117
-    """
-    return pipeline_makespan_s(stages, micro_batches, forward_s, backward_s)
-
-
-def one_f_one_b_in_flight(stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches that each stage keeps: min(M, D - s).
-
-    >>> formulas.one_f_one_b_in_flight(4, 8), formulas.one_f_one_b_in_flight(4, 2)
-    ((4, 3, 2, 1), (2, 2, 2, 1))
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return tuple(min(micro_batches, stages - s) for s in range(stages))
-
-
-def interleaved_bubble(workers: int, micro_batches: int, chunks: int) -> float:
-    """Interleaved 1F1B with v chunks a worker: (p-1)/(v m + p - 1).
-
-    >>> round(formulas.interleaved_bubble(4, 8, chunks=2), 4)
-    0.1579
-    """
-    whole(workers=workers, micro_batches=micro_batches, chunks=chunks)
-    return (workers - 1) / (chunks * micro_batches + workers - 1)
-
-
-def interleaved_bubble_over_ideal(workers: int, micro_batches: int, chunks: int) -> float:
-    """The same over the time of the work itself: (p-1)/(v m).
-
-    >>> formulas.interleaved_bubble_over_ideal(4, 8, chunks=2)
-    0.1875
-    """
-    whole(workers=workers, micro_batches=micro_batches, chunks=chunks)
-    return (workers - 1) / (chunks * micro_batches)
-
-
-def interleaved_makespan_s(workers: int, micro_batches: int, chunks: int, forward_s: float, backward_s: float) -> float:
-    """Seconds, F and B being of all chunks of a worker: m (F+B) + (p-1)(F+B)/v; m is a multiple of p.
-
-    >>> formulas.interleaved_makespan_s(4, 8, 2, 1, 2)
-    28.5
-    """
-    whole(workers=workers, micro_batches=micro_batches, chunks=chunks)
-    divides("micro-batches", micro_batches, "workers", workers)
-    return (micro_batches + (workers - 1) / chunks) * (forward_s + backward_s)
-
-
-def interleaved_warm_up(workers: int, chunks: int) -> tuple[int, ...]:
-    """Chunk forwards of each worker before its first backward, micro-batches enough: 2(p-r-1) + (v-1)p.
-
-    >>> formulas.interleaved_warm_up(4, 2)
-    (10, 8, 6, 4)
-    """
-    whole(workers=workers, chunks=chunks)
-    return tuple(2 * (workers - r - 1) + (chunks - 1) * workers for r in range(workers))
-
-
-def interleaved_in_flight(workers: int, micro_batches: int, chunks: int) -> tuple[float, ...]:
-    """Activations of each worker in whole stages: (warm-up + 1)/v, at most m.
-
-    >>> formulas.interleaved_in_flight(4, 8, 2)
-    (5.5, 4.5, 3.5, 2.5)
-    """
-    whole(micro_batches=micro_batches)
-    return tuple(min(micro_batches * chunks, k + 1) / chunks for k in interleaved_warm_up(workers, chunks))
-
-
-def interleaved_memory_factor(workers: int, chunks: int) -> float:
-    """Activations of the first worker over those of 1F1B: 1 + (p-1)/(p v). Transfers are v times as many.
-
-    >>> formulas.interleaved_memory_factor(4, 2), formulas.interleaved_memory_factor(4, 4)
-    (1.375, 1.1875)
-    """
-    whole(workers=workers, chunks=chunks)
-    return 1 + (workers - 1) / (workers * chunks)
-
-
-def bpipe_in_flight(workers: int) -> int:
-    """Micro-batches that each worker keeps at the most, micro-batches enough: ceil((p+2)/2) instead of p.
-
-    >>> [formulas.bpipe_in_flight(p) for p in (4, 8, 16)]
-    [3, 5, 9]
-    """
-    whole(workers=workers)
-    return min(workers, bpipe.BPipe().limit(workers))
-
-
-def seq1f1b_bubble(stages: int, micro_batches: int, splits: int) -> float:
-    """Seq1F1B with k sub-sequences of equal cost: (p-1)/(k m + p - 1).
-
-    >>> round(formulas.seq1f1b_bubble(4, 8, splits=4), 4)
-    0.0857
-    """
-    whole(stages=stages, micro_batches=micro_batches, splits=splits)
-    return (stages - 1) / (splits * micro_batches + stages - 1)
-
-
-def seq1f1b_in_flight(stages: int, micro_batches: int, splits: int) -> tuple[float, ...]:
-    """Micro-batches that each stage keeps: (p - 1 - r + k)/k, at most m.
-
-    >>> formulas.seq1f1b_in_flight(4, 8, splits=4)
-    (1.75, 1.5, 1.25, 1.0)
-    """
-    whole(stages=stages, micro_batches=micro_batches, splits=splits)
-    return tuple(min(micro_batches, (stages - 1 - r + splits) / splits) for r in range(stages))
-
-
-def seq1f1b_warm_up(stages: int, splits: int) -> tuple[int, ...]:
-    """Sub-sequences that each stage takes in before it alternates: p - r - 2 + k.
-
-    >>> formulas.seq1f1b_warm_up(4, splits=4)
-    (6, 5, 4, 3)
-    """
-    whole(stages=stages, splits=splits)
-    return tuple(stages - r - 2 + splits for r in range(stages))
 
 
 def seq1f1b_lengths(sequence: int, splits: int, hidden: int) -> tuple[int, ...]:
@@ -249,43 +225,6 @@ def seq1f1b_lengths(sequence: int, splits: int, hidden: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise(ends))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """What a worker keeps: copies of its share of the weights, and micro-batches' activations of its share."""
-
-    weights: float
-    activations: float
-
-
-def pipeline_memory(schedule: str, stages: int, micro_batches: int) -> tuple[WorkerMemory, ...]:
-    """Memory of each worker by what the schedule claims, a share being the model over the workers.
-
-    Args:
-        schedule: any name of `planner.schedules.names()`, with options (`chimera:pairs=2`).
-        stages: pieces of the model; two for each worker of a V, v for interleaved, 2W for a wave.
-        micro_batches: of one iteration.
-
-    >>> formulas.pipeline_memory("pipedream", 4, 8)[0], formulas.pipeline_memory("chimera", 4, 4)[0]
-    (WorkerMemory(weights=4.0, activations=4.0), WorkerMemory(weights=2.0, activations=3.0))
-
-    Raises:
-        UsageError: no such schedule.
-        PlanError: it cannot serve such a pipeline; says why.
-    """
-    chosen, pipeline = get(schedule), Pipeline((1,) * stages, micro_batches)
-    reason = chosen.supports(pipeline)
-    if reason:
-        raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    versions, placement = chosen.weight_versions(pipeline), chosen.placement(pipeline)
-    chunks = max(stages // len(placement), 1)
-    unit = {ActivationUnit.CHUNK: chunks, ActivationUnit.SUB_SEQUENCE: chosen.work(pipeline).parts}
-    each = unit.get(chosen.activation_unit, 1)
-    return tuple(
-        WorkerMemory(sum(versions[stage] for stage in own) / chunks, kept / each)
-        for own, kept in zip(placement, chosen.held(pipeline), strict=True)
-    )
-
-
 def recompute_overhead(forward_s: float, backward_s: float) -> float:
     """What repeating the forward adds to the work: F/(F+B), a third for B = 2F.
 
@@ -294,3 +233,54 @@ def recompute_overhead(forward_s: float, backward_s: float) -> float:
     """
     positive(work_s=forward_s + backward_s)
     return forward_s / (forward_s + backward_s)
+
+
+def chimera_critical_passes(stages: int, micro_batches: int) -> tuple[int, int]:
+    """Forwards and backwards on the longest chain, N = D: C_f = N and C_b = N + D - 2.
+
+    >>> formulas.chimera_critical_passes(6, 6)
+    (6, 10)
+    """
+    whole(stages=stages, micro_batches=micro_batches)
+    return micro_batches, micro_batches + stages - 2
+
+
+def chimera_iteration_s(
+    stages: int,
+    micro_batches: int,
+    forward_s: float,
+    backward_s: float,
+    transfer_s: float = 0.0,
+    exposed_sync_s: float = 0.0,
+) -> float:
+    """Chimera's performance model: (F + C) C_f + (B + C) C_b and the exchange that is not overlapped.
+
+    >>> [formulas.chimera_iteration_s(6, 6, 1, 2, transfer_s=c, exposed_sync_s=3) for c in (0, 0.5)]
+    [29, 37.0]
+    """
+    forwards, backwards = chimera_critical_passes(stages, micro_batches)
+    return (forward_s + transfer_s) * forwards + (backward_s + transfer_s) * backwards + exposed_sync_s
+
+
+def gems_survey_bubble(stages: int) -> float:
+    """The figure of Guan et al.'s survey (JCST 2024), (D-1)/(D+1/2): no micro-batch enters before the last has left.
+
+    >>> round(formulas.gems_survey_bubble(4), 4)
+    0.6667
+    """
+    whole(stages=stages)
+    return (stages - 1) / (stages + 0.5)
+
+
+def dualpipe_bubble_s(workers: int, pair_s: float, backward_s: float, weight_grad_s: float) -> float:
+    """DualPipe's bubble, (PP/2-1)(F&B + B - 3W), the worst worker's when a pair is faster than its halves.
+
+    B is the whole backward. DualPipeV over PP/2 workers has the same. Exact for an input gradient B - W as long as the
+    forward, W no longer (simulate others).
+
+    >>> [formulas.dualpipe_bubble_s(pp, pair_s=3, backward_s=2, weight_grad_s=1) for pp in (4, 8, 16)]
+    [2.0, 6.0, 14.0]
+    """
+    whole(workers=workers)
+    divides("workers", workers, "directions", 2)
+    return (workers / 2 - 1) * (pair_s + backward_s - 3 * weight_grad_s)

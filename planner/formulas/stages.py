@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas._checks import chosen, positive, same_length, whole
+from planner.formulas.checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals
 from planner.memory import fits
-from planner.schedules import dapple
 from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
 
 _BAPIPE = {
@@ -99,17 +98,8 @@ def bapipe_schedule(
     """
     if asynchronous:
         return "as" if byte_per_s >= bapipe_bandwidth_byte_per_s("as", feature_bytes, forward_s, backward_s) else "fbp"
-    needed = bapipe_features("so", stages)[0] * feature_bytes + bapipe_weight_bytes(weight_bytes)
+    needed = bapipe_features("so", stages)[0] * feature_bytes + 2 * weight_bytes
     return "so" if fits(needed, memory_bytes) else "sno"
-
-
-def bapipe_weight_bytes(weight_bytes: float) -> float:
-    """Weights and accumulated gradients of a stage: 2w.
-
-    >>> formulas.bapipe_weight_bytes(3.0)
-    6.0
-    """
-    return 2 * weight_bytes
 
 
 def dapple_latency_s(
@@ -117,7 +107,9 @@ def dapple_latency_s(
 ) -> float:
     """DAPPLE's estimate by the pivot stage Q: Tw + Ts + Te = sum F to Q + (M-1)(F_Q+B_Q) + max_s(AR_s +- sum B).
 
-    Exact where the pivot is the critical stage, too low where an early stage is slow.
+    The pivot is found from the last stage to the first: a stage takes over when its own steady phase is longer than
+    that of Q with the stages in between. Exact where the pivot is the critical stage, too low where an early stage is
+    slow. O(stages^2).
 
     >>> formulas.dapple_latency_s([1] * 4, [2] * 4, 8), formulas.dapple_latency_s([1] * 4, [2] * 4, 8, sync_s=[5] * 4)
     (33, 38)
@@ -127,7 +119,17 @@ def dapple_latency_s(
     whole(micro_batches=micro_batches)
     sync = [0] * len(forward_s) if sync_s is None else sync_s
     same_length(forward_s=forward_s, backward_s=backward_s, sync_s=sync)
-    return dapple.pivot_latency_s(forward_s, backward_s, micro_batches, sync)
+    each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    pivot = len(each) - 1
+    for stage in reversed(range(pivot)):
+        between = sum(each[stage + 1 : pivot])
+        if (micro_batches - 1) * each[stage] > (micro_batches - 1) * each[pivot] + between:
+            pivot = stage
+    ending = max(
+        moved + (sum(backward_s[s : pivot + 1]) if s <= pivot else -sum(backward_s[pivot + 1 : s + 1]))
+        for s, moved in enumerate(sync)
+    )
+    return sum(forward_s[: pivot + 1]) + (micro_batches - 1) * each[pivot] + ending
 
 
 def dapple_released_latency_s(
@@ -151,16 +153,6 @@ def dapple_released_latency_s(
     block = max(each)
     exposed = max(0, *(ar - i * block for i, ar in enumerate(sync)))
     return block * (micro_batches - 1) + sum(each) + sum(transfer_s) + exposed
-
-
-def dapple_in_flight(stages: int, micro_batches: int, most: int | None = None) -> tuple[int, ...]:
-    """Micro-batches that each stage keeps by early backward: K_i = min(D - i, what fits), at most M.
-
-    >>> formulas.dapple_in_flight(4, 8), formulas.dapple_in_flight(4, 8, most=2)
-    ((4, 3, 2, 1), (2, 2, 2, 1))
-    """
-    whole(stages=stages, micro_batches=micro_batches, most=1 if most is None else most)
-    return tuple(min(micro_batches, stages - i, most or stages) for i in range(stages))
 
 
 def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ from planner.plans.shard_sections import (
 )
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
-from planner.schedules.types import WeightPolicy
+from planner.schedules import WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.jobs import precision_of, settled

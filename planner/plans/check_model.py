@@ -22,7 +22,7 @@ from planner.plans.sections import Staging, block_parameters, model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
 from planner.plans.shardings import GroupCollective, ShardedBlock, correspondence
 from planner.plans.types import Plan
-from planner.schedules.types import WeightPolicy
+from planner.schedules import WeightPolicy
 from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
 from planner.sharding.boundary import Boundary as Treatment
 

@@ -17,9 +17,9 @@ from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
 from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
+from planner.schedules import Action, ActionKind, OrderError, WeightPolicy, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.lending import lent_bytes, own_bytes
-from planner.schedules.types import Action, ActionKind, OrderError, WeightPolicy, Work
+from planner.schedules.held import lent_bytes, own_bytes
 from planner.units import format_bytes
 
 Lanes = Mapping[int, Sequence[Sequence[Action]]]

@@ -16,7 +16,7 @@ from planner.plans.rank_schedule import placed_groups
 from planner.plans.readings import requirements
 from planner.plans.records import Requirement
 from planner.plans.types import Plan
-from planner.schedules.types import WeightPolicy
+from planner.schedules import WeightPolicy
 
 _TOLERANCE = 1e-6
 

@@ -13,7 +13,7 @@ from planner.plans.records import Loss, Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import short_list
-from planner.schedules.types import WeightPolicy
+from planner.schedules import WeightPolicy
 from planner.units import format_seconds, plural
 
 ROUNDING = 1e-7

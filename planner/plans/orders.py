@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import PlanError
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import Action, ActionKind
 
 MAX_PERIOD = 512
 """Longest loop body that is looked for."""

@@ -20,7 +20,7 @@ from planner import schedules
 from planner.errors import PlanError
 from planner.plans.orders import Line, RankOrder, Row, Steady, Steps, encode_line, group_lines, row_of
 from planner.plans.records import ScheduleSection, SharedParameter
-from planner.schedules.types import Action, ActionKind, Pipeline, Schedule, Work
+from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
 from planner.space.workers import lay_workers, pipeline_of
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from planner.errors import UsageError
 from planner.plans.records import Requirement
 from planner.plans.types import Plan
-from planner.schedules import Schedule, get
-from planner.schedules.own_orders import own_schedule
-from planner.schedules.types import Action, ActionKind, WeightPolicy, Work
+from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, get, own_schedule
 from planner.space.evaluate import in_closed_form
 
 _SEVERAL = re.compile(r"\.[1-9]|[-*\[]")

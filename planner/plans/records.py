@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Literal
 
 from planner.plans.orders import RankOrder
-from planner.schedules.delays import OptimizerScaling as OptimizerScaling
-from planner.schedules.delays import StageCorrection as StageCorrection
+from planner.schedules.types import OptimizerScaling as OptimizerScaling
+from planner.schedules.types import StageCorrection as StageCorrection
 
 
 class Loss(StrEnum):

@@ -32,7 +32,7 @@ from planner.plans.records import (
     SystemSection,
 )
 from planner.plans.shardings import OperatorSplit, Places, ShardedBlock, Sharding, TensorPlace, dealt
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
 

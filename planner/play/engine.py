@@ -24,6 +24,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.play.times import Conditions, StageTimes, Trace, Transfers
+from planner.schedules import Action, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import (
     BACKWARD,
@@ -39,7 +40,6 @@ from planner.schedules.program import (
     WEIGHT_GRAD,
     Program,
 )
-from planner.schedules.types import Action, Work
 
 _BLOCKING = Conditions()
 _EXCHANGED = (SYNC, LAUNCH_SYNC)

@@ -20,9 +20,9 @@ from planner.play.engine import run
 from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
 from planner.play.steady import find_steady
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
+from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Program
-from planner.schedules.types import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.versions import peak_versions, staleness
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.play.times import Trace
+from planner.schedules import Pipeline, Schedule
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, LAUNCH_SYNC, SYNC, Program
-from planner.schedules.types import Pipeline, Schedule
 
 LONGEST_CYCLE = 12
 """Iterations after which a regime may repeat."""

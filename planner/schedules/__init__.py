@@ -1,4 +1,4 @@
-"""Who runs which micro-batch of which stage in what order, and what that keeps in memory; one file a schedule.
+"""Who runs which micro-batch of which stage in what order, and what that keeps in memory; one file a family.
 
 >>> from planner.schedules import Pipeline, get, names
 >>> "1f1b" in names()
@@ -10,18 +10,14 @@ True
 from __future__ import annotations
 
 from planner.registry import Registry
-from planner.schedules.orders_file import orders_json, read_orders
-from planner.schedules.transfers import with_transfers
-from planner.schedules.types import (
-    Action,
-    ActionKind,
-    ActivationUnit,
-    Pipeline,
-    Schedule,
-    WeightPolicy,
-    Work,
-    suffix_replicas,
-)
+from planner.schedules.compiling import compile_orders
+from planner.schedules.facts import evaluate, printed
+from planner.schedules.orders import with_transfers
+from planner.schedules.orders_file import orders_json, parse_action, read_orders
+from planner.schedules.own_orders import own_schedule
+from planner.schedules.schedule import Schedule
+from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.versions import peak_versions, staleness, version_use
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
 """All schedules by name; a module of this package registers its own."""
@@ -46,14 +42,22 @@ __all__ = [
     "Action",
     "ActionKind",
     "ActivationUnit",
+    "OrderError",
     "Pipeline",
     "Schedule",
     "WeightPolicy",
     "Work",
+    "compile_orders",
+    "evaluate",
     "get",
     "names",
     "orders_json",
+    "own_schedule",
+    "parse_action",
+    "peak_versions",
+    "printed",
     "read_orders",
-    "suffix_replicas",
+    "staleness",
+    "version_use",
     "with_transfers",
 ]

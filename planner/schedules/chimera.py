@@ -22,10 +22,9 @@ from enum import StrEnum
 from typing import Any
 
 from planner.schedules import SCHEDULES
-from planner.schedules._bidirectional import Lines, dealt, doubled, slotted
-from planner.schedules._chains import Flow
-from planner.schedules._defaults import Facts, finish
-from planner.schedules._families import BothWays
+from planner.schedules.bidirectional import BothWays, Lines, dealt, doubled, slotted
+from planner.schedules.critical_chains import Flow
+from planner.schedules.facts import Facts
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
 
@@ -54,10 +53,14 @@ class Chimera(BothWays):
     key = "chimera"
     facts = Facts(
         decides="2f pipelines in two directions; pairs, over, eager",
-        bubble="(p/f-2)/(2m+p/f-2) for B=F, m=p",
-        memory="p/2+1 to p micro-batches, 2f stages' weights",
-        staleness="0",
         source="Li and Hoefler, SC 2021",
+        kept="2*p if doubled or halved else p-p/(2*pairs)+1+min(i % (p/pairs), p/pairs-1-i % (p/pairs))",
+        kept_bound=True,
+        kept_note="for m >= p, with 2 pairs stages' weights",
+        idle="(p-2)*B/2 if halved else (p-2)*B if doubled else "
+        "(p-m)*(F+B)+2*(ceil(m/(2*pairs))-1)*B if m < p else max(p/pairs-2, 0)*(B+(ceil(m/p)-1)*max(B-F, 0))",
+        idle_holds="B == 2*F and m % (2*p if doubled else p) == 0 and pairs < 2 if doubled or halved else "
+        "F <= B and (m <= p or m % p == 0)",
     )
 
     @property
@@ -107,40 +110,30 @@ class Chimera(BothWays):
         return [each * units for units in dealt(count // each, lines.count)]
 
     def few(self, pipeline: Pipeline) -> Pipeline:
-        """Two units and what is left over, when they come one after another; else as many units as can be under way,
-        D / 2f in each of 2f pipelines."""
+        """Two units and what is left over, when they come one after another."""
         most = 2 * pipeline.stages + pipeline.micro_batches % pipeline.stages
-        if self.over is not Over.CONCAT:
-            most = pipeline.stages * (2 if self.over is Over.DOUBLE else 1)
-        return Pipeline(pipeline.replicas, min(most, pipeline.micro_batches))
+        if self.over is not Over.CONCAT or pipeline.micro_batches <= most:
+            return pipeline
+        return Pipeline(pipeline.replicas, most)
 
-    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
-        """(p/f - 2)(B + (K - 1)(B - F)) for K units; doubled (p - 2) B, halved (p - 2) B / 2, both for B = 2F.
-
-        With m < p micro-batches (p - m)(F + B) + 2B (ceil(m / 2f) - 1).
-        """
-        waits, count = max(pipeline.stages // self.pairs - 2, 0), pipeline.micro_batches
-        if self.over is not Over.CONCAT:
-            return (pipeline.stages - 2) * backward_s / self.parts
-        if count < pipeline.stages:
-            rounds = -(-count // (2 * self.pairs)) - 1
-            return (pipeline.stages - count) * (forward_s + backward_s) + 2 * rounds * backward_s
-        units = -(-count // pipeline.stages)
-        return waits * (backward_s + (units - 1) * max(backward_s - forward_s, 0))
+    def terms(self, pipeline: Pipeline) -> dict[str, Any]:
+        """With `doubled` and `halved`: 1 by that choice for more micro-batches than stages, else 0."""
+        choice = {"doubled": int(self.over is Over.DOUBLE), "halved": int(self.over is Over.HALVE)}
+        return {**BothWays.terms(self, pipeline), **choice}
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""
         double, flow = 1 + (self.over is Over.DOUBLE), BothWays.flow(self, pipeline)
         return replace(flow, forward_step=double, backward_step=1 / self.parts)
 
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The orders of all workers; stage s runs on each worker that has it, for different micro-batches."""
         lines = self.lines(pipeline)
         if self.over is Over.CONCAT:
-            return tuple(tuple(self._closed(own)) for own in slotted(lines, pipeline.micro_batches))
+            return map(self._closed, slotted(lines, pipeline.micro_batches))
         halves = self.over is Over.HALVE
         units = pipeline.micro_batches if halves else pipeline.micro_batches // 2
-        return tuple((*self._launched(own), *finish(_stages(own))) for own in doubled(lines, units, halves))
+        return map(self._launched, doubled(lines, units, halves))
 
     def _launched(self, own: Sequence[Action]) -> Iterator[Action]:
         """A worker's order with the exchange of each stage launched after its last backward, when it goes on."""
@@ -160,16 +153,6 @@ class Chimera(BothWays):
             done = action.kind is ActionKind.BACKWARD and last[action.stage] == slot
             if done and self.eager and end - slot > sum(1 for other in taken if other > slot):
                 yield Action(ActionKind.LAUNCH_SYNC, action.stage)
-        yield from finish(_stages(action for _, action in own))
-
-
-def _stages(actions: Iterable[Action]) -> list[int]:
-    return sorted({action.stage for action in actions})
-
-
-def critical_passes(stages: int, micro_batches: int) -> tuple[int, int]:
-    """Forwards and backwards on the longest chain for N = D: C_f = N and C_b = N + D - 2."""
-    return micro_batches, micro_batches + stages - 2
 
 
 SCHEDULES.register("chimera", Chimera())

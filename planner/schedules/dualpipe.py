@@ -1,33 +1,113 @@
-"""DualPipe: two directions through the same workers, a forward of one run together with a backward of the other.
-
-Worker w has stages w and p-1-w, two copies of the model in all, and keeps p + 1 micro-batches. With F&B the time of an
-overlapped pair and B the whole backward the bubble is (p/2 - 1)(F&B + B - 3W) (DeepSeek-AI, 2024); for F&B < F + B that
-is the worst worker's, as the outer ones wait less. Needs an even number of workers and of micro-batches, 2p or more.
-"""
+"""DualPipe and DualPipeV: two directions, forwards and backwards run as one where both are there, in eight phases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts, finish
-from planner.schedules._dual import DualWorker
-from planner.schedules._families import BothWays
-from planner.schedules.types import Action, Pipeline
+from planner.schedules.bidirectional import BothWays
+from planner.schedules.chunks import Chunked
+from planner.schedules.facts import Facts
+from planner.schedules.types import Action, ActionKind, Pipeline
+
+Place = Callable[[int, int], tuple[int, int]]
+"""Stage and micro-batch number of the k-th micro-batch of a direction."""
+
+
+class DualWorker:
+    """One worker's actions, phase by phase; direction 0 is the one that begins nearer to the worker.
+
+    Args:
+        near: workers between it and the one in the middle, where the directions meet.
+        half: workers from one end to the middle.
+        share: micro-batches of each direction.
+        place: stage and micro-batch of a direction's k-th.
+    """
+
+    def __init__(self, near: int, half: int, share: int, place: Place) -> None:
+        self._near, self._half, self._share, self._place = near, half, share, place
+        self._forwards, self._backwards = [0, 0], [0, 0]
+        self._waiting: list[Action] = []
+
+    def actions(self) -> Iterator[Action]:
+        """All forwards, backwards (whole or split) and weight gradients, in order."""
+        near, outer = self._near, self._half - self._near
+        for _ in range(2 * near):
+            yield self._forward(0)
+        for _ in range(outer):
+            yield self._forward(0)
+            yield self._forward(1)
+        for _ in range(near):
+            yield self._input_grad(1)
+            yield self._weight_grad()
+            yield self._forward(1)
+        for step in range(self._share - 2 * self._half + outer):
+            apart = step == 0 and near == 0
+            yield self._forward(0)
+            yield self._backward(1, paired=not apart)
+            yield self._forward(1)
+            yield self._backward(0, paired=True)
+        for _ in range(near):
+            yield self._backward(1)
+            yield self._forward(1)
+            yield self._backward(0, paired=True)
+        yield from self._drain(outer)
+
+    def _drain(self, outer: int) -> Iterator[Action]:
+        """Backwards of both directions, from the middle on in two parts; then the weight gradients that are left."""
+        odd = (self._half - 1 - self._near) % 2 == 1
+        split = False
+        for step in range(outer):
+            split = split or (step == outer // 2 and odd)
+            yield self._input_grad(1) if split else self._backward(1)
+            split = split or (step == outer // 2 and not odd)
+            yield self._input_grad(0) if split else self._backward(0)
+        for _ in range(self._near):
+            yield self._weight_grad()
+            yield self._input_grad(0)
+        while self._waiting:
+            yield self._weight_grad()
+
+    def _next(self, kind: ActionKind, counts: list[int], direction: int, paired: bool = False) -> Action:
+        """The next micro-batch of a direction, counted."""
+        stage, m = self._place(direction, counts[direction])
+        counts[direction] += 1
+        return Action(kind, stage, m, paired=paired)
+
+    def _forward(self, direction: int) -> Action:
+        return self._next(ActionKind.FORWARD, self._forwards, direction)
+
+    def _backward(self, direction: int, paired: bool = False) -> Action:
+        return self._next(ActionKind.BACKWARD, self._backwards, direction, paired)
+
+    def _input_grad(self, direction: int) -> Action:
+        self._waiting.append(self._next(ActionKind.INPUT_GRAD, self._backwards, direction))
+        return self._waiting[-1]
+
+    def _weight_grad(self) -> Action:
+        return replace(self._waiting.pop(0), kind=ActionKind.WEIGHT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
 class DualPipe(BothWays):
-    """Two directions with overlapped pairs."""
+    """DualPipe: two directions through the same workers, a forward of one run with a backward of the other.
+
+    Worker w has stages w and p-1-w, two copies of the model in all. With F&B the time of an overlapped pair and B the
+    whole backward the bubble is (p/2 - 1)(F&B + B - 3W); for F&B < F + B that is the worst worker's, as the outer ones
+    wait less. Needs an even number of workers and of micro-batches, 2p or more.
+    """
 
     key = "dualpipe"
     split_backward = True
     facts = Facts(
         decides="two directions, forward and backward as overlapped pairs",
-        bubble="(p/2-1)(F&B+B-3W), in time",
-        memory="p+1 micro-batches, 2 stages' weights",
-        staleness="0",
         source="DeepSeek-AI, 2024",
+        kept="p+1",
+        kept_note="with 2 stages' weights",
+        idle="(p/2-1)*(F+B+B-3*W)",
+        idle_holds="W <= F and B-W == F",
+        idle_note="with the time of a pair for F+B where pairs overlap",
     )
 
     def refuses(self, pipeline: Pipeline) -> str:
@@ -41,23 +121,11 @@ class DualPipe(BothWays):
             )
         return ""
 
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """p + 1 micro-batches on every worker."""
-        return (pipeline.stages + 1,) * sum(pipeline.replicas)
-
-    def deferred(self, pipeline: Pipeline) -> int:
-        """All that a worker keeps."""
-        return pipeline.stages + 1
-
-    def wait_s(self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_s: float) -> float:
-        """(p/2 - 1)(F&B + B - 3W), with F&B = F + B: nothing of a pair overlaps."""
-        return bubble_s(pipeline.stages, forward_s + backward_s, backward_s, weight_s)
-
-    def line(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Eight phases, SYNC and UPDATE of both stages; even micro-batches go down, odd ones up."""
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Eight phases; even micro-batches go down, odd ones up."""
         depth, half = pipeline.stages, pipeline.stages // 2
 
-        def worker(w: int) -> tuple[Action, ...]:
+        def worker(w: int) -> Iterable[Action]:
             mirrored = w >= half
 
             def place(direction: int, k: int) -> tuple[int, int]:
@@ -65,15 +133,50 @@ class DualPipe(BothWays):
                 return (depth - 1 - w if up else w), 2 * k + up
 
             near = half - 1 - min(w, depth - 1 - w)
-            own = DualWorker(near, half, pipeline.micro_batches // 2, place).actions()
-            return (*own, *finish(sorted((w, depth - 1 - w))))
+            return DualWorker(near, half, pipeline.micro_batches // 2, place).actions()
 
-        return tuple(worker(w) for w in range(depth))
+        return map(worker, range(depth))
 
 
-def bubble_s(stages: int, pair_s: float, backward_s: float, weight_grad_s: float) -> float:
-    """(p/2 - 1)(F&B + B - 3W)."""
-    return (stages / 2 - 1) * (pair_s + backward_s - 3 * weight_grad_s)
+@dataclass(frozen=True, slots=True)
+class DualPipeV(Chunked):
+    """DualPipeV: DualPipe cut in half, one copy of the model in a V over half the workers.
+
+    Worker w of p has stages w and 2p-1-w; the two halves of the V are what the two directions of DualPipe are. Same
+    bubble as DualPipe over 2p stages, on half of the devices. Needs 2p or more micro-batches.
+    """
+
+    key = "dualpipe-v"
+    split_backward = True
+    facts = Facts(
+        decides="V of two chunks a worker, forward and backward as overlapped pairs",
+        source="Sea AI Lab and DeepSeek-AI, 2025",
+        kept="2*p+1",
+        idle="(p-1)*(F+2*B-3*W)",
+        idle_holds="W <= F and B-W == F",
+        idle_note="with the time of a pair for F+B where pairs overlap",
+    )
+
+    chunks_per_worker = 2
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """An odd number of stages, fewer micro-batches than stages."""
+        if not (reason := Chunked.refuses(self, pipeline)) and pipeline.micro_batches < pipeline.stages:
+            return f"{self.key} needs at least {pipeline.stages} micro-batches, not {pipeline.micro_batches}"
+        return reason
+
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Eight phases."""
+        last, workers = pipeline.stages - 1, pipeline.stages // 2
+
+        def worker(w: int) -> Iterable[Action]:
+            def place(direction: int, k: int) -> tuple[int, int]:
+                return (last - w if direction else w), k
+
+            return DualWorker(workers - 1 - w, workers, pipeline.micro_batches, place).actions()
+
+        return map(worker, range(workers))
 
 
 SCHEDULES.register("dualpipe", DualPipe())
+SCHEDULES.register("dualpipe-v", DualPipeV())

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.schedules import SCHEDULES
-from planner.schedules._chains import Flow, PassSeconds
-from planner.schedules._defaults import Facts, finish
-from planner.schedules._families import Line
+from planner.schedules.critical_chains import Flow, PassSeconds
+from planner.schedules.facts import Facts
+from planner.schedules.orders import finish
+from planner.schedules.schedule import Line
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
@@ -38,19 +39,14 @@ class GPipe(Line):
     closed_form = True
     facts = Facts(
         decides="all forwards, then all backwards; recompute, early",
-        bubble="(p-1)/(m+p-1)",
-        memory="m micro-batches (their inputs and one whole with recompute)",
-        staleness="0",
         source="Huang et al., NeurIPS 2019",
+        kept="m",
+        kept_note="their inputs and one whole with recompute",
     )
 
     def supports(self, pipeline: Pipeline) -> str:
         """Any replication."""
         return ""
-
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """All micro-batches of a replica: M / r."""
-        return tuple(pipeline.micro_batches // count for count in pipeline.replicas)
 
     def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
         """All, with `recompute`."""

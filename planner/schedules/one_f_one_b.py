@@ -1,4 +1,4 @@
-"""1F1B with a flush: warm-up forwards, then one backward and one forward in turn, then the remaining backwards.
+"""1F1B with a flush and its relatives: warm-up forwards, then a backward and a forward in turn, the other backwards.
 
 Same bubble as GPipe for equal stages, (S-1)/(M+S-1) of total time, with at most S-i micro-batches kept by stage i
 (Narayanan et al., SOSP 2019 and ICML 2021; DAPPLE's early backward).
@@ -21,16 +21,85 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts
-from planner.schedules._families import OneForwardOneBackward
-from planner.schedules._lines import paced_after, paced_warm_up
-from planner.schedules.types import Pipeline
+from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
+from planner.schedules.facts import Facts
+from planner.schedules.held import HeldUnits
+from planner.schedules.orders import finish, in_turn, replicate
+from planner.schedules.schedule import Line, require, single
+from planner.schedules.types import Action, ActionKind, Pipeline, Work
+
+
+def one_forward_one_backward(stage: int, micro_batches: Sequence[int], forwards: int) -> Iterator[Action]:
+    """`forwards` forwards, then a backward and a forward in turn, then the remaining backwards."""
+    passes = [[Action(kind, stage, m) for m in micro_batches] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+    return in_turn(passes[0], passes[1], forwards)
+
+
+def paced_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Forwards of each stage's replicas before their first backward, so that nobody starves: 1 + ceil(n(i+1) / r(i)).
+
+    n(i) = r(i) w(i) micro-batches pass stage i in its warm-up. The recurrence runs from the last stage to the first,
+    so a search that adds stages in front can carry n of the stage added last.
+    """
+    forwards: list[int] = []
+    passing = 0
+    for count in reversed(replicas):
+        forwards.append(1 + -(-passing // count))
+        passing = count * forwards[-1]
+    return tuple(reversed(forwards))
+
+
+def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Workers from each stage to the end, divided by its replicas and rounded up: the fewest that never deadlock."""
+    total, forwards = 0, []
+    for count in reversed(replicas):
+        total += count
+        forwards.append(-(-total // count))
+    return tuple(reversed(forwards))
+
+
+class OneForwardOneBackward(Line, Protocol):
+    """A warm-up, then a backward and a forward in turn, the remaining backwards, one update."""
+
+    __slots__ = ()
+
+    reach: ClassVar[int] = 1
+    """Forwards of the warm-up for each stage that follows."""
+
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """Forwards that a replica of each stage runs before its first backward, when there are micro-batches enough."""
+        return tuple(self.reach * behind + 1 for behind in reversed(range(len(replicas))))
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The warm-up of each stage, at most M / r."""
+        pairs = zip(pipeline.replicas, self.warm_up(pipeline.replicas), strict=True)
+        return tuple(min(pipeline.micro_batches // count, forwards) for count, forwards in pairs)
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """Warm-up, alternation, drain, SYNC, UPDATE, for each worker; O(actions)."""
+        require(self, pipeline)
+        forwards = self.warm_up(pipeline.replicas)
+        return tuple(
+            (
+                *one_forward_one_backward(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]),
+                *finish((stage,)),
+            )
+            for stage, replica in pipeline.workers()
+        )
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """See `one_forward_one_backward_s`; O(stages^2)."""
+        counts = [pipeline.micro_batches // count for count in pipeline.replicas]
+        return one_forward_one_backward_s(counts, self.warm_up(pipeline.replicas), times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +110,8 @@ class OneFOneB(OneForwardOneBackward):
     closed_form = True
     facts = Facts(
         decides="one forward, one backward; flush",
-        bubble="(p-1)/(m+p-1)",
-        memory="p-i micro-batches at stage i",
-        staleness="0",
         source="Narayanan et al., SOSP 2019 and ICML 2021",
+        kept="min(m, p-i)",
     )
 
     def supports(self, pipeline: Pipeline) -> str:
@@ -58,8 +125,254 @@ class OneFOneB(OneForwardOneBackward):
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """The same as a recurrence."""
-        return paced_after(replicas, passing, micro_batches)
+        """The recurrence of `paced_warm_up`."""
+        forwards = 1 + -(-passing // replicas)
+        kept = np.minimum(micro_batches // replicas, forwards)
+        return kept, forwards * replicas, kept - 1
+
+
+class WarmUp(StrEnum):
+    """How many forwards of DAPPLE come first."""
+
+    NEAR = "a"
+    """As many as stages follow, and one."""
+
+    FAR = "b"
+    """Twice as many, so that transfers run beside computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dapple(OneFOneB):
+    """DAPPLE's early backward: stage i runs K(i) forwards first; policy A without a limit is 1F1B with a flush.
+
+    K(i) = min(p - i, what fits in memory), or min(2 (p - i) - 1, what fits) where transfers are slow (policies A, B).
+
+    Attributes:
+        policy_of: NEAR (`a`) or FAR (`b`).
+        most: micro-batches that fit in memory; 0: no limit.
+    """
+
+    policy_of: WarmUp = WarmUp.NEAR
+    most: int = 0
+
+    key = "dapple"
+    closed_form = False
+    reach = 2
+    facts = Facts(
+        decides="backwards as early as possible; policy_of, most",
+        source="Fan et al., PPoPP 2021",
+        kept="min(m, p-i, most or p)",
+        kept_note="2(p-i)-1 by policy b",
+        idle_holds="(most or p) >= p",
+    )
+
+    def supports(self, pipeline: Pipeline) -> str:
+        """Any replication; a limit or policy B only equal replicas."""
+        if self.most < 0:
+            return f"a limit of {self.most} micro-batches keeps none"
+        if (self.most or self.policy_of is WarmUp.FAR) and len(set(pipeline.replicas)) > 1:
+            return f"{self.name} needs the same number of replicas at every stage, not {pipeline.replicas}"
+        return ""
+
+    def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """K of each stage."""
+        near = self.policy_of is WarmUp.NEAR
+        forwards = paced_warm_up(replicas) if near else OneForwardOneBackward.warm_up(self, replicas)
+        return tuple(min(k, self.most or k) for k in forwards)
+
+    def warm_up_after(
+        self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """As 1F1B, by policy A without a limit."""
+        usual = self.policy_of is WarmUp.NEAR and not self.most
+        return OneFOneB.warm_up_after(self, replicas, passing, micro_batches) if usual else None
+
+
+@dataclass(frozen=True, slots=True)
+class BaPipeAs(OneForwardOneBackward):
+    """BaPipe's 1F1B-AS: the order of 1F1B on accelerators that compute and transfer at the same time, piece by piece.
+
+    No transfer costs time of its own when each boundary carries a stage's activations in the time of a forward.
+    """
+
+    key = "bapipe-as"
+    facts = Facts(
+        decides="1F1B, transfers streamed into the computation",
+        source="Zhao et al., 2020 (BaPipe)",
+        kept="min(m, p-i)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BaPipeSno(OneForwardOneBackward):
+    """BaPipe's 1F1B-SNO: the order of 1F1B on devices that wait for their transfers, of SR one way."""
+
+    key = "bapipe-sno"
+    facts = Facts(
+        decides="1F1B, transfers not overlapped",
+        source="Zhao et al., 2020 (BaPipe)",
+        kept="min(m, p-i)",
+        idle_note="and (p+m-2-ceil((m-1)/p)) 2SR of transfers",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BaPipeSo(OneForwardOneBackward):
+    """BaPipe's 1F1B-SO: twice the warm-up of 1F1B, so that transfers of SR, up to half of F + B, run beside the work.
+
+    The published bound of what stage i keeps is 2 (p - i), one micro-batch more than it does.
+    """
+
+    key = "bapipe-so"
+    reach = 2
+    facts = Facts(
+        decides="1F1B with a double warm-up, transfers overlapped",
+        source="Zhao et al., 2020 (BaPipe)",
+        kept="min(m, 2*(p-i)-1)",
+        idle_note="and (p-1) 2SR of transfers",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BaPipeFbp(Line):
+    """BaPipe's FBP-AS: forward and backward units of one accelerator work at the same time, each with its share of it.
+
+    A forward then takes as long as forward and backward together, and so does a backward. With a stage that begins when
+    its input is complete the time is (m + 2p - 1)(F + B). With `fill_overlap` a stage passes its result on while it
+    works and the loss follows at once: (m + p - 1)(F + B), the published time, and half the micro-batches (the
+    published figure stays 2 (p - i)). Each worker has two lanes, 2i for forwards and 2i + 1 for backwards; a forward
+    waits until the memory that the schedule claims has room for it.
+
+    Attributes:
+        fill_overlap: results are passed on while they are made.
+    """
+
+    fill_overlap: bool = False
+
+    key = "bapipe-fbp"
+    facts = Facts(
+        decides="forward and backward units side by side; fill_overlap",
+        source="Zhao et al., 2020 (BaPipe)",
+        kept="min(m, (1 if fill_overlap else 2)*(p-i))",
+        idle="(p-1 if fill_overlap else 2*p-1)*(F+B)",
+    )
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """Two lanes for each stage."""
+        require(self, pipeline)
+        own = range(single(pipeline).micro_batches)
+        lanes: list[tuple[Action, ...]] = []
+        for stage in range(pipeline.stages):
+            lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in own))
+            lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in own), *finish((stage,))))
+        return replicate(lanes, pipeline.replicas[0])
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """The lanes, which share their worker, with a limit on what is kept.
+
+        Raises:
+            PlanError: more than one iteration; the forward lane does not wait for the update on the other.
+        """
+        if iterations > 1:
+            raise PlanError(f"{self.key} gives the order of one iteration, not {iterations}", hint="ask for one")
+        count = pipeline.replicas[0]
+        lanes = self.order(pipeline)
+        return Work(
+            lanes,
+            workers=tuple(k // (2 * count) * count + k % count for k in range(len(lanes))),
+            shared=True,
+            streaming=self.fill_overlap,
+            limits=self.in_flight(pipeline),
+        )
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Nothing is proven of unequal stages."""
+        return False
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """The longest way through one lane of a stage, t = F + B being what an action takes; O(stages).
+
+        All stages before forward, m times t there, all stages after and all stages backward. With `fill_overlap` a
+        stage before or after costs only its own F and B, and the loss follows at once.
+        """
+        both = [f + b - t for f, b, t in zip(times.forward, times.gradient, times.transfer, strict=True)]
+        mine = pipeline.micro_batches // pipeline.replicas[0]
+        if self.fill_overlap:
+            passing = sum(times.forward[:-1]) + sum(times.gradient[1:])
+            return passing + (mine - 1) * max(both) + both[0] + times.tail[0]
+        return 2 * sum(both) + (mine - 1) * max(both) + times.tail[0]
+
+
+@dataclass(frozen=True, slots=True)
+class BPipe(OneForwardOneBackward):
+    """BPipe: 1F1B whose early workers lend activations to the late ones, so that all keep about the same.
+
+    Worker x < p/2 of 1F1B keeps p - x micro-batches, its partner p - 1 - x only x + 1. When a worker has
+    ceil((p+2)/2), it evicts the one it needs last to its partner before the next forward, and loads it back when a
+    backward has made room.
+    """
+
+    key = "bpipe"
+    facts = Facts(
+        decides="1F1B, evicts activations to the mirrored worker",
+        source="Kim et al., ICML 2023",
+        kept="min(m, p-i, ceil((p+2)/2))",
+        kept_note="of its own, and what the mirrored worker has too many of",
+    )
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """What each worker itself keeps of its own stage."""
+        return Line.in_flight(self, pipeline)
+
+    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+        """Of each worker its own, and beside these what the mirrored worker has too many of."""
+        taken, own = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
+        found = []
+        for stage, _ in pipeline.workers():
+            other = pipeline.stages - 1 - stage
+            lent = taken[other] - own[other]
+            found.append(
+                HeldUnits.of({stage: own[stage], other: lent}, 1) if lent else HeldUnits.of({stage: own[stage]})
+            )
+        return tuple(found)
+
+    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The most that each worker keeps, its partner's included."""
+        return tuple(held.total for held in self.peaks(pipeline))
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """1F1B with EVICT and LOAD, SYNC, UPDATE."""
+        require(self, pipeline)
+        own = single(pipeline)
+        lanes = [(*self._worker(stage, own), *finish((stage,))) for stage in range(own.stages)]
+        return replicate(lanes, pipeline.replicas[0])
+
+    def _worker(self, stage: int, pipeline: Pipeline) -> Iterator[Action]:
+        stages, limit = pipeline.stages, (pipeline.stages + 3) // 2
+        here: list[int] = []
+        away: list[int] = []
+        plain = one_forward_one_backward(stage, range(pipeline.micro_batches), stages - stage)
+        for action in plain:
+            m = action.micro_batch
+            if action.kind is ActionKind.FORWARD:
+                if len(here) == limit:
+                    away.append(here.pop())
+                    yield Action(ActionKind.EVICT, stage, away[-1], peer=stages - 1 - stage)
+                here.append(m)
+                yield action
+                continue
+            yield action
+            here.remove(m)
+            if m + 1 in away:
+                away.remove(m + 1)
+                here.insert(0, m + 1)
+                yield Action(ActionKind.LOAD, stage, m + 1)
 
 
 SCHEDULES.register("1f1b", OneFOneB())
+SCHEDULES.register("dapple", Dapple())
+SCHEDULES.register("bapipe-as", BaPipeAs())
+SCHEDULES.register("bapipe-sno", BaPipeSno())
+SCHEDULES.register("bapipe-so", BaPipeSo())
+SCHEDULES.register("bapipe-fbp", BaPipeFbp())
+SCHEDULES.register("bpipe", BPipe())

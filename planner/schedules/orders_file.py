@@ -31,8 +31,8 @@ from typing import Any
 from planner.errors import PlanError
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
+from planner.schedules.own_orders import COUNTED, check_numbers, check_whole
 from planner.schedules.types import Action, ActionKind, OrderError, Work
-from planner.schedules.whole import COUNTED, check_numbers, check_whole
 
 _WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")
 _COLUMNS = ("worker", "lane", "action", "kind", "stage", "micro_batch", "part", "version", "peer", "paired")

@@ -1,31 +1,115 @@
-"""PipeDream: 1F1B without a flush; each micro-batch keeps the weights of its forward for its backward.
+"""Pipelines that never drain and keep versions of their weights: PipeDream, PipeDream-2BW, and HetPipe's waves.
 
-A stage updates after every backward (replicas after every round, together). Stage i of p then holds p - i versions, its
-gradients are p - 1 - i updates old, and no worker waits once the pipeline is full (Narayanan et al., SOSP 2019).
-
-The pipeline takes in NOAM = ceil(workers / replicas of the first stage) micro-batches for each replica of the first
-stage; stage i, with R(i) workers from it to the end, ceil(R(i) / r(i)). With `paced` a stage that feeds a wider one
-takes in more, so that nobody starves (see 1F1B). Micro-batches are dealt round-robin, and a backward runs where its
-forward ran. With `vertical` every stage uses the version that the first stage had when the micro-batch entered.
+A worker warms up and then runs a backward and a forward in turn, with updates in between; each action says which
+version of the weights it reads. No worker waits once the pipeline is full.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
 
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts
-from planner.schedules._families import Flowing
-from planner.schedules._flows import flowing, own_micro_batches, update_every
-from planner.schedules._lines import least_warm_up, paced_warm_up
-from planner.schedules.types import Action, Pipeline, WeightPolicy
+from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
+from planner.schedules.facts import Facts
+from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
+from planner.schedules.orders import in_turn
+from planner.schedules.schedule import Line, require
+from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
+
+NEWEST = -1
+
+
+def flowing(
+    stage: int,
+    micro_batches: Sequence[int],
+    ahead: int,
+    read: Callable[[int], int],
+    follow: Callable[[int], Iterator[Action]],
+    before: Callable[[int], Iterator[Action]] = lambda _: iter(()),
+) -> Iterator[Action]:
+    """One worker's order: a warm-up, then a backward and a forward in turn, to the end of its micro-batches.
+
+    Args:
+        stage: which.
+        micro_batches: the worker's own, in order.
+        ahead: forwards of its warm-up.
+        read: version that the forward and backward of own micro-batch j read, -1 for the newest.
+        follow: actions after the backward of own micro-batch j.
+        before: actions before the forward of own micro-batch j.
+    """
+
+    own = list(enumerate(micro_batches))
+    forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in own]
+    backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *follow(j)) for j, m in own]
+    return chain.from_iterable(in_turn(forwards, backwards, ahead))
+
+
+def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iterator[Action]]:
+    """After each `period` own backwards the replicas exchange gradients, where there are several, and update."""
+
+    def follow(j: int) -> Iterator[Action]:
+        if (j + 1) % period == 0:
+            number = j // period
+            if replicas > 1:
+                yield Action(ActionKind.SYNC, stage, number)
+            yield Action(ActionKind.UPDATE, stage, number)
+
+    return follow
+
+
+def own_micro_batches(pipeline: Pipeline, stage: int, replica: int, iterations: int) -> range:
+    """Micro-batches of some iterations that one replica works on."""
+    return range(replica, pipeline.micro_batches * iterations, pipeline.replicas[stage])
+
+
+class Flowing(Line, Protocol):
+    """Never drains: an update without a flush, so that no worker waits once the pipeline is full.
+
+    `in_flight` is also the warm-up: what a replica takes in before its first backward, since a run has enough.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    @abstractmethod
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """The order of one worker."""
+        ...
+
+    def exact(self, pipeline: Pipeline) -> bool:
+        """Updates are counted once, however often there are."""
+        return False
+
+    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """One iteration, from an empty pipeline to an empty one."""
+        return self.work(pipeline).lanes
+
+    def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
+        """Some iterations without draining in between."""
+        require(self, pipeline)
+        lanes = (tuple(self.lane(pipeline, stage, replica, iterations)) for stage, replica in pipeline.workers())
+        return Work(tuple(lanes), versions=self.weight_versions(pipeline))
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """The work of the busiest worker in an iteration, its tail once, however often it updates."""
+        flow = Flow(self.placement(pipeline), self.workload(pipeline), spans=True, early=True)
+        return busiest_chain_s(flow, times)
 
 
 @dataclass(frozen=True, slots=True)
 class PipeDream(Flowing):
-    """1F1B with weight stashing.
+    """PipeDream: 1F1B without a flush; each micro-batch keeps the weights of its forward for its backward.
+
+    A stage updates after every backward (replicas after every round, together). The pipeline takes in NOAM =
+    ceil(workers / replicas of the first stage) micro-batches for each replica of the first stage; stage i, with R(i)
+    workers from it to the end, ceil(R(i) / r(i)). With `paced` a stage that feeds a wider one takes in more, so that
+    nobody starves (see 1F1B). Micro-batches are dealt round-robin, and a backward runs where its forward ran. With
+    `vertical` every stage uses the version that the first stage had when the micro-batch entered.
 
     Attributes:
         vertical: vertical synchronisation.
@@ -38,10 +122,12 @@ class PipeDream(Flowing):
     key = "pipedream"
     facts = Facts(
         decides="1F1B without flush, update after each backward; vertical, paced",
-        bubble="0 when full",
-        memory="p-i micro-batches and p-i weight versions at stage i (p with vertical)",
-        staleness="p-1-i updates at stage i (p-1 with vertical)",
         source="Narayanan et al., SOSP 2019",
+        kept="p-i",
+        idle="0",
+        idle_note="once full",
+        versions="p if vertical else p-i",
+        staleness="p-1 if vertical else p-1-i",
     )
 
     @property
@@ -55,17 +141,17 @@ class PipeDream(Flowing):
             return f"vertical synchronisation needs equal replicas, not {pipeline.replicas}"
         return ""
 
-    def warm_up(self, pipeline: Pipeline) -> tuple[int, ...]:
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Micro-batches that a replica of each stage takes in before its first backward; the first is NOAM."""
         return (paced_warm_up if self.paced else least_warm_up)(pipeline.replicas)
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """One for each micro-batch under way; with vertical synchronisation as many as at the first stage."""
-        kept = self.warm_up(pipeline)
+        kept = self.in_flight(pipeline)
         return (kept[0],) * pipeline.stages if self.vertical else kept
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Updates of a stage while a micro-batch is under way there."""
+        """Updates of a stage while a micro-batch is under way there: one less than the versions that it keeps."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
     def rhythm(self, pipeline: Pipeline) -> int:
@@ -78,11 +164,156 @@ class PipeDream(Flowing):
 
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
         """1F1B with an update after each backward."""
-        forwards = self.warm_up(pipeline)
+        forwards = self.in_flight(pipeline)
         ahead = forwards[0] if self.vertical else forwards[stage]
         own = own_micro_batches(pipeline, stage, replica, iterations)
         update = update_every(stage, pipeline.replicas[stage], 1)
         return flowing(stage, own, forwards[stage], lambda j: max(0, j - ahead + 1), update)
 
 
+@dataclass(frozen=True, slots=True)
+class TwoBufferedWeights(Flowing):
+    """PipeDream-2BW: 1F1B without a flush, gradients of m micro-batches together, two versions of the weights.
+
+    W(t+1) = W(t) - nu grad f(W(t-1)): the micro-batches of mini-batch t all read version t - 1, at every stage; m must
+    be at least p. The released program reads at each forward what is newest there: with `uniform=false` the last stage
+    then has no delay, and the others read version t where mini-batch t - 1 was already applied.
+
+    Attributes:
+        uniform: all stages read the version before, not each what is newest at the forward.
+    """
+
+    uniform: bool = True
+
+    key = "pipedream-2bw"
+    facts = Facts(
+        decides="1F1B without flush, update every m micro-batches, m >= p; uniform",
+        source="Narayanan et al., ICML 2021",
+        kept="p-i",
+        idle="0",
+        idle_note="once full",
+        versions="2",
+        staleness="1",
+        staleness_note="0 at the last stage with uniform=false",
+    )
+
+    weight_policy = WeightPolicy.DOUBLE_BUFFER
+
+    def supports(self, pipeline: Pipeline) -> str:
+        """As many micro-batches as are under way at once, or more."""
+        for count, forwards in zip(pipeline.replicas, paced_warm_up(pipeline.replicas), strict=True):
+            if count * forwards > pipeline.micro_batches:
+                return (
+                    f"{self.key} needs at least {count * forwards} micro-batches an iteration, "
+                    f"as many as are under way, not {pipeline.micro_batches}"
+                )
+        return ""
+
+    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """As 1F1B."""
+        return paced_warm_up(pipeline.replicas)
+
+    def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Two; where nothing is under way at an update, one is enough with `uniform=false`."""
+        if self.uniform:
+            return (2,) * pipeline.stages
+        return tuple(min(2, kept) for kept in self.in_flight(pipeline))
+
+    def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """One update where two versions are kept."""
+        return tuple(versions - 1 for versions in self.weight_versions(pipeline))
+
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """1F1B with an update after each iteration's backwards."""
+        count, ahead = pipeline.replicas[stage], self.in_flight(pipeline)[stage]
+        each = pipeline.micro_batches // count
+        read = (lambda j: max(0, j // each - 1)) if self.uniform else (lambda j: max(0, j - ahead + 1) // each)
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        return flowing(stage, own, ahead, read, update_every(stage, count, each))
+
+
+@dataclass(frozen=True, slots=True)
+class HetPipe(Flowing):
+    """HetPipe: a virtual worker runs a pipeline of Nm concurrent mini-batches; waves of Nm are exchanged between them.
+
+    Each replica of the line is one virtual worker. A mini-batch reads, at every stage, the weights that the virtual
+    worker had when it entered: those with all its updates but the last Nm - 1 (s_local). After Nm mini-batches, a wave,
+    the aggregated update is pushed; before the last mini-batch of wave c a worker waits until all have pushed wave
+    c - 1 - D, D being the clock distance, so that it misses at most s_global = (D+1)(s_local+1) + s_local - 1 updates
+    of the others.
+
+    Attributes:
+        concurrent: Nm, mini-batches under way in a virtual worker; 0: as many as it has stages.
+        distance: D, waves by which a virtual worker may run ahead of the slowest.
+    """
+
+    concurrent: int = 0
+    distance: int = 0
+
+    key = "hetpipe"
+    facts = Facts(
+        decides="waves of Nm mini-batches, clock distance D; concurrent, distance",
+        source="Park et al., ATC 2020",
+        kept="min(concurrent or p, max(concurrent or p, p)-i)",
+        idle="0",
+        idle_holds="(concurrent or p) >= p",
+        idle_note="once full",
+        versions="concurrent or p",
+        staleness="(concurrent or p)-1",
+        staleness_note="of its own, of others (D+1)Nm+Nm-2",
+    )
+
+    weight_policy = WeightPolicy.VERTICAL
+    launches = True
+
+    def refuses(self, pipeline: Pipeline) -> str:
+        """A count or distance below 0; micro-batches that do not make waves."""
+        if self.concurrent < 0 or self.distance < 0:
+            return f"{self.concurrent} concurrent mini-batches at distance {self.distance} make no wave"
+        wave = self.wave(pipeline)
+        if pipeline.micro_batches % wave:
+            return f"{pipeline.micro_batches} mini-batches of a virtual worker do not make waves of {wave}"
+        return ""
+
+    def wave(self, pipeline: Pipeline) -> int:
+        """Mini-batches of a wave, Nm."""
+        return self.concurrent or pipeline.stages
+
+    @property
+    def clock_distance(self) -> int | None:
+        """D."""
+        return self.distance
+
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """Micro-batches after which the order repeats: a wave on each replica."""
+        return self.wave(pipeline) * pipeline.replicas[0]
+
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Once a wave of each virtual worker."""
+        return (pipeline.micro_batches // pipeline.replicas[0] // self.wave(pipeline),) * pipeline.stages
+
+    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
+        """The work of the busiest worker in an iteration; waves are exchanged beside it."""
+        return Flowing.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
+
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """1F1B with an update after each backward, an exchange after each wave."""
+        forwards = self.in_flight(pipeline)[stage]
+        wave, own = self.wave(pipeline), own_micro_batches(pipeline, stage, replica, iterations)
+
+        def before(j: int) -> Iterator[Action]:
+            pulled = (j + 1) // wave - 2 - self.distance
+            if (j + 1) % wave == 0 and pulled >= 0:
+                yield Action(ActionKind.SYNC, stage, pulled)
+
+        def follow(j: int) -> Iterator[Action]:
+            yield Action(ActionKind.UPDATE, stage, j)
+            if (j + 1) % wave == 0:
+                yield Action(ActionKind.LAUNCH_SYNC, stage, j // wave)
+
+        return flowing(stage, own, forwards, lambda j: max(0, j - wave + 1), follow, before)
+
+
 SCHEDULES.register("pipedream", PipeDream())
+SCHEDULES.register("pipedream-2bw", TwoBufferedWeights())
+SCHEDULES.register("hetpipe", HetPipe())

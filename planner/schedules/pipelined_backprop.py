@@ -1,12 +1,6 @@
-"""Pipelined backpropagation: an update after every sample, no flush, no stashed weights.
+"""Pipelines that never drain and keep one version of their weights, the newest: pipelined backpropagation and PipeMare.
 
-Stage s = 1..S keeps 2(S-s)+1 samples, and its gradient is applied D_s = 2(S-s) updates after the forward read the
-weights; the backward reads the newest (Petrowski et al. 1993; Kosson et al., MLSys 2021). What a trainer may correct:
-
-- linear weight prediction: the forward uses w - eta T v, T = D (or 2D for prediction alone);
-- spike compensation: w <- w - eta (a v + b g), a = m^D, b = (1 - m^D) / (1 - m);
-- SpecTrain (Chen et al. 2018): both passes predict, by floor(k/2) + N - k - 1 and floor(k/2) updates at stage k;
-- the optimiser is scaled from batch N to N': m' = m^(N'/N), eta' = eta (1 - m') N' / ((1 - m) N).
+Both correct what the delay does to training, by stage; the closed forms of the corrections are here, too.
 """
 
 from __future__ import annotations
@@ -15,13 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.errors import PlanError
+from planner.errors import PlanError, UsageError
 from planner.schedules import SCHEDULES
-from planner.schedules._defaults import Facts
-from planner.schedules._families import Flowing
-from planner.schedules._flows import NEWEST, flowing, own_micro_batches, update_every
-from planner.schedules.delays import OptimizerScaling, StageCorrection
-from planner.schedules.types import Action, Pipeline, WeightPolicy
+from planner.schedules.facts import Facts
+from planner.schedules.pipedream import NEWEST, Flowing, flowing, own_micro_batches, update_every
+from planner.schedules.types import Action, OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
 
 
 class Mitigation(StrEnum):
@@ -36,7 +28,15 @@ class Mitigation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PipelinedBackprop(Flowing):
-    """An update after every sample.
+    """Pipelined backpropagation: an update after every sample.
+
+    Stage s = 1..S keeps 2(S-s)+1 samples, and its gradient is applied D_s = 2(S-s) updates after the forward read the
+    weights; the backward reads the newest. What a trainer may correct:
+
+    - linear weight prediction: the forward uses w - eta T v, T = D (or 2D for prediction alone);
+    - spike compensation: w <- w - eta (a v + b g), a = m^D, b = (1 - m^D) / (1 - m);
+    - SpecTrain: both passes predict, by floor(k/2) + N - k - 1 and floor(k/2) updates at stage k;
+    - the optimiser is scaled from batch N to N': m' = m^(N'/N), eta' = eta (1 - m') N' / ((1 - m) N).
 
     Attributes:
         mitigation: correction of the delay.
@@ -47,27 +47,22 @@ class PipelinedBackprop(Flowing):
     momentum: float = 0.9
 
     key = "pipelined-backprop"
-    policy = WeightPolicy.NEWEST
     facts = Facts(
         decides="update after every sample, no flush, no stash; mitigation, momentum",
-        bubble="0 when full",
-        memory="2(p-i)-1 samples at stage i, 1 weight version",
-        staleness="2(p-1-i) updates forward, 0 backward",
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
+        kept="2*(p-i)-1",
+        idle="0",
+        idle_note="once full",
+        staleness="2*(p-1-i)",
+        staleness_note="of the forward, 0 of the backward",
     )
+
+    weight_policy = WeightPolicy.NEWEST
 
     @property
     def weight_buffers(self) -> int:
         """Buffers as large as the weights that the correction keeps: the predicted weights, where it predicts."""
         return int(self.mitigation not in (Mitigation.NONE, Mitigation.SPIKE_COMPENSATION))
-
-    def warm_up(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Samples that each stage takes in before its first backward."""
-        return tuple(2 * (pipeline.stages - i) - 1 for i in range(pipeline.stages))
-
-    def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """2 (S - s) updates, s = 1..S."""
-        return tuple(k - 1 for k in self.warm_up(pipeline))
 
     def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
         """An update is of one micro-batch: momentum and rate follow from those of the batch."""
@@ -82,7 +77,7 @@ class PipelinedBackprop(Flowing):
         for stage, delay in enumerate(self.staleness(pipeline)):
             forward = backward = 0
             if chosen is Mitigation.SPECTRAIN:
-                forward, backward = spectrain_horizons(stages, stage)
+                forward, backward = (horizons[stage] for horizons in spectrain_horizons(stages))
             elif chosen in (Mitigation.WEIGHT_PREDICTION, Mitigation.COMBINED):
                 forward = delay
             a, b = 1.0, 0.0
@@ -111,11 +106,108 @@ class PipelinedBackprop(Flowing):
         """Newest weights, an update after each backward."""
         own = own_micro_batches(pipeline, stage, replica, iterations)
         update = update_every(stage, pipeline.replicas[stage], 1)
-        return flowing(stage, own, self.warm_up(pipeline)[stage], lambda _: NEWEST, update)
+        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
+
+
+@dataclass(frozen=True, slots=True)
+class PipeMare(Flowing):
+    """PipeMare: learning rates and weights are corrected for the delay.
+
+    Stage i = 1..P of a pipeline with N micro-batches a mini-batch computes its forward with weights that are on average
+    tau_i = (2(P-i)+1)/N mini-batches older than those the gradient is applied to, and its backward with the newest
+    ones. What a trainer needs for each stage:
+
+    - T1: learning rate alpha_k / tau^p, p = 1 - min(k/K, 1), at step k of K annealed steps;
+    - T2: backward weights u = w - tau delta, close to those of the forward, where delta <- gamma delta +
+      (1-gamma)(w_new - w_old), gamma = D^(1/tau);
+    - T3: a number of first epochs is trained synchronously.
+
+    The order keeps 2(P-i)+2 micro-batches at stage i (the forward of each comes before the backward whose place it
+    takes), which makes the mean delay of the played order exactly tau.
+
+    Attributes:
+        synchronous_epochs: T3's first epochs with a flush.
+        decay: T2's D.
+    """
+
+    synchronous_epochs: int = 0
+    decay: float = 0.135
+
+    key = "pipemare"
+    facts = Facts(
+        decides="no flush, no stash; T1, T2, T3 by stage; synchronous_epochs, decay",
+        source="Yang et al., MLSys 2021",
+        kept="2*(p-i)",
+        kept_note="and a buffer for T2",
+        idle="0",
+        idle_note="once full",
+        staleness="ceil((2*(p-i)-1)/m)",
+        staleness_note="of the forward, (2(p-i)-1)/m on average; 0 of the backward",
+    )
+
+    weight_policy = WeightPolicy.NEWEST
+    weight_buffers = 1
+
+    def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
+        """T1 at the first step, T2 and T3 for each stage; delays in mini-batches, which are its updates."""
+        own = pipeline.micro_batches // pipeline.replicas[0]
+        return tuple(
+            StageCorrection(
+                forward_delay=tau,
+                learning_rate_factor=pipemare_learning_rate(1.0, tau, 0, 1),
+                velocity_decay=pipemare_velocity_decay(tau, decay=self.decay),
+                synchronous_epochs=self.synchronous_epochs,
+            )
+            for tau in pipemare_delays(pipeline.stages, own)
+        )
+
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """Newest weights, an update after each iteration's backwards."""
+        count = pipeline.replicas[0]
+        own = own_micro_batches(pipeline, stage, replica, iterations)
+        update = update_every(stage, count, pipeline.micro_batches // count)
+        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
+
+
+def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
+    """tau of each stage's forward in mini-batches: (2(P-i)+1)/N, i = 1..P; the backward's is 0 (PipeDream's is tau).
+
+    >>> formulas.pipemare_delays(4, 4)
+    (1.75, 1.25, 0.75, 0.25)
+    """
+    _counted(stages=stages, micro_batches=micro_batches)
+    return tuple((2 * (stages - i) - 1) / micro_batches for i in range(stages))
+
+
+def pipemare_learning_rate(base: float, tau: float, step: int, steps: int) -> float:
+    """T1, the learning rate of a stage at step k of K annealed ones: base / tau^(1 - min(k/K, 1)).
+
+    >>> [round(formulas.pipemare_learning_rate(0.1, 1.75, k, 100), 6) for k in (0, 50, 100)]
+    [0.057143, 0.075593, 0.1]
+
+    Raises:
+        PlanError: the delay or the number of steps is not above 0.
+    """
+    if tau <= 0 or steps <= 0:
+        raise PlanError(f"a delay of {tau} over {steps} steps cannot be annealed", hint="use numbers above 0")
+    return base * float(tau ** -(1.0 - min(step / steps, 1.0)))
+
+
+def pipemare_velocity_decay(tau_forward: float, tau_backward: float = 0.0, decay: float = 0.135) -> float:
+    """T2, gamma = D^(1/(tau_fwd - tau_bkwd)) of the weights' velocity; 0 without delay.
+
+    >>> [round(formulas.pipemare_velocity_decay(tau), 6) for tau in (1.75, 0.25)]
+    [0.318455, 0.000332]
+    """
+    tau = tau_forward - tau_backward
+    return float(decay ** (1.0 / tau)) if tau > 0 else 0.0
 
 
 def spike_compensation(momentum: float, delay: int) -> tuple[float, float]:
-    """a = m^D and b = (1 - m^D) / (1 - m); b = D for m = 1.
+    """SC_D: w <- w - eta (a v + b g) with a = m^D and b = (1 - m^D)/(1 - m); b = D for m = 1.
+
+    >>> [round(x, 6) for x in formulas.spike_compensation(0.9, 4)]
+    [0.6561, 3.439]
 
     Raises:
         PlanError: the momentum is not in [0, 1], or the delay below 0.
@@ -126,25 +218,33 @@ def spike_compensation(momentum: float, delay: int) -> tuple[float, float]:
     return factor, (1.0 - factor) / (1.0 - momentum) if momentum < 1 else float(delay)
 
 
-def spectrain_horizons(stages: int, stage: int) -> tuple[int, int]:
-    """Updates by which SpecTrain predicts at stage k of N: floor(k/2) + N - k - 1 forward, floor(k/2) backward."""
-    return stage // 2 + stages - stage - 1, stage // 2
+def spectrain_horizons(stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Updates by which SpecTrain predicts at stage k of N: forward floor(k/2) + N - k - 1, backward floor(k/2).
+
+    >>> formulas.spectrain_horizons(4)
+    ((3, 2, 2, 1), (0, 0, 1, 1))
+    """
+    _counted(stages=stages)
+    backward = tuple(k // 2 for k in range(stages))
+    return tuple(half + stages - k - 1 for k, half in enumerate(backward)), backward
 
 
 def scaled_optimizer(momentum: float, learning_rate: float, batch: int, new_batch: int) -> tuple[float, float]:
-    """Momentum and learning rate for another batch size: m^(N'/N) and eta (1 - m') N' / ((1 - m) N)."""
+    """Momentum and learning rate for another batch: m' = m^(N'/N), eta' = eta (1-m') N'/((1-m) N).
+
+    >>> [round(x, 8) for x in formulas.scaled_optimizer(0.9, 0.1, 128, 1)]
+    [0.99917721, 6.43e-06]
+    """
+    _counted(batch=batch, new_batch=new_batch)
     scaled = float(momentum ** (new_batch / batch))
     return scaled, learning_rate * (1 - scaled) * new_batch / ((1 - momentum) * batch)
 
 
-def fill_drain_utilisation(stages: int, samples: int) -> float:
-    """Use of the workers when the pipeline drains after N samples, forward and backward side by side: N/(N+2S-2)."""
-    return samples / (samples + 2 * stages - 2)
-
-
-def fill_drain_bound(stages: int, samples: int) -> float:
-    """The published bound, N/(N+2S)."""
-    return samples / (samples + 2 * stages)
+def _counted(**counts: int) -> None:
+    for name, count in counts.items():
+        if count != int(count) or count < 1:
+            raise UsageError(f"{name} is {count}", hint="use a whole number, 1 or more")
 
 
 SCHEDULES.register("pipelined-backprop", PipelinedBackprop())
+SCHEDULES.register("pipemare", PipeMare())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.play import Conditions, StageTimes, Transfers, run
+from planner.schedules import Pipeline, Schedule
 from planner.schedules.program import Program
-from planner.schedules.types import Pipeline, Schedule
 
 NEGLIGIBLE = 1e-6
 """Effects smaller than this share of the predicted time are left out: the plan's figures are rounded."""

@@ -9,8 +9,8 @@ from enum import StrEnum
 import numpy as np
 
 from planner.play import Trace
+from planner.schedules import ActionKind
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS
-from planner.schedules.types import ActionKind
 from planner.simulate.timeline import Lane, Timeline
 
 HEAD_SHARE = 0.6

@@ -20,8 +20,8 @@ from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.steady import Steady, find_pace
+from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
-from planner.schedules.types import ActionKind, Pipeline
 from planner.simulate.comparison import Comparison, compare, measured
 
 

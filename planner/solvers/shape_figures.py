@@ -14,7 +14,7 @@ from planner.costs.precision import optimizer_state_bytes
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules import Pipeline, Schedule
 from planner.space.jobs import precision_of
 from planner.space.types import BlockCosts, Job
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.play import Transfers
-from planner.schedules import get
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_figures import Figures, Outline
 from planner.space.divisors import divisors
 from planner.space.types import BlockCosts, Job

@@ -18,8 +18,7 @@ from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
 from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
 from planner.hardware.span import Span, span_of
 from planner.hardware.types import Cluster, Collective
-from planner.schedules import get
-from planner.schedules.types import Schedule
+from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration
 from planner.space.limits import missing_devices, unpriced
 from planner.space.types import BlockCosts, Job

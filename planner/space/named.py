@@ -14,8 +14,7 @@ from planner.graph.blocks import layer_of
 from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
-from planner.schedules import get
-from planner.schedules.types import Schedule
+from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, run_sums
 from planner.space.types import BlockCosts, Job

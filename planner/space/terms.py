@@ -19,7 +19,7 @@ from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import precision_of
 from planner.space.schemes import SchemeExchange, with_scheme

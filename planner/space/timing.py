@@ -10,8 +10,8 @@ import numpy as np
 from planner import schedules
 from planner.play import Conditions, StageTimes, Trace, Transfers, play, run
 from planner.play.steady import find_steady
+from planner.schedules import Schedule
 from planner.schedules.compiling import compile_orders
-from planner.schedules.types import Schedule
 from planner.space.configuration import Configuration
 from planner.space.types import Certificate, Evaluation, StageTerms
 from planner.space.workers import pipeline_of

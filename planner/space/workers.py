@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.types import Pipeline, Schedule
+from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from planner import schedules
 from planner.errors import InfeasibleError
 from planner.exchange import Traffic, fabric_of
+from planner.exchange.formulas import wsp_staleness
 from planner.exchange.traffic import spread_traffic
 from planner.plans.words import words_of
-from planner.schedules.hetpipe import global_staleness
 from planner.solvers.layouts import uneven_share
 from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
@@ -90,7 +90,7 @@ class _Wave:
     def proposal(self, policy: str, parts: tuple[Configuration, ...]) -> Proposal:
         """What is judged of these virtual workers, and what is told of them."""
         count, local = len(self.workers), self.concurrent - 1
-        overall = global_staleness(self.concurrent, 0) if count > 1 else local
+        overall = wsp_staleness(self.concurrent, 0).overall if count > 1 else local
         words = f"{count} virtual worker{'s' if count > 1 else ''} ({policy}), Nm {self.concurrent}"
         shape = words_of(parts[0])
         if len(parts) > 1:

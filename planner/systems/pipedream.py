@@ -10,7 +10,7 @@ from planner import schedules
 from planner.errors import InfeasibleError
 from planner.plans.words import words_of
 from planner.play import Transfers
-from planner.schedules.types import Pipeline
+from planner.schedules import Pipeline
 from planner.solvers.partition.pipedream_stages import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration
 from planner.space.subspaces import Limits

@@ -10,8 +10,7 @@ import planner
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, decode
-from planner.schedules.own_orders import own_schedule
-from planner.schedules.types import Work
+from planner.schedules import Work, own_schedule
 from planner.systems import plan_system
 
 V100, DGX, POOL = "v100-pcie-4", "dgx-1v", "mixed-pool"

@@ -44,7 +44,7 @@ def interleaved(_: str, given: Answers) -> Answers:
         "bubble": found.bubble,
         "bubble_over_ideal": found.bubble_over_ideal,
         "inflight_stage_equiv": found.held_micro_batches,
-        "stage0_factor": formulas.interleaved_memory_factor(p, v),
+        "stage0_factor": formulas.interleaved_in_flight(p, 4 * p, chunks=v)[0] / p,
     }
 
 
@@ -110,7 +110,7 @@ def pipedream(name: str, given: Answers) -> Answers:
             "data_parallel": found.data_parallel_s,
         }
     played = measure("pipedream", given["D"], given["D"], 1, 2)
-    copies = formulas.pipedream_mean_weight_copies(given["D"])
+    copies = formulas.pipedream_weight_copies(given["D"], given["D"])
     return {"staleness": played.staleness, "versions": played.weight_versions, "mean_weight_copies": copies}
 
 
@@ -157,8 +157,8 @@ def pipemare(name: str, given: Answers) -> Answers:
     played = measure("pipemare", p, n, 1, 1)
     return {
         "tau": played.mean_staleness,
-        "pipedream_extra_weight_copies": formulas.pipemare_stashed_copies(p, n),
-        "gpipe_util": formulas.pipemare_flushed_utilisation(p, n),
+        "pipedream_extra_weight_copies": sum(formulas.pipemare_delays(p, n)) / p,
+        "gpipe_util": 1 - formulas.gpipe_bubble(p, n),
         "util_gain": measure("gpipe", p, n, 1, 1).iteration_s / played.iteration_s,
     }
 
@@ -196,7 +196,7 @@ def hetpipe(name: str, given: Answers) -> Answers:
         assert sorted(found.order) == sorted(speeds)
         return {"bottleneck": max(loads), "optimum": found.bottleneck_s}
     played = measure(f"hetpipe:concurrent={given['Nm']},distance={given['D']}", 2, 2 * given["Nm"], 1, 2, replicas=2)
-    stale = formulas.hetpipe_staleness(given["Nm"], given["D"])
+    stale = formulas.wsp_staleness(given["Nm"], given["D"])
     assert set(played.staleness) == {stale.local}
     return {"s_local": stale.local, "wave": stale.wave, "s_global": stale.overall}
 
@@ -286,7 +286,7 @@ def parallax(name: str, _: Answers) -> Answers:
         return {"P": formulas.whole_partitions(b, a), "closed": formulas.best_partitions(b, a), "time": fit.best_s}
     if name.startswith("throughput"):
         ours, horovod, servers = (float(n) for n in re.findall(r"([\d.]+)k", name))
-        return {"horovod": formulas.speedup(ours, horovod), "tf": formulas.speedup(ours, servers)}
+        return {"horovod": ours / horovod, "tf": ours / servers}
     w, alpha, machines = numbers(name.split(",")[1])
     # m variables, evenly placed: as many as there is dense traffic of one in the case, 4 and 1.
     variables = {0.02: 4, 0.65: 1}[alpha]
@@ -329,7 +329,7 @@ def zero_bubble(name: str, given: Answers) -> Answers:
         "limit 1.5p": split(f"zb-h1:limit={3 * p // 2}", p, m).iteration_s,
         "ZB-H2 (limit 2p)": h2.iteration_s,
         "ZBV chunk units": v.iteration_s,
-        "bubble_H1": formulas.zero_bubble_bubble_s("zb-h1", p, 1, 1, 1),
+        "bubble_H1": formulas.zb_h1_idle_s(p, m, 1, 2, 1),
         "peak": {
             "H1": max(h1.held),
             "H2": max(h2.held),
@@ -358,16 +358,16 @@ def dualpipe(_: str, given: Answers) -> Answers:
         for o in (0.0, 1.0)
     )
     (idle,) = set(apart.worker_idle_s)
-    parts = (p, given["F"], given["B_full"] - given["W"], given["W"])
+    parts = (p, m, given["F"], given["B_full"], given["W"])
     return {
         "F&B=3: bubble all ranks": idle,
         "F&B=3 makespan": apart.makespan_s,
         "F&B=2 makespan": together.makespan_s,
         "F&B=2 bubble by rank": together.worker_idle_s,
         "activations": max(apart.held),
-        "params": f"{formulas.dualpipe_weight_copies()}x",
-        "1F1B bubble": formulas.zero_bubble_bubble_s("1f1b", *parts),
-        "ZB1P bubble": formulas.zero_bubble_bubble_s("zb-h1", *parts),
+        "params": f"{formulas.dualpipe_weight_copies(p, m):g}x",
+        "1F1B bubble": formulas.one_f_one_b_idle_s(*parts),
+        "ZB1P bubble": formulas.zb_h1_idle_s(*parts),
     }
 
 
@@ -403,7 +403,7 @@ def autoddl(name: str, given: Answers) -> Answers:
     return {
         "allreduce": formulas.all_reduce_bytes,
         "reduce_scatter": formulas.reduce_scatter_bytes,
-        "all_gather": formulas.all_gather_bytes,
+        "all_gather": formulas.reduce_scatter_bytes,
     }
 
 

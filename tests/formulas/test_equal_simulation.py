@@ -1,15 +1,25 @@
-"""Closed forms equal to the simulation of their schedules over ranges of workers and micro-batches, edges included."""
+"""What schedules say of themselves equal to their simulation over ranges of workers and micro-batches, with edges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from planner import Conditions, Measurement, UsageError, formulas, measure_schedule
+from planner import Conditions, Measurement, PlanError, UsageError, formulas, measure_schedule
+from planner.schedules import ActivationUnit, evaluate, get, names
 
-WORKERS = (1, 2, 3, 4, 5, 8)
+WORKERS = (1, 2, 3, 4, 6, 8)
+VARIANTS = (
+    "gpipe:recompute=false", "dapple:most=2", "bapipe-fbp:fill_overlap=true", "interleaved:chunks=1",
+    "interleaved:chunks=3", "chimera:pairs=2", "chimera:pairs=3", "chimera:over=double", "chimera:over=halve",
+    "seq1f1b:splits=1", "seq1f1b:splits=4",
+    "hanayo:waves=2", "hanayo:waves=3", "hetpipe:concurrent=1", "hetpipe:concurrent=3,distance=1",
+    "pipedream:vertical=true", "pipelined-backprop:mitigation=lwp",
+)  # fmt: skip
+PARTS = ((1, 2, 1), (2, 3, 1), (1, 3, 1))
+"""Forward, whole backward, its weight gradient."""
 
 
 def played(schedule: str, stages: int, micro_batches: int, f: float = 1, b: float = 2, **more: Any) -> Measurement:
@@ -20,38 +30,60 @@ def near(found: float | Sequence[float], expected: float | Sequence[float]) -> b
     return bool(found == pytest.approx(expected, rel=1e-12, abs=1e-12))
 
 
-@pytest.mark.parametrize("p", WORKERS)
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 16])
-def test_pipelines_that_fill_and_drain(p: int, m: int) -> None:
-    gpipe, plain = played("gpipe", p, m), played("1f1b", p, m)
-    again = played("gpipe:recompute=true", p, m, recompute_s=0.5)
-    assert near(formulas.gpipe_makespan_s(p, m, 1, 2), gpipe.makespan_s)
-    assert near(formulas.gpipe_makespan_s(p, m, 1, 2, recompute_s=0.5), again.makespan_s)
-    assert near(formulas.gpipe_bubble(p, m), gpipe.bubble)
-    assert formulas.gpipe_in_flight(p, m) == gpipe.held
-    assert near(formulas.pipeline_bubble_over_ideal(p, m), plain.bubble_over_ideal)
-    assert formulas.one_f_one_b_in_flight(p, m) == plain.held
-    assert formulas.dapple_in_flight(p, m, 2) == played("dapple:most=2", p, m).held
-    assert max(played("bpipe", p, m).held) == min(m, formulas.bpipe_in_flight(p))
+def cases(schedule: str) -> Iterator[tuple[formulas.ScheduleFigures, int, Measurement]]:
+    """Figures, workers and measurement, for all pipelines of the grid that the schedule can serve."""
+    for p in WORKERS:
+        counts = sorted({1, p, p + 3, 2 * p, 2 * p + 4})
+        for m, (f, b, w) in (*((m, PARTS[0]) for m in counts), *((counts[-1], parts) for parts in PARTS[1:])):
+            try:
+                found = formulas.schedule_figures(schedule, p, m, f, b, w)
+            except PlanError:
+                continue
+            times, stages = found.times, found.pipeline.stages
+            yield found, p, played(schedule, stages, m, times["F"], times["B"], weight_grad_s=times["W"])
 
 
-@pytest.mark.parametrize("p", WORKERS)
-@pytest.mark.parametrize("m", [1, 2, 7, 16])
-def test_two_directions(p: int, m: int) -> None:
-    gems = played("gems", p, m, 1, 1)
-    assert (formulas.gems_makespan_s(p, m), formulas.gems_bubble(p, m)) == pytest.approx((gems.makespan_s, gems.bubble))
+@pytest.mark.parametrize("schedule", [*names(), *VARIANTS])
+def test_facts_of_a_schedule(schedule: str) -> None:
+    """Idle time where the closed form holds, what workers keep, versions, staleness."""
+    tried = exact = 0
+    for found, p, played_ in cases(schedule):
+        tried += 1
+        facts, terms = found.schedule.facts, found.schedule.terms(found.pipeline)
+        try:
+            assert near(found.makespan_s, played_.iteration_s)
+            assert near(found.bubble, played_.bubble)
+            exact += 1
+        except UsageError:
+            assert facts.idle_holds
+        assert near(found.in_flight, played_.held_micro_batches)
+        kept = [evaluate(facts.kept, {**terms, "i": i}) for i in range(p)]
+        if facts.kept_bound:
+            assert all(held <= most for held, most in zip(played_.held, kept, strict=True))
+        elif found.schedule.drains and "mirrored" not in facts.kept_note:
+            assert tuple(kept) == played_.held
+        assert found.weight_versions == played_.weight_versions
+        assert found.staleness == (played_.staleness if played_.cycle else (0,) * found.pipeline.stages)
+    assert tried >= 7
+    assert exact >= 3
+
+
+@pytest.mark.parametrize("schedule", ["chimera", "zb-h1", "zb-h2", "v-half", "v-min", "zb-v", "hanayo"])
+def test_bounds_of_what_is_kept_are_reached(schedule: str) -> None:
+    found = formulas.schedule_figures(schedule, 8, 24)
+    kept = [evaluate(found.schedule.facts.kept, {**found.schedule.terms(found.pipeline), "i": i}) for i in range(8)]
+    assert max(found.schedule.held(found.pipeline)) in (max(kept), max(kept) - 8 * (schedule == "hanayo"))
 
 
 @pytest.mark.parametrize("depth", [2, 4, 6, 8, 12])
-@pytest.mark.parametrize("b", [1.0, 1.5, 2.0, 3.0])
-def test_chimera(depth: int, b: float) -> None:
+def test_chimera_keeps(depth: int) -> None:
     for pairs in (f for f in (1, 2, 3, 4) if depth // 2 % f == 0):
-        for n in (*range(1, depth + 1), 2 * depth, 3 * depth):
-            found = played(f"chimera:pairs={pairs}", depth, n, 1, b)
-            assert near(formulas.chimera_makespan_s(depth, n, 1, b, pairs), found.makespan_s)
-            assert near(formulas.chimera_bubble(depth, n, b, pairs), found.bubble)
-            if n >= depth:
-                assert formulas.chimera_in_flight(depth, pairs) == found.held
+        schedule = get(f"chimera:pairs={pairs}")
+        for n in (depth, 2 * depth, 3 * depth):
+            found = formulas.schedule_figures(schedule.name, depth, n)
+            terms = schedule.terms(found.pipeline)
+            kept = tuple(evaluate(schedule.facts.kept, {**terms, "i": w}) for w in range(depth))
+            assert kept == schedule.held(found.pipeline)
 
 
 @pytest.mark.parametrize("schedule", ["as", "sno", "so", "fbp"])
@@ -64,52 +96,12 @@ def test_bapipe(schedule: str) -> None:
             assert formulas.bapipe_features(schedule, p, m) == found.held
 
 
-@pytest.mark.parametrize("v", [1, 2, 3, 4])
-def test_interleaved(v: int) -> None:
-    for p in WORKERS:
-        for m in (p, 2 * p, 4 * p):
-            found = played(f"interleaved:chunks={v}", p * v, m, 1 / v, 2 / v)
-            assert near(formulas.interleaved_makespan_s(p, m, v, 1, 2), found.makespan_s)
-            assert near(formulas.interleaved_bubble(p, m, v), found.bubble)
-            assert near(formulas.interleaved_in_flight(p, m, v), found.held_micro_batches)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_seq1f1b(k: int) -> None:
-    for p in WORKERS:
-        for m in (1, 2, 3, 16):
-            found = played(f"seq1f1b:splits={k}", p, m)
-            assert near(formulas.seq1f1b_bubble(p, m, k), found.bubble)
-            assert near(formulas.seq1f1b_in_flight(p, m, k), found.held_micro_batches)
-
-
-@pytest.mark.parametrize("waves", [1, 2, 3])
-def test_hanayo(waves: int) -> None:
-    for p in WORKERS:
-        found = played(f"hanayo:waves={waves}", 2 * p * waves, p)
-        assert near(formulas.hanayo_makespan(p, waves), found.makespan_s)
-        assert near(formulas.hanayo_bubble(p, waves), found.bubble)
-
-
-@pytest.mark.parametrize("parts", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1.5, 1), (3, 2, 2), (2, 3, 1)])
-def test_zero_bubble_for_any_parts(parts: tuple[float, float, float]) -> None:
-    """W no longer than F and B."""
-    f, b, w = parts
-    for p in (1, 2, 4, 6, 8):
-        m = 2 * p + 3
-        for schedule in ("zb-h1", "zb-h2"):
-            found = played(schedule, p, m, f, b + w, weight_grad_s=w)
-            assert near(found.iteration_s - m * (f + b + w), formulas.zero_bubble_bubble_s(schedule, p, f, b, w))
-            assert max(found.held) == formulas.zero_bubble_in_flight(schedule, p)
-
-
 @pytest.mark.parametrize("p", [3, 4, 5, 6, 8, 12, 16])
 def test_two_chunks_in_a_v(p: int) -> None:
     for schedule, first in (("zb-v", 2 * p), ("v-half", p), ("v-min", p)):
         for m in (first, first + 3, 3 * p):
             found = played(schedule, 2 * p, m, weight_grad_s=1)
-            assert found.iteration_s == formulas.zero_bubble_v_makespan(schedule, p, m)
-            assert max(found.held_micro_batches) <= formulas.zero_bubble_in_flight(schedule, p)
+            assert found.iteration_s == formulas.schedule_figures(schedule, p, m, 2, 4).makespan_s
 
 
 @pytest.mark.parametrize("parts", [(1, 2, 1), (2, 4, 2), (1, 1.5, 0.5), (2, 3, 1), (3, 5, 2)])
@@ -122,37 +114,46 @@ def test_dualpipe(parts: tuple[float, float, float], overlap: float) -> None:
         for m in (2 * p, 2 * p + 4):
             found = played("dualpipe", p, m, f, b, weight_grad_s=w, conditions=Conditions(pair_overlap=overlap))
             assert max(found.worker_idle_s) == pytest.approx(formulas.dualpipe_bubble_s(p, pair, b, w))
-            assert set(found.held) == {formulas.dualpipe_in_flight(p)}
 
 
 @pytest.mark.parametrize("p", WORKERS)
-def test_pipelines_that_never_drain(p: int) -> None:
-    dream, back = played("pipedream", p, max(p, 4)), played("pipelined-backprop", p, 4, 1, 1)
-    assert formulas.pipedream_staleness(p) == dream.staleness
-    assert formulas.pipedream_weight_versions(p) == dream.weight_versions
-    assert formulas.pipelined_backprop_delays(p) == back.staleness
-    assert formulas.pipelined_backprop_in_flight(p) == back.held
-    for m in (p, p + 3):
-        both, newest = played("pipedream-2bw", p, m), played("pipedream-2bw:uniform=false", p, m)
-        assert formulas.pipedream_2bw_staleness(p) == both.staleness
-        assert formulas.pipedream_2bw_weight_versions(p) == both.weight_versions
-        assert formulas.pipedream_2bw_staleness(p, uniform=False) == newest.staleness
+def test_mean_staleness_of_pipemare(p: int) -> None:
     for n in (1, 2, 7):
         assert near(formulas.pipemare_delays(p, n), played("pipemare", p, n, 1, 1).mean_staleness)
     for wave in (1, 2, p, p + 2):
         found = played(f"hetpipe:concurrent={wave}", p, 2 * wave)
-        assert found.staleness == (formulas.hetpipe_staleness(wave, 0).local,) * p
-        assert formulas.hetpipe_in_flight(p, wave) == found.held
+        assert found.staleness == (formulas.wsp_staleness(wave, 0).local,) * p
 
 
 def test_where_the_forms_do_not_hold_they_refuse() -> None:
-    with pytest.raises(UsageError, match="make units of 4"):
+    with pytest.raises(UsageError, match=r"chimera holds for .* F<=B, \(m<=p or m mod p=0\)"):
         formulas.chimera_makespan_s(4, 6, 1, 2)
-    with pytest.raises(UsageError, match="not a multiple"):
-        formulas.interleaved_makespan_s(4, 6, 2, 1, 2)
-    with pytest.raises(UsageError, match="F = B = W"):
-        formulas.zero_bubble_bubble_s("zb-v", 4, 1, 2, 1)
-    with pytest.raises(UsageError, match="micro_batches is 7"):
-        formulas.zero_bubble_v_makespan("zb-v", 4, 7)
+    with pytest.raises(PlanError, match="do not make groups of 4"):
+        formulas.interleaved_makespan_s(4, 6, 1, 2)
+    with pytest.raises(UsageError, match="F=W, B=2W, m>=2p"):
+        formulas.zb_v_idle_s(4, 8, 1, 3, 1)
+    with pytest.raises(UsageError, match="m>=2p") as refused:
+        formulas.zb_v_makespan_s(4, 7, weight_grad_s=1)
+    assert "planner.measure_schedule('zb-v'" in refused.value.problem.hint
     with pytest.raises(UsageError, match="did you mean 'zb-h2' or 'zb-h1'"):
-        formulas.zero_bubble_bubble_s("zb-h3", 4, 1, 1, 1)
+        formulas.schedule_figures("zb-h3", 4, 1)
+    with pytest.raises(UsageError, match="no option 'pair'"):
+        formulas.chimera_bubble(4, 4, pair=2)
+    with pytest.raises(UsageError, match="workers is 0"):
+        formulas.gpipe_bubble(0, 4)
+
+
+def test_expressions_read_what_they_say_and_nothing_else() -> None:
+    assert evaluate("max(3*p-(4 if p % 2 else 7), 0)*F", {"p": 5, "F": 2}) == 22
+    assert evaluate("(k or p)-1 if m < p and k == 0 else ceil(m/2)+floor(m/2)", {"k": 0, "p": 4, "m": 3}) == 3
+    assert evaluate("(k or p)-1 if m < p and k == 0 else ceil(m/2)+floor(m/2)", {"k": 2, "p": 4, "m": 3}) == 3
+    with pytest.raises(PlanError, match="'q' has no value in 'p-q'"):
+        evaluate("p-q", {"p": 4})
+    for text in ("p.real", "open(p)", "[p]", "p**2", "'p'", "min(p, key=p)"):
+        with pytest.raises(PlanError, match="cannot read"):
+            evaluate(text, {"p": 4})
+
+
+def test_units_are_those_of_the_schedule() -> None:
+    assert get("interleaved").activation_unit is ActivationUnit.CHUNK
+    assert formulas.interleaved_in_flight(4, 8) == (5.5, 4.5, 3.5, 2.5)

@@ -69,7 +69,6 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("GShard", "top 1, fp32, D 4: 64 x 8 x 4 x 3/4", lambda: f.gshard_all_to_all_bytes(64, 8, 4, 1, 4), 1536),
     ("GShard", "four in training", lambda: f.gshard_all_to_all_bytes(64, 8, 4, 1, 4, train_step=True), 6144),
     ("GShard", "512 over 128 on a torus", lambda: f.gshard_all_to_all_growth(512, 128), 2),
-    ("GShard", "512 cores for a year", lambda: f.core_years(512, 365.25), 512),
     # Mesh-TensorFlow
     (
         "Mesh-TF",

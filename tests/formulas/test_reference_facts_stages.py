@@ -56,7 +56,7 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ),
     ("DAPPLE", "and exact", lambda: exact([1] * 3, [2] * 3, 6, [3, 1, 1]), 27),
     ("DAPPLE", "one stage: M (F + B) + AR", lambda: f.dapple_latency_s([2], [3], 4, [1]), 21),
-    ("DAPPLE", "K = min(D - i, 3), M 2", lambda: f.dapple_in_flight(4, 2, 3), (2, 2, 2, 1)),
+    ("DAPPLE", "K = min(D - i, 3), M 2", lambda: f.dapple_in_flight(4, 2, most=3), (2, 2, 2, 1)),
     # Alpa
     ("Alpa", "3 + 1 + 2 and 4 x 3", lambda: f.alpa_latency_s([3, 1, 2], 5), 18),
     ("Alpa", "one micro-batch", lambda: f.alpa_latency_s([3, 1, 2], 1), 6),

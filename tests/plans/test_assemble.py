@@ -10,7 +10,7 @@ from planner.errors import PlanError
 from planner.plans import Boundary, Duplicated, Loss, Requirement, SharedParameter, StageCollective, dumps
 from planner.plans.sections import differentiable
 from planner.plans.words import module_ranges, summary
-from planner.schedules.types import ActionKind
+from planner.schedules import ActionKind
 from planner.space.blocks import loss_outputs
 from tests.graph import make_graph
 from tests.plans.sample import decision, make_plan

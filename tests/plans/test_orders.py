@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError
 from planner.plans import Steady, Steps, decode, encode, encode_orders
-from planner.schedules.orders_file import parse_action
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import Action, ActionKind, parse_action
 
 F, B, S, U = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.SYNC, ActionKind.UPDATE
 

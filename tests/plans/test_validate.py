@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from planner.plans import Block, BlockRun, Duplicated, Fault, Plan, compress, decode, encode, seal, validate
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import Action, ActionKind
 from tests.graph import make_graph
 from tests.plans.sample import cluster, decision, language_model, make_plan
 

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
 from planner.play import Conditions, StageTimes, Trace, Transfers, held_units, peak_in_flight, run
-from planner.schedules import Action, ActionKind, Pipeline, Work, get, names, with_transfers
-from planner.schedules._defaults import Defaults
-from planner.schedules.compiling import compile_orders
-from planner.schedules.held import count_held
-from planner.schedules.versions import peak_versions, staleness
+from planner.schedules import (
+    Action,
+    ActionKind,
+    Pipeline,
+    Schedule,
+    Work,
+    compile_orders,
+    count_held,
+    get,
+    names,
+    peak_versions,
+    staleness,
+    with_transfers,
+)
 from tests.schedules.shapes import SHAPES, served
 
 SHARED = ("bapipe-fbp", "bpipe")
@@ -270,7 +279,7 @@ def test_work_is_checked_for_lanes() -> None:
 
 
 def test_a_schedule_without_an_order_cannot_be_made() -> None:
-    class Idle(Defaults):
+    class Idle(Schedule):
         key = "idle"
 
     with pytest.raises(TypeError, match="order"):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, memory_curve, run
-from planner.schedules import ActionKind, Pipeline, Schedule, get
-from planner.schedules.compiling import compile_orders
+from planner.schedules import ActionKind, Pipeline, Schedule, compile_orders, get
 from tests.schedules.shapes import SHAPES, served
 
 TIMED = ("bapipe-fbp", "bpipe")

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError, UsageError
-from planner.schedules import ActivationUnit, Pipeline, Schedule, WeightPolicy, get, names, suffix_replicas
-from planner.schedules.compiling import compile_orders
+from planner.schedules import (
+    ActivationUnit,
+    Pipeline,
+    Schedule,
+    WeightPolicy,
+    compile_orders,
+    get,
+    names,
+)
 
 
 def text(schedule: str, replicas: tuple[int, ...], micro_batches: int) -> list[str]:
@@ -78,10 +85,6 @@ def test_registry_names_and_suggestion() -> None:
     assert {"gpipe", "1f1b"} <= set(names())
     with pytest.raises(UsageError, match="did you mean '1f1b'"):
         get("1fb1")
-
-
-def test_suffix_replicas() -> None:
-    assert suffix_replicas((1, 4, 2)) == (7, 6, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.play import StageTimes, measure_orders
-from planner.schedules import Action, ActionKind, Pipeline, get, orders_json, read_orders
-from planner.schedules.orders_file import parse_action
+from planner.schedules import Action, ActionKind, Pipeline, get, orders_json, parse_action, read_orders
 
 CSV = """worker,action
 0,F0.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import PlanError
-from planner.schedules import Action, ActionKind
-from planner.schedules.compiling import compile_orders
+from planner.schedules import Action, ActionKind, compile_orders
 
 
 def order(text: str) -> list[Action]:

@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import PlanError
-from planner.schedules import Pipeline, Work, get
-from planner.schedules.compiling import compile_orders
-from planner.schedules.orders_file import parse_action
-from planner.schedules.versions import peak_versions, staleness, version_use
+from planner.schedules import Pipeline, Work, compile_orders, get, parse_action, peak_versions, staleness, version_use
 
 
 def work(*lanes: str, versions: tuple[int, ...] = ()) -> Work:

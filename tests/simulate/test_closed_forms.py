@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.play import StageTimes, peak_in_flight, play
-from planner.schedules import Pipeline, get
-from planner.schedules.compiling import compile_orders
+from planner.schedules import Pipeline, compile_orders, get
 from planner.simulate import closed_form_s
 
 SECONDS = st.floats(0.01, 10.0)

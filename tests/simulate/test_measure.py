@@ -23,8 +23,7 @@ from planner.play import (
     memory_curve,
     run,
 )
-from planner.schedules import Pipeline, Work, get
-from planner.schedules.orders_file import parse_action
+from planner.schedules import Pipeline, Work, get, parse_action
 
 
 def work(*lanes: str) -> Work:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner import formulas
 from planner.play import Conditions, Measurement, measure_schedule
-from planner.schedules import bapipe_sno as sno
-from planner.schedules import bapipe_so as so
-from planner.schedules import dualpipe
 
 STAGES = (1, 2, 3, 4, 6, 8)
 
@@ -108,8 +106,8 @@ def test_bapipe_with_transfers(transfer: float) -> None:
             times = {"forward_s": 1.0, "backward_s": 2.0, "receive_s": transfer}
             waiting = measure_schedule("bapipe-sno", n, m, **times)  # type: ignore[arg-type]
             overlapped = measure_schedule("bapipe-so", n, m, **times)  # type: ignore[arg-type]
-            assert waiting.makespan_s == pytest.approx(sno.time_s(n, m, 1, 2, transfer))
-            assert overlapped.makespan_s == pytest.approx(so.time_s(n, m, 1, 2, transfer))
+            assert waiting.makespan_s == pytest.approx(formulas.bapipe_makespan_s("sno", n, m, 1, 2, transfer))
+            assert overlapped.makespan_s == pytest.approx(formulas.bapipe_makespan_s("so", n, m, 1, 2, transfer))
 
 
 def test_bapipe_forward_and_backward_side_by_side() -> None:
@@ -166,7 +164,7 @@ def test_dualpipe_bubble(overlap: float) -> None:
                 weight_grad_s=1,
                 conditions=Conditions(pair_overlap=overlap),
             )
-            assert max(found.worker_idle_s) == pytest.approx(dualpipe.bubble_s(p, pair, 2, 1))
+            assert max(found.worker_idle_s) == pytest.approx(formulas.dualpipe_bubble_s(p, pair, 2, 1))
             if not overlap:
                 assert min(found.worker_idle_s) == pytest.approx(max(found.worker_idle_s))
             assert found.held == (p + 1,) * p
@@ -176,7 +174,7 @@ def test_dualpipe_v_is_half_of_dualpipe() -> None:
     for workers in (1, 2, 3, 4, 6):
         for m in (2 * workers, 5 * workers):
             found = measure_schedule("dualpipe-v", 2 * workers, m, forward_s=1, backward_s=2, weight_grad_s=1)
-            assert max(found.worker_idle_s) == pytest.approx(dualpipe.bubble_s(2 * workers, 3, 2, 1))
+            assert max(found.worker_idle_s) == pytest.approx(formulas.dualpipe_bubble_s(2 * workers, 3, 2, 1))
             assert set(found.held) == {2 * workers + 1}
 
 

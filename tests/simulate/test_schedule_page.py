@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.formulas_page import schedule_table
 from planner.play import Conditions, measure_schedule
 from planner.schedules import get, names
-from planner.schedules.table import schedule_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 WORKERS, MICRO_BATCHES = 4, 8

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from planner.errors import PlanError
 from planner.plans import Area, Fault, Plan, RankOrder, diff, dumps, encode, loads, seal, validate
 from planner.play import Conditions, Transfers, measure_schedule
-from planner.schedules import ActivationUnit, Pipeline, get
-from planner.schedules.orders_file import parse_action
-from planner.schedules.types import Action
+from planner.schedules import Action, ActivationUnit, Pipeline, get, parse_action
 from planner.simulate import simulate
 from planner.space.types import Configuration, StageChoice
 from tests.plans.sample import language_model, make_plan

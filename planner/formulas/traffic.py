@@ -1,4 +1,8 @@
-"""Tensor sharding and expert parallelism: bytes and elements that splits move, memory, layouts, and sizes of models."""
+"""Bytes and elements that sharding, experts and the exchange of gradients move, and sizes of models.
+
+The other closed forms of the exchange are in `planner.exchange`; bundled models (`planner.bundled_info`) are counted by
+their graphs.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
-from planner.exchange.formulas import all_reduce_bytes, reduce_scatter_bytes
-from planner.formulas._checks import chosen, same_length, whole
+from planner.exchange.formulas import (
+    all_reduce_bytes,
+    byteps_s,
+    byteps_shares,
+    reduce_scatter_bytes,
+    ring_all_reduce_s,
+    separate_server_s,
+)
+from planner.formulas.checks import chosen, divides, positive, same_length, whole
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
@@ -149,16 +160,6 @@ def gshard_all_to_all_growth(devices: int, from_devices: int) -> float:
     return math.sqrt(devices / from_devices)
 
 
-def core_years(cores: int, days: float) -> float:
-    """Core-years of a training run.
-
-    >>> round(formulas.core_years(2048, 4), 1)
-    22.4
-    """
-    whole(cores=cores)
-    return cores * days / 365.25
-
-
 @dataclass(frozen=True, slots=True)
 class LinearElements:
     """Elements that a device sends for one linear layer in a training step.
@@ -241,3 +242,115 @@ def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool 
     inside = [(1, 2**k) for k in range(devices_per_host.bit_length()) if 2**k < devices_per_host]
     counts = [h for h in range(1, hosts + 1) if every_host_count or h & (h - 1) == 0]
     return (*inside, *((h, devices_per_host) for h in counts))
+
+
+def rabenseifner_s(payload_bytes: float, ranks: int, latency_s: float, byte_per_s: float) -> float:
+    """Seconds of Rabenseifner's all-reduce: 2 log2(r) alpha + 2 (r-1)/r M/B.
+
+    >>> formulas.rabenseifner_s(800, 8, latency_s=1, byte_per_s=100)
+    20.0
+    """
+    whole(ranks=ranks)
+    positive(byte_per_s=byte_per_s)
+    return 2 * math.log2(ranks) * latency_s + ring_all_reduce_s(payload_bytes, ranks, byte_per_s)
+
+
+def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
+    """The part of the gradients that all CPU machines sum together: 2k(n-1)/(n^2+kn-2k).
+
+    >>> formulas.byteps_cpu_share(8, 1), formulas.byteps_cpu_share(8, 8)
+    (0.2, 1.0)
+    """
+    return cpu_machines * byteps_shares(gpu_machines, cpu_machines).cpu
+
+
+def byteps_speedup(gpu_machines: int, cpu_machines: int, over: str = "all-reduce") -> float:
+    """Time of a ring all-reduce, or of k separate servers, over BytePS's; over a ring at most 2(n-1)/n, for k = n.
+
+    >>> formulas.byteps_speedup(8, 2), round(formulas.byteps_speedup(8, 2, over="servers"), 4)
+    (1.1875, 2.7143)
+
+    Raises:
+        UsageError: another way, or no server to compare with.
+    """
+    own = byteps_s(1.0, gpu_machines, cpu_machines, 1.0)
+    if over == "all-reduce":
+        other = ring_all_reduce_s(1.0, gpu_machines, 1.0)
+    elif over == "servers":
+        other = separate_server_s(1.0, gpu_machines, cpu_machines, 1.0)
+    else:
+        raise UsageError(f"unknown way {over!r}", hint="use all-reduce or servers")
+    return other / own if own > 0 else 1.0
+
+
+def transformer_block_parameters(hidden: int, feed_forward: int | None = None) -> int:
+    """Weights of one transformer layer with biases and two norms: 4h^2 + 2hf + 9h + f; 12h^2 + 13h for f = 4h.
+
+    >>> formulas.transformer_block_parameters(1024), 24 * formulas.transformer_block_parameters(1024)
+    (12596224, 302309376)
+    """
+    inner = 4 * hidden if feed_forward is None else feed_forward
+    whole(hidden=hidden, feed_forward=inner)
+    return 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+
+
+def bert_embedding_parameters(hidden: int, vocab: int = 30522, positions: int = 512, segments: int = 2) -> int:
+    """Weights of BERT's embeddings: words, positions and segments, and their norm.
+
+    >>> formulas.bert_embedding_parameters(1024)
+    31782912
+    """
+    whole(hidden=hidden, vocab=vocab, positions=positions)
+    return (vocab + positions + segments + 2) * hidden
+
+
+def bert_parameters(layers: int, hidden: int, vocab: int = 30522, positions: int = 512) -> int:
+    """Weights of BERT in pre-training: embeddings, layers, pooler, and both heads (the decoder's weights its own).
+
+    >>> formulas.bert_parameters(48, 1024)
+    669790012
+    """
+    whole(layers=layers)
+    pooler = hidden * hidden + hidden
+    words = hidden * hidden + 3 * hidden + vocab * hidden + vocab
+    body = layers * transformer_block_parameters(hidden)
+    return bert_embedding_parameters(hidden, vocab, positions) + body + pooler + words + 2 * hidden + 2
+
+
+def gpt_embedding_parameters(hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
+    """Weights of GPT-2's embeddings: words and positions.
+
+    >>> formulas.gpt_embedding_parameters(1280)
+    65639680
+    """
+    whole(hidden=hidden, vocab=vocab, positions=positions)
+    return (vocab + positions) * hidden
+
+
+def gpt_parameters(layers: int, hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
+    """Weights of GPT-2: embeddings, which the output shares, layers, and the last norm.
+
+    >>> formulas.gpt_parameters(12, 768)
+    124439808
+    """
+    whole(layers=layers)
+    return (
+        gpt_embedding_parameters(hidden, vocab, positions) + layers * transformer_block_parameters(hidden) + 2 * hidden
+    )
+
+
+def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str = "bert") -> int:
+    """Weights of the first of D stages of equal layers: the most, with the embeddings; what its workers all-reduce.
+
+    >>> [formulas.largest_stage_parameters(48, 1024, d) for d in (2, 4, 8, 16)]
+    [334092288, 182937600, 107360256, 69571584]
+    >>> formulas.largest_stage_parameters(64, 1280, 8, model="gpt")
+    223059200
+
+    Raises:
+        UsageError: stages that do not divide the layers, or another model than bert or gpt.
+    """
+    whole(layers=layers, stages=stages)
+    divides("layers", layers, "stages", stages)
+    table = {"bert": bert_embedding_parameters, "gpt": gpt_embedding_parameters}
+    return layers // stages * transformer_block_parameters(hidden) + chosen("model", model, table)(hidden)

@@ -1,4 +1,7 @@
-"""The page of all formulas, docs/formulas.md, made from their signatures and docstrings."""
+"""Rewrites docs/formulas.md and the first table of docs/schedules.md: `python -m benchmarks.formulas_page`.
+
+Formulas show their signatures and docstrings, schedules what they say of themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from planner import formulas
+from planner.formulas.pipelines import FIGURES, SPOKEN
+from planner.schedules import SCHEDULES, ActivationUnit, Schedule, get, printed
 
-_HEAD = """\
+DOCS = Path(__file__).parents[1] / "docs"
+
+_HEAD = f"""\
 # Formulas
 
 What the published systems cost, keep and decide, as functions with plain numbers in and out. Everything here can be had
@@ -26,6 +34,13 @@ A name begins with its system and ends with its unit where it has one (`_s` seco
 if all are. `formulas.names("chimera")` lists the names of a system, `help(formulas.chimera_bubble)` explains one, a
 misspelt name is answered with the nearest. Wrong arguments raise `planner.UsageError` (a schedule that cannot serve a
 pipeline `planner.PlanError`) and say what to do.
+
+Every schedule has the same figures, {", ".join(f"`{figure}`" for figure in FIGURES)},
+each by the name of the schedule (`gpipe_bubble(4, 8)`, `one_f_one_b_in_flight(4, 8)`,
+`chimera_makespan_s(8, 8, 1, 2, pairs=2)`), or all of them by `schedule_figures`. They follow from what the schedule
+says of itself: p workers, i = 0..p-1 a worker, m micro-batches; F, B and W the forward, the whole backward and its
+weight gradient of one stage (where a worker has several: of each). The bubble is idle / (work + idle), (p-1)/(m+p-1)
+where (p-1)(F+B) is idle. Where a closed form does not hold it refuses and names the simulation.
 
 Formulas hold for equal stages. `planner.measure_schedule` plays any schedule with times by stage, transfers and
 exchanges ([all schedules](schedules.md)); where formula and simulation differ, the simulation counts. Prices on real
@@ -129,29 +144,131 @@ SIMULATED = {
 """By system, what a simulation or another function of the front door shows."""
 
 
+GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Every schedule": ((), ("schedule_figures", "recompute_")),
+    "GPipe": (("gpipe",), ("gpipe_",)),
+    "1F1B with a flush": (("1f1b",), ()),
+    "Interleaved 1F1B": (("interleaved",), ()),
+    "Chimera": (("chimera",), ("chimera_",)),
+    "GEMS": (("gems",), ("gems_",)),
+    "BaPipe": (("bapipe-as", "bapipe-sno", "bapipe-so", "bapipe-fbp"), ("bapipe_",)),
+    "PipeDream": (("pipedream",), ("pipedream_",)),
+    "PipeDream-2BW": (("pipedream-2bw",), ("pipedream_2bw_",)),
+    "PipeMare": (("pipemare",), ("pipemare_",)),
+    "Pipelined Backpropagation": (
+        ("pipelined-backprop",), ("fill_drain_", "spike_", "predicted_", "scaled_", "spectrain_"),
+    ),
+    "HetPipe": (("hetpipe",), ("hetpipe_", "wsp_")),
+    "DAPPLE": (("dapple",), ("dapple_",)),
+    "Zero bubble": (("zb-h1", "zb-h2", "zb-v", "v-half", "v-min"), ()),
+    "Hanayo": (("hanayo",), ()),
+    "BPipe": (("bpipe",), ()),
+    "DualPipe": (("dualpipe", "dualpipe-v"), ("dualpipe_",)),
+    "Seq1F1B": (("seq1f1b",), ("seq1f1b_",)),
+    "Tofu": ((), ("tofu_",)),
+    "GShard": ((), ("gshard_",)),
+    "Mesh-TensorFlow": ((), ("mesh_tensorflow_", "named_program")),
+    "Collectives": (
+        (),
+        (
+            "all_reduce_", "reduce_scatter_", "tree_", "in_network_", "ring_", "rabenseifner_", "sharded_server_",
+            "separate_server_",
+        ),
+    ),
+    "BytePS": ((), ("byteps_", "pcie_")),
+    "Herring": ((), ("herring_", "round_robin_", "balanced_")),
+    "Parallax": ((), ("parallax_", "touched_", "best_part", "whole_part", "fit_part", "search_part")),
+    "Alpa": ((), ("alpa_",)),
+    "ZeRO and FSDP": ((), ("zero_",)),
+    "AutoDDL and tensor parallelism": ((), ("autoddl_", "tensor_parallel_")),
+    "Piper": ((), ("piper_", "contiguous_")),
+    "Acyclic partition of a DAG (Archer et al.)": ((), ("max_load_",)),
+    "Sizes of models": ((), ("transformer_", "bert_", "gpt_", "largest_")),
+}  # fmt: skip
+"""By system, its schedules and what the names of its other formulas begin with."""
+
+
 def formulas_page() -> str:
     """Markdown of docs/formulas.md."""
     return "\n".join([_HEAD, *_index(), "", *_sections()])
 
 
+def members(system: str) -> list[str]:
+    """Names of a system's written formulas: those of no longer beginning that is another's."""
+    begins = {begin: group for group, (_, own) in GROUPS.items() for begin in own}
+    return [
+        name
+        for name in formulas.written()
+        if begins.get(max((b for b in begins if name.startswith(b)), key=len, default="")) == system
+    ]
+
+
+def schedules_of(system: str) -> tuple[str, ...]:
+    """Names of a system's schedules; those of none stand under what all have."""
+    named = {schedule for own, _ in GROUPS.values() for schedule in own}
+    rest = tuple(name for name in SCHEDULES.names() if name not in named)
+    return GROUPS[system][0] + (rest if system == "Every schedule" else ())
+
+
 def _index() -> Iterator[str]:
     """A table of all systems with the names of their formulas."""
-    yield "| system | formulas |"
-    yield "|---|---|"
-    for system, modules in formulas.GROUPS.items():
-        own = ", ".join(f"`{name}`" for names in modules.values() for name in names)
+    yield "| system | schedules | formulas |"
+    yield "|---|---|---|"
+    for system in GROUPS:
+        own, played = (", ".join(f"`{name}`" for name in found) for found in (members(system), schedules_of(system)))
         anchor = re.sub(r"[^a-z0-9 -]", "", system.lower()).replace(" ", "-")
-        yield f"| [{system}](#{anchor}) | {own} |"
+        yield f"| [{system}](#{anchor}) | {played} | {own} |"
 
 
 def _sections() -> Iterator[str]:
-    for system, modules in formulas.GROUPS.items():
+    for system in GROUPS:
         yield f"## {system}\n"
-        for name in (name for own in modules.values() for name in own):
+        yield from map(_facts, schedules_of(system))
+        for name in members(system):
             yield _entry(name, getattr(formulas, name))
         if system in SIMULATED:
             yield "Played, or counted on a graph:\n"
             yield f"```pycon\n{textwrap.dedent(SIMULATED[system]).strip()}\n\n```\n"
+
+
+def _facts(schedule: str) -> str:
+    """What a schedule says of itself, and the names of its formulas."""
+    begin = SPOKEN.get(schedule, schedule.replace("-", "_"))
+    idle, kept = _idle(get(schedule)), _kept(get(schedule))
+    return (
+        f"**`{begin}_*(workers, micro_batches, forward_s=1.0, backward_s=2.0, weight_grad_s=None, **options)`** "
+        f"`{schedule}`: idle {idle}; keeps {kept} ([all schedules](schedules.md)).\n"
+    )
+
+
+def _idle(schedule: Schedule) -> str:
+    facts = schedule.facts
+    return printed(facts.idle) + (f" for {printed(facts.idle_holds)}" if facts.idle_holds else "")
+
+
+def _kept(schedule: Schedule) -> str:
+    """What a worker keeps, with its unit where that is no micro-batch."""
+    unit = "" if schedule.activation_unit is ActivationUnit.MICRO_BATCH else f" {schedule.activation_unit}s"
+    return f"{'at most ' if schedule.facts.kept_bound else ''}{printed(schedule.facts.kept)}{unit}"
+
+
+def schedule_table() -> str:
+    """Markdown: what each schedule decides, its idle time, memory, versions, staleness, and where it was published."""
+    rows = [
+        "| name | decides; options | idle time | keeps | versions | staleness | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, schedule in SCHEDULES.items():
+        f = schedule.facts
+        noted = (
+            (_idle(schedule), f.idle_note),
+            (_kept(schedule), f.kept_note),
+            (printed(f.versions), ""),
+            (printed(f.staleness), f.staleness_note),
+        )
+        cells = (f"`{name}`", f.decides, *("; ".join(filter(None, pair)) for pair in noted), f.source)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 def _entry(name: str, function: Callable[..., Any]) -> str:
@@ -167,3 +284,15 @@ def _arguments(function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def main() -> None:
+    """Write both pages."""
+    (DOCS / "formulas.md").write_text(formulas_page(), encoding="utf-8")
+    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    table = re.compile(r"^\| name \| decides; options .*?\n(?=\n)", re.DOTALL | re.MULTILINE)
+    (DOCS / "schedules.md").write_text(table.sub(lambda _: schedule_table(), page, count=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,12 +12,17 @@ ways; the shortest with equal times is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar, Protocol
 
 from planner.errors import PlanError
-from planner.schedules.types import Action, ActionKind
+from planner.schedules import SCHEDULES
+from planner.schedules.chunks import Chunked
+from planner.schedules.facts import Facts
+from planner.schedules.types import Action, ActionKind, Pipeline
 
 _PERIOD = 6
 _FORWARDS = (0, 1)
@@ -195,3 +200,104 @@ class _Filling:
             self._kept[worker] += 1
         else:
             self._pending[worker].append((what + 2, m))
+
+
+class FoldedBlock(Chunked, Protocol):
+    """Two chunks a worker in a V, from a repeated block; the backward in two parts."""
+
+    __slots__ = ()
+
+    spans: ClassVar[bool] = True
+    split_backward: ClassVar[bool] = True
+
+    chunks_per_worker: int = 2
+
+    @abstractmethod
+    def block(self, workers: int) -> Block:
+        """The slots of the repeated block."""
+        ...
+
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """The repeated block with its gaps filled."""
+        limit = self.by_place(self.facts.kept, pipeline, 1)[0]
+        return block_order(self.block(pipeline.stages // 2), pipeline.micro_batches, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV(FoldedBlock):
+    """ZB-V: no bubble within the memory of 1F1B.
+
+    With equal times for forward, input gradient and weight gradient no worker waits between its first start and its
+    last end. The passes of the block move four and two slots a worker.
+    """
+
+    key = "zb-v"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward",
+        source="Qi et al., ICLR 2024",
+        kept="2*p",
+        kept_bound=True,
+        idle="0",
+        idle_holds="F == W and B == 2*W and m >= 2*p",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """Lifespans of both chunks together 12p slots: 2p chunks."""
+        return even_block(workers, (4, 2, 4, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class VHalf(FoldedBlock):
+    """V-half: about half the memory of 1F1B, with a smaller bubble.
+
+    The passes of the block move two and one slots a worker.
+    """
+
+    key = "v-half"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward, half the memory",
+        source="Qi et al., NeurIPS 2024",
+        kept="2*floor((p+2)/2)",
+        kept_bound=True,
+        idle="max(3*p-(4 if p % 2 else 7), 0)*F",
+        idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """Passes of 2, 1, 2 and 1 slots a worker; for an even number the backwards begin 3 slots later."""
+        gap = 3 if workers % 2 == 0 else 0
+        return tuple(
+            (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2)
+            for i in range(workers)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VMin(FoldedBlock):
+    """V-min: a third of the memory of 1F1B.
+
+    All passes of the block move one slot a worker: the shortest way there and back, so no order keeps less.
+    """
+
+    key = "v-min"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward, least memory",
+        source="Qi et al., NeurIPS 2024",
+        kept="2*floor((p+4)/3)",
+        kept_bound=True,
+        idle="max(4*p-(5 if p % 3 else 7), 0)*F",
+        idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """All passes one slot a worker; where three divides the workers the backwards begin 2 slots later."""
+        gap = 2 if workers % 3 == 0 else 0
+        return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
+
+
+SCHEDULES.register("zb-v", ZeroBubbleV())
+SCHEDULES.register("v-half", VHalf())
+SCHEDULES.register("v-min", VMin())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from planner.schedules.program import (
@@ -25,19 +23,24 @@ from planner.schedules.program import (
 )
 from planner.schedules.types import OrderError
 
+_ROLES = {
+    kind: (BACKWARD, INPUT_GRAD) if kind == BACKWARD else (kind,)
+    for kind in (
+        FORWARD,
+        BACKWARD,
+        WEIGHT_GRAD,
+        RECOMPUTE,
+        SEND_ACTIVATION,
+        RECEIVE_ACTIVATION,
+        SEND_GRADIENT,
+        RECEIVE_GRADIENT,
+        LOAD,
+    )
+}
+"""Kinds of which a micro-batch has one at a stage: what makes the gradient of a stage's input counts as a backward."""
 
-class _Tables(NamedTuple):
-    """Action by key (stage, unit) for each role, -1 where there is none."""
-
-    forward: np.ndarray
-    gradient: np.ndarray
-    weight: np.ndarray
-    recompute: np.ndarray
-    activation_out: np.ndarray
-    activation_in: np.ndarray
-    gradient_out: np.ndarray
-    gradient_in: np.ndarray
-    load: np.ndarray
+_Tables = dict[int, np.ndarray]
+"""By role, the action of each key (stage, unit), -1 where there is none."""
 
 
 def link(program: Program) -> None:
@@ -71,22 +74,12 @@ def link(program: Program) -> None:
 
 
 def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
-    roles = (
-        (FORWARD,),
-        (BACKWARD, INPUT_GRAD),
-        (WEIGHT_GRAD,),
-        (RECOMPUTE,),
-        (SEND_ACTIVATION,),
-        (RECEIVE_ACTIVATION,),
-        (SEND_GRADIENT,),
-        (RECEIVE_GRADIENT,),
-        (LOAD,),
-    )
     present = np.bincount(program.kind, minlength=LAUNCH_SYNC + 1)
     nothing = np.full(size, -1, np.int64)
-    return _Tables(
-        *(_table(program, program.of(*role), key, size) if present[list(role)].any() else nothing for role in roles)
-    )
+    return {
+        role: _table(program, program.of(*kinds), key, size) if present[list(kinds)].any() else nothing
+        for role, kinds in _ROLES.items()
+    }
 
 
 def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
@@ -105,10 +98,10 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
 def _moves(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
     """What is sent is received, and the other way round, by the stage after (gradients: before)."""
     for code, other, by, what in (
-        (SEND_ACTIVATION, tables.activation_in, 1, "receives"),
-        (RECEIVE_ACTIVATION, tables.activation_out, -1, "sends"),
-        (SEND_GRADIENT, tables.gradient_in, -1, "receives"),
-        (RECEIVE_GRADIENT, tables.gradient_out, 1, "sends"),
+        (SEND_ACTIVATION, tables[RECEIVE_ACTIVATION], 1, "receives"),
+        (RECEIVE_ACTIVATION, tables[SEND_ACTIVATION], -1, "sends"),
+        (SEND_GRADIENT, tables[RECEIVE_GRADIENT], -1, "receives"),
+        (RECEIVE_GRADIENT, tables[SEND_GRADIENT], 1, "sends"),
     ):
         moves = np.flatnonzero(program.kind == code)
         stage = program.stage[moves] + by
@@ -125,61 +118,62 @@ def _moves(program: Program, tables: _Tables, key: np.ndarray, width: int) -> No
 
 def _tensors(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
     """Sources in neighbouring stages; an explicit SEND or RECEIVE takes the place of the computation."""
-    kind, stage, source = program.kind, program.stage, program.source
-    made = np.where(tables.activation_out >= 0, tables.activation_out, tables.forward)
-    back = np.where(tables.gradient_out >= 0, tables.gradient_out, tables.gradient)
-
-    needs = np.flatnonzero((kind == FORWARD) & (stage > 0))
-    received = tables.activation_in[key[needs]]
-    _require_before(program, needs[received >= 0], received[received >= 0], "the receipt of its input")
-    needs = np.concatenate([needs[received < 0], np.flatnonzero((kind == RECEIVE_ACTIVATION) & (stage > 0))])
-    source[needs] = made[key[needs] - width]
-    _require(program, needs, source[needs], "the forward of the stage before")
-
-    inner = stage < program.stages - 1
-    needs = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & inner)
-    received = tables.gradient_in[key[needs]]
-    _require_before(program, needs[received >= 0], received[received >= 0], "the receipt of its gradient")
-    needs = np.concatenate([needs[received < 0], np.flatnonzero((kind == RECEIVE_GRADIENT) & inner)])
-    source[needs] = back[key[needs] + width]
-    _require(program, needs, source[needs], "the backward of the stage after")
+    stage, source = program.stage, program.source
+    for makes, sends, receives, by, has_other, receipt, origin in (
+        (FORWARD, SEND_ACTIVATION, RECEIVE_ACTIVATION, -width, stage > 0, "input", "the forward of the stage before"),
+        (
+            BACKWARD,
+            SEND_GRADIENT,
+            RECEIVE_GRADIENT,
+            width,
+            stage < program.stages - 1,
+            "gradient",
+            "the backward of the stage after",
+        ),
+    ):
+        made = np.where(tables[sends] >= 0, tables[sends], tables[makes])
+        needs = np.flatnonzero(program.of(*_ROLES[makes]) & has_other)
+        received = tables[receives][key[needs]]
+        _require_before(program, needs[received >= 0], received[received >= 0], f"the receipt of its {receipt}")
+        needs = np.concatenate([needs[received < 0], np.flatnonzero((program.kind == receives) & has_other)])
+        source[needs] = made[key[needs] + by]
+        _require(program, needs, source[needs], origin)
 
 
 def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
     """Actions that need another of the same stage, micro-batch and worker."""
     kind = program.kind
-    gradients = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD))
-    _require_own(program, gradients, tables.forward[key[gradients]], "its forward")
-    for needy, table, what in (
-        (WEIGHT_GRAD, tables.gradient, "its input gradient"),
-        (RECOMPUTE, tables.forward, "its forward"),
-        (SEND_ACTIVATION, tables.forward, "its forward"),
-        (SEND_GRADIENT, tables.gradient, "its backward"),
-        (EVICT, tables.forward, "its forward"),
+    for needy, needed, what in (
+        ((BACKWARD, INPUT_GRAD), FORWARD, "its forward"),
+        ((WEIGHT_GRAD,), BACKWARD, "its input gradient"),
+        ((RECOMPUTE,), FORWARD, "its forward"),
+        ((SEND_ACTIVATION,), FORWARD, "its forward"),
+        ((SEND_GRADIENT,), BACKWARD, "its backward"),
+        ((EVICT,), FORWARD, "its forward"),
     ):
-        found = np.flatnonzero(kind == needy)
-        _require_own(program, found, table[key[found]], what)
+        found = np.flatnonzero(program.of(*needy))
+        _require_own(program, found, tables[needed][key[found]], what)
     again = np.flatnonzero(kind == RECOMPUTE)
-    late = again[tables.gradient[key[again]] < again]
+    late = again[tables[BACKWARD][key[again]] < again]
     if len(late):
         raise program.error(int(late[0]), f"{program.label(late[0])} comes after its backward", "recompute before it")
     halves = np.flatnonzero(kind == WEIGHT_GRAD)
-    whole = halves[kind[tables.gradient[key[halves]]] == BACKWARD]
+    whole = halves[kind[tables[BACKWARD][key[halves]]] == BACKWARD]
     if len(whole):
         message = f"{program.label(whole[0])} is a part of the whole backward of the same micro-batch"
         raise program.error(int(whole[0]), message, "make that an input gradient, or leave this out")
     split = np.flatnonzero(kind == INPUT_GRAD)
-    _require(program, split, tables.weight[key[split]], "its weight gradient")
+    _require(program, split, tables[WEIGHT_GRAD][key[split]], "its weight gradient")
     forwards = np.flatnonzero(kind == FORWARD)
-    _require(program, forwards, tables.gradient[key[forwards]], "its backward")
+    _require(program, forwards, tables[BACKWARD][key[forwards]], "its backward")
 
 
 def _causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
     """Sub-sequences in order forward, in reverse order backward, on one lane."""
     forwards = np.flatnonzero((program.kind == FORWARD) & (program.part > 0))
-    _require_before(program, forwards, tables.forward[key[forwards] - 1], "the forward of the part before")
+    _require_before(program, forwards, tables[FORWARD][key[forwards] - 1], "the forward of the part before")
     backwards = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & (program.part < program.work.parts - 1))
-    _require_before(program, backwards, tables.gradient[key[backwards] + 1], "the backward of the part after")
+    _require_before(program, backwards, tables[BACKWARD][key[backwards] + 1], "the backward of the part after")
 
 
 def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
@@ -191,7 +185,7 @@ def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
     for action in np.flatnonzero(program.of(EVICT, LOAD, FORWARD, BACKWARD, INPUT_GRAD)).tolist():
         kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
         if kind == EVICT:
-            if 0 <= tables.gradient[unit] < action and program.lane[tables.gradient[unit]] == lane:
+            if 0 <= tables[BACKWARD][unit] < action and program.lane[tables[BACKWARD][unit]] == lane:
                 raise _misplaced(program, action, "comes after its backward")
             if unit in away:
                 raise _misplaced(program, action, "is evicted twice without a load in between")
@@ -204,8 +198,8 @@ def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
             program.after[action] = pending.pop(lane, -1)
         elif unit in away:
             raise _misplaced(program, action, "needs activations that are evicted")
-        elif tables.load[unit] >= 0:
-            program.after[action] = tables.load[unit]
+        elif tables[LOAD][unit] >= 0:
+            program.after[action] = tables[LOAD][unit]
 
 
 def _misplaced(program: Program, action: int, what: str) -> OrderError:

@@ -1,9 +1,11 @@
-"""Orders with the moments at which tensors are sent and received, as a backend needs them."""
+"""What is done with orders: forwards and backwards in turn, an end, copies for replicas, repetition, transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from typing import TypeVar
 
 from planner.schedules.types import Action, ActionKind, Work
 
@@ -15,6 +17,61 @@ _MOVES = (
 )
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 Place = tuple[bool, int, int, int]
+T = TypeVar("T")
+
+
+def in_turn(forwards: Sequence[T], backwards: Sequence[T], ahead: int) -> Iterator[T]:
+    """`ahead` forwards, then a backward and a forward in turn, then the remaining backwards."""
+    yield from forwards[:ahead]
+    for done, coming in zip_longest(backwards, forwards[ahead:]):
+        yield done
+        if coming is not None:
+            yield coming
+
+
+def finish(stages: Sequence[int]) -> Iterator[Action]:
+    """SYNC of all stages of a worker, then UPDATE of all."""
+    yield from (Action(ActionKind.SYNC, stage) for stage in stages)
+    yield from (Action(ActionKind.UPDATE, stage) for stage in stages)
+
+
+def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
+    """The orders `count` times, micro-batches dealt round-robin; all copies of an order stand together."""
+    if count == 1:
+        return tuple(tuple(order) for order in orders)
+    lane_of = {lane: lane for lane in range(len(orders))}
+    return tuple(
+        tuple(
+            replace(
+                a,
+                micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
+                peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
+            )
+            for a in order
+        )
+        for order in orders
+        for replica in range(count)
+    )
+
+
+def follow_on(
+    orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The orders repeated, with numbers that go on."""
+    if iterations == 1:
+        return tuple(tuple(order) for order in orders)
+    return tuple(
+        tuple(
+            replace(a, micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
+            for i in range(iterations)
+            for a in order
+        )
+        for order in orders
+    )
+
+
+def _numbered(action: Action) -> bool:
+    return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
 
 
 def with_transfers(work: Work) -> Work:
