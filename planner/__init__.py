@@ -221,7 +221,8 @@ def _instead(name: str) -> str:
     if name in _RENAMED:
         return f"; it is planner.{_RENAMED[name]} now"
     for package, module in _exports().items():
-        if module == f"{__name__}.{package}" and name in getattr(importlib.import_module(module), "__all__", ()):
+        found = importlib.import_module(module) if module == f"{__name__}.{package}" else None
+        if found is not None and name in (getattr(found, "__all__", None) or dir(found)):
             return f"; it is planner.{package}.{name}"
     from planner.formulas import names
     from planner.registry import did_you_mean

@@ -18,13 +18,13 @@ from planner.schedules import (
     Schedule,
     Work,
     compile_orders,
-    count_held,
     get,
     names,
     peak_versions,
     staleness,
     with_transfers,
 )
+from planner.schedules.held import count_held
 from tests.schedules.shapes import SHAPES, served
 
 SHARED = ("bapipe-fbp", "bpipe")
