@@ -110,11 +110,12 @@ class Chimera(BothWays):
         return [each * units for units in dealt(count // each, lines.count)]
 
     def few(self, pipeline: Pipeline) -> Pipeline:
-        """Two units and what is left over, when they come one after another."""
+        """Two units and what is left over, when they come one after another; else as many units as can be under way,
+        D / 2f in each of 2f pipelines."""
         most = 2 * pipeline.stages + pipeline.micro_batches % pipeline.stages
-        if self.over is not Over.CONCAT or pipeline.micro_batches <= most:
-            return pipeline
-        return Pipeline(pipeline.replicas, most)
+        if self.over is not Over.CONCAT:
+            most = pipeline.stages * (2 if self.over is Over.DOUBLE else 1)
+        return Pipeline(pipeline.replicas, min(most, pipeline.micro_batches))
 
     def terms(self, pipeline: Pipeline) -> dict[str, Any]:
         """With `doubled` and `halved`: 1 by that choice for more micro-batches than stages, else 0."""
