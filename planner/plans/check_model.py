@@ -24,7 +24,7 @@ from planner.plans.shardings import GroupCollective, ShardedBlock, correspondenc
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
-from planner.sharding.boundary import Boundary as Treatment
+from planner.sharding.resting import Boundary as Treatment
 
 _FOR_THIS_MODEL = "plan again for this model"
 

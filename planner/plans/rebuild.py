@@ -34,8 +34,8 @@ from planner.sharding import (
     priced_once,
     strategies,
 )
-from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.problem import Choice, Facts
+from planner.sharding.resting import Boundaries, Boundary
 from planner.space.configuration import Configuration
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts

@@ -1,11 +1,10 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.choices import Means, Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
 from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
-from planner.sharding.forbidden import refusals_on, split_refusals, unmatched
+from planner.sharding.forbidden import split_refusals, unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     BlockSharding,
@@ -36,7 +35,7 @@ from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_o
 from planner.sharding.mixtures import ExpertPlan, Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import ReshardTable, Step, reshard, reshard_table
-from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
+from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.sharded import ShardedCosts, StageSharding, sharded_costs, whole_costs
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
@@ -101,7 +100,6 @@ __all__ = [
     "place_tables",
     "priced_once",
     "refusal",
-    "refusals_on",
     "reshard",
     "reshard_table",
     "shard_elements",

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.sharding.boundary import Boundaries
 from planner.sharding.elimination import Factor, Minima, factor, minima, table_entries
 from planner.sharding.inner_points import BlockProblem, InnerPoint, point, undominated
 from planner.sharding.layout import REPLICATED
 from planner.sharding.problem import Choice, ShardingProblem
-from planner.sharding.resting import WeightChoice
+from planner.sharding.resting import Boundaries, WeightChoice
 from planner.sharding.strategies import Strategy
 
 WORTH = (0.03, 0.3, 1000.0)
@@ -136,13 +135,11 @@ def _made(found: Minima | None) -> Minima:
 
 def _alike(choice: Choice, axes: Sequence[int]) -> bool:
     """Whether a choice does the same on some axes."""
-    rows: list[Sequence[object]]
+    rows: Sequence[Sequence[object]]
     if isinstance(choice, Strategy):
         rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
-    elif isinstance(choice, WeightChoice):
-        rows = [choice.weight, choice.gradient, choice.optimizer]
     else:
-        rows = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
+        rows = choice.layouts
     return all(len({row[a] for a in axes}) <= 1 for row in rows)
 
 
@@ -150,10 +147,7 @@ def _whole(choice: Choice) -> bool:
     """Whether every rank runs all of an operator, or holds all of an activation; weights may rest as they like."""
     if isinstance(choice, Strategy):
         return not any(choice.splits)
-    if isinstance(choice, WeightChoice):
-        return True
-    layouts = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
-    return all(part == REPLICATED for layout in layouts for part in layout)
+    return isinstance(choice, WeightChoice) or all(part == REPLICATED for row in choice.layouts for part in row)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from planner.hardware import Collective, moved_bytes
 from planner.sharding.judge import Communication
 from planner.sharding.layout import layout_text
 from planner.sharding.mesh import Mesh
-from planner.sharding.problem import Choice, Setting, carrying_of
+from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.strategies import Reason, Strategy
 
@@ -86,7 +86,7 @@ def describe(
         carrying: names of the tensors that carry a gradient (`Facts.carrying`), found anew where absent.
     """
     graph, mesh = setting.graph, setting.mesh
-    differentiable = carrying_of(setting) if carrying is None else carrying
+    differentiable = Facts.of(setting).carrying if carrying is None else carrying
     operators = tuple(
         OperatorLayout(name.removeprefix("op:"), choice.splits, _texts(choice.reads), _texts(choice.writes))
         for name, choice in decision.items()
@@ -108,11 +108,7 @@ def _texts(layouts: tuple[tuple[int, tuple[object, ...]], ...]) -> tuple[tuple[i
 
 
 def _resting(name: str, choice: TensorChoice | WeightChoice) -> RestingLayout:
-    if isinstance(choice, WeightChoice):
-        return RestingLayout(name, *map(layout_text, (choice.weight, choice.gradient, choice.optimizer)))
-    return RestingLayout(
-        name, layout_text(choice.value), "" if choice.gradient is None else layout_text(choice.gradient)
-    )
+    return RestingLayout(name, *map(layout_text, choice.layouts))
 
 
 def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iterator[CollectiveUse]:

@@ -26,8 +26,7 @@ from planner.sharding.problem import (
     Facts,
     Setting,
     ShardingProblem,
-    resting_gradient,
-    resting_value,
+    rest_of,
     weight_gathers,
 )
 from planner.sharding.reshard import ReshardTable, reshard_table
@@ -127,7 +126,7 @@ class _Builder:
 
     def __init__(self, setting: Setting, facts: Facts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
         self.members = frozenset(setting.members)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
@@ -159,7 +158,7 @@ class _Builder:
             tensor.shape,
             self.setting.bytes_of(tensor),
             padded=self.setting.options.padded,
-            interleaved=tuple(sorted(self.tags.get(tensor.name, ()))),
+            interleaved=self.tags_of(tensor.name),
         )
 
     def resting(self, name: str) -> int | None:
@@ -235,7 +234,7 @@ class _Builder:
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        alike = (call.signature(), id(self.specs[i]), tags, self.forbids(i))
+        alike = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
         found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
         work = tuple(sum(self.setting.node_s(i, share)) for share in shares)
         key = ("operator", alike, work, trains, extra, node.repeat)
@@ -257,9 +256,9 @@ class _Builder:
         if blocks:
             options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
-        found = allowed(found, call, self.forbids(i))
+        found = allowed(found, call, self.forbids[i])
         if not found:
-            why = "all ways to run the operator are forbidden" if self.forbids(i) else "the operator cannot be cut"
+            why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
         return found, tuple(dict.fromkeys(s.share for s in found))
@@ -293,11 +292,11 @@ class _Builder:
 
     def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Places in the tensor's table where its value, or its gradient, may rest."""
-        rest = resting_gradient if gradient else resting_value
 
         def make() -> np.ndarray:
-            index = self.table(tensor).index
-            return np.asarray([index[rest(choice)] for choice in self.choices[other]])
+            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[other]]
+            wanted = [rest.gradient if gradient else rest.value for rest in rests]
+            return np.asarray([index[layout] for layout in wanted if layout is not None])
 
         return self.once(("rests", id(self.choices[other]), gradient, self.look(tensor)), make)
 

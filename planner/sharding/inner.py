@@ -1,7 +1,7 @@
 """The shardings of every block of a chain that are worth considering by a search over stages.
 
 The ranks of a mesh act as one fat device. A block is sharded by itself, with the tensors at its boundaries in a
-canonical layout (`planner.sharding.boundary`), so that any two blocks under the same boundaries fit together. For each
+canonical layout (`planner.sharding.resting`), so that any two blocks under the same boundaries fit together. For each
 block and boundary there is a small set of points, none of them better than another in time, weights and kept
 activations at once. Equal blocks (by structure, shapes, prices) are solved once.
 
@@ -25,12 +25,11 @@ import numpy as np
 from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.boundary import Boundaries, Boundary, variants
 from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, InnerPoint
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Facts, Setting
-from planner.sharding.resting import StateBytes
+from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
 
 _BITS = 20
 """Leading bits to which the prices of equal blocks agree: six decimal digits."""
@@ -80,7 +79,7 @@ class BlockView:
             tuple(n in facts.carrying for n in used),
             tuple(graph.tensors[n].shape for n in used),
             tuple((mark(s.storage), s.byte_count) for s in kept),
-            tuple(map(facts.forbids, members)),
+            tuple(facts.forbidden[i] for i in members),
         )
         return BlockView(members, inputs, outputs, names, key)
 

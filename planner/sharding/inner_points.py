@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.sharding.boundary import Boundaries, canonical_layout
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.strategies import Strategy
 
 

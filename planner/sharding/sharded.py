@@ -17,11 +17,11 @@ import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
-from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import TensorLayout, shard_elements
-from planner.sharding.problem import Choice, resting_value
+from planner.sharding.problem import Choice, rest_of
+from planner.sharding.resting import Boundaries, Boundary, canonical_layout
 
 WORTH = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
@@ -360,7 +360,7 @@ def _rests(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) 
     found: dict[str, TensorLayout] = {}
     for name in sorted({name for names in costs.chain.crossing for name in names}):
         said = next((each for each in decisions if each is not None and name in each), {})
-        found[name] = resting_value(_decided(said, name))
+        found[name] = rest_of(_decided(said, name)).value
     return found
 
 

@@ -14,9 +14,8 @@ from planner.hardware import load_cluster
 from planner.importers import load_graph
 from planner.operators import needs_gradient
 from planner.sharding import Options, Setting, Strategy, TensorChoice, evaluate, ideal_mesh, layout_text, mesh_on
-from planner.sharding.boundary import Boundary, canonical_layout, variants
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
-from planner.sharding.resting import WeightChoice
+from planner.sharding.resting import Boundary, WeightChoice, canonical_layout, variants
 from planner.sharding.sharded import sharded_costs
 from planner.space.blocks import block_costs, range_sums, range_table
 from tests.operators.calls import node, tensor

@@ -15,11 +15,10 @@ from planner.errors import InfeasibleError, UsageError
 from planner.hardware import load_cluster
 from planner.sharding import Part, Strategy, evaluate, formulate, ideal_mesh, layout_text, mesh_on
 from planner.sharding.elimination import Factor, marginals, minimise, value
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import TensorChoice, WeightChoice, zero_choice
 from planner.sharding.searches import get, names
 from planner.sharding.searches.ilp import integer_program
 from planner.sharding.searches.megatron import Role, roles
-from planner.sharding.states import zero_choice
 from tests.sharding.graphs import attention_block, products, setting
 
 

@@ -17,16 +17,16 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
 from planner.memory import fits
-from planner.operators import OpCall, graph_specs
+from planner.operators import OpCall
 from planner.sharding.elimination import Factor, minimise
-from planner.sharding.forbidden import allowed, forbidden_dims
+from planner.sharding.forbidden import allowed
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.named_layout import best_layout, brute_force_layout
 from planner.sharding.named_program import NamedOperation, NamedTensor, Program
 from planner.sharding.priced import least_within
-from planner.sharding.problem import Choice, Setting, carrying_of, saved_of
+from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.reshard import reshard_table
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
@@ -70,7 +70,8 @@ class _Timed:
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying = graph_specs(setting.graph), carrying_of(setting)
+        facts = Facts.of(setting)
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.names: NamedDims = named_dims(setting.graph, setting.members, self.specs, setting.tied)
         self.domains = {
             name: [-1, *(a for a, axis in enumerate(self.mesh.axes) if axis.size > 1 and size % axis.size == 0)]
@@ -78,8 +79,6 @@ class _Timed:
         }
         self.order = sorted(self.domains, key=lambda n: int(n[1:]))
         self.index = {name: v for v, name in enumerate(self.order)}
-        self.saved = saved_of(setting, self.specs)
-        self.forbidden = forbidden_dims(setting.graph, setting.forbidden)
         self._tables: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
         self._shares: dict[Hashable, tuple[float, ...]] = {}
 
@@ -132,7 +131,7 @@ class _Timed:
         call, blocks = OpCall.of(self.graph, self.graph.nodes[i]), self._blocks(i)
         options = replace(self.setting.options, interleaved=bool(blocks), blocks=blocks)
         found = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
-        return [s for s in allowed(found, call, self.forbidden[i]) if self._as_fused(i, s)]
+        return [s for s in allowed(found, call, self.forbids[i]) if self._as_fused(i, s)]
 
     def seconds(self, i: int, where: Mapping[str, int]) -> float:
         """Seconds of one operator: work, exchanges, and sums of partial results and gradients."""
@@ -175,7 +174,7 @@ class _Timed:
         """Equal for operators with equal tables: their call, how names lead their dimensions, and their prices."""
         node, place = self.graph.nodes[i], {n: k for k, n in enumerate(names)}
         call = OpCall.of(self.graph, node)
-        like = (call.signature(), id(self.specs[i]), self.forbidden[i])
+        like = (call.signature(), id(self.specs[i]), self.forbids[i])
         if like not in self._shares:
             self._shares[like] = tuple(sorted({s.share for s in self.strategies(i)}))
         operands = [n for n in (*node.inputs, *node.outputs) if n]

@@ -26,10 +26,10 @@ from planner.memory import fits
 from planner.operators import DimKind, OpCall, graph_specs, needs_gradient
 from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
-from planner.sharding.forbidden import allowed, forbidden_dims
+from planner.sharding.forbidden import allowed
 from planner.sharding.judge import evaluate
 from planner.sharding.layout import REPLICATED, Part, TensorLayout
-from planner.sharding.problem import Choice, Setting, carrying_of
+from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches._tofu_passes import (
@@ -262,19 +262,17 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
     """
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
-    specs, carrying = graph_specs(graph), carrying_of(setting)
-    decision: dict[str, Choice] = {}
-    forbidden = forbidden_dims(graph, setting.forbidden)
+    facts, decision = Facts.of(setting), dict[str, Choice]()
     for i in setting.members:
         node = graph.nodes[i]
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
         options = replace(setting.options, interleaved=False)
         call = OpCall.of(graph, node)
-        found = allowed(strategies(call, specs[i], mesh, setting.item_bytes, options), call, forbidden[i])
+        found = allowed(strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i])
         decision[f"op:{node.key}"] = _nearest(found, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
-                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in carrying)
+                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in facts.carrying)
     verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
     if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         raise InfeasibleError("Tofu's plan does not fit the devices' memory", hint="use a larger mesh")
