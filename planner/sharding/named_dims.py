@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from planner.graph import Graph
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
@@ -40,21 +41,28 @@ class NamedDims:
         return tuple(self.of.get((name, k), "") for k in range(rank))
 
 
-class _Union:
+T = TypeVar("T", str, Place)
+
+
+class Groups(Generic[T]):
+    """Things that belong together, joined pair by pair; a group goes by its least member."""
+
     def __init__(self) -> None:
-        self.parent: dict[Place, Place] = {}
+        self._parent: dict[T, T] = {}
 
-    def root(self, place: Place) -> Place:
-        self.parent.setdefault(place, place)
-        while self.parent[place] != place:
-            self.parent[place] = self.parent[self.parent[place]]
-            place = self.parent[place]
-        return place
+    def root(self, member: T) -> T:
+        """The least member of a group."""
+        self._parent.setdefault(member, member)
+        while self._parent[member] != member:
+            self._parent[member] = self._parent[self._parent[member]]
+            member = self._parent[member]
+        return member
 
-    def join(self, a: Place, b: Place) -> None:
+    def join(self, a: T, b: T) -> None:
+        """Make one group of two."""
         a, b = self.root(a), self.root(b)
         if a != b:
-            self.parent[max(a, b)] = min(a, b)
+            self._parent[max(a, b)] = min(a, b)
 
 
 def _places(nest: LoopNest, tensors: Mapping[tuple[bool, int], str]) -> dict[str, list[Place]]:
@@ -79,7 +87,7 @@ def named_dims(
         specs: descriptions, aligned with the graph's nodes.
         tied: tensors whose dimensions are those of another.
     """
-    union, led = _Union(), {}
+    union, led = Groups[Place](), {}
     for i in nodes:
         node = graph.nodes[i]
         tensors = {(False, p): n for p, n in enumerate(node.inputs) if n}
@@ -122,7 +130,9 @@ def _uncut(nest: LoopNest, places: Mapping[str, list[Place]]) -> dict[str, list[
     return {dim: spots for dim, spots in places.items() if nest.dim(dim).kind is not DimKind.WHOLE}
 
 
-def _pieces(union: _Union, led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]) -> dict[Place, tuple[Place, int]]:
+def _pieces(
+    union: Groups[Place], led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]
+) -> dict[Place, tuple[Place, int]]:
     """Of fused dimensions that a nest parts: the dimension of a piece, and how many there are; none that is unclear."""
     found: dict[Place, set[tuple[Place, int]]] = {}
     for nest, places in led:

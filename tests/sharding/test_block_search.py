@@ -34,9 +34,7 @@ def _problem(mesh: Mesh) -> BlockProblem:
 def _alone_s(block: BlockProblem, boundary: Boundaries) -> float:
     """The least time with the boundary tensors pinned one by one."""
     pinned = block.free.restricted(block.ends_under([boundary]))
-    found = minimise(pinned.sizes, pinned.factors())
-    assert found is not None
-    return found[0]
+    return minimise(pinned.sizes, pinned.factors())[0]
 
 
 @pytest.mark.parametrize("ranks", [{"tensor": 8}, {"data": 2, "tensor": 4}])

@@ -21,11 +21,11 @@ from planner.sharding import (
     strategies,
 )
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
-from planner.sharding.named_program import NamedOperation, NamedTensor, Program, assignments
+from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
 from planner.sharding.resting import zero_choice
 from planner.sharding.searches._tofu_passes import Pass, cut_bytes, cuts_of
-from planner.sharding.searches.mesh_tensorflow import best_layout, brute_force_layout
 from tests.operators.calls import call
+from tests.sharding.named_layouts import brute_force_layout
 
 
 def weight_steps(

@@ -16,15 +16,12 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.memory import fits
 from planner.operators import OpCall
 from planner.sharding.elimination import Factor, minimise
 from planner.sharding.forbidden import allowed
-from planner.sharding.judge import evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
-from planner.sharding.named_layout import best_layout, brute_force_layout
-from planner.sharding.named_program import NamedOperation, NamedTensor, Program
+from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
 from planner.sharding.priced import least_within
 from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.reshard import reshard_table
@@ -32,8 +29,6 @@ from planner.sharding.resting import TensorChoice, WeightChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 from planner.units import format_bytes
-
-__all__ = ["best_layout", "brute_force_layout", "mesh_tensorflow", "mesh_tensorflow_memory", "program_of"]
 
 
 def program_of(setting: Setting) -> Program:
@@ -157,7 +152,8 @@ class _Timed:
         tensor = self.graph.tensors[name]
         tags = tuple(sorted({part for part in layout if part.blocks > 1}))
         table = reshard_table(self.mesh, tensor.shape, self.setting.bytes_of(tensor), interleaved=tags)
-        return float(table.seconds[table.position(layout), table.position(_reduced(layout))])
+        summed = tuple(REPLICATED if part == PARTIAL else part for part in layout)
+        return float(table.seconds[table.position(layout), table.position(summed)])
 
     def factors(self, i: int) -> tuple[Factor, Factor]:
         """Seconds of one operator over the axes of its names, and bytes that it keeps for backward besides tensors."""
@@ -242,10 +238,6 @@ def _summed(factors: Iterable[Factor]) -> list[Factor]:
     return [Factor(variables, table) for variables, table in found.items()]
 
 
-def _reduced(layout: TensorLayout) -> TensorLayout:
-    return tuple(REPLICATED if part == PARTIAL else part for part in layout)
-
-
 def _decision(timed: _Timed, where: Mapping[str, int]) -> dict[str, Choice]:
     """The plan that a map means: every tensor rests as its names say."""
     decision: dict[str, Choice] = {}
@@ -281,10 +273,7 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
     made = [timed.factors(i) for i in setting.members if timed.names.nest[i]]
     times = _summed(time for time, _ in made)
     if memory_bytes is None:
-        found = minimise(sizes, times)
-        if found is None:
-            raise InfeasibleError("too many dimensions hang together", hint="use fewer mesh axes")
-        chosen = found[1]
+        _, chosen = minimise(sizes, times)
     else:
         within = least_within(sizes, times, _summed([*timed.held(), *(kept for _, kept in made)]), memory_bytes)
         chosen = within.chosen
@@ -294,11 +283,9 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
     where = {n: timed.domains[n][c] for n, c in zip(timed.order, chosen, strict=True)}
+    method, states = "elimination over names", math.prod(sizes)
     decision = _decision(timed, where)
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-        raise InfeasibleError("the fastest layout does not fit the devices' memory", hint="use a larger mesh")
-    return ShardingAnswer(decision, verdict, 0.0, "elimination over names", math.prod(sizes))
+    return ShardingAnswer.of(setting, decision, memory_bytes, method, states=states, fixed="the fastest layout")
 
 
 @SEARCHES.entry("mesh-tensorflow-memory")
@@ -313,7 +300,5 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     answer = best_layout(program_of(setting), axes)
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
     decision = _decision(timed, {d: place[m] for d, m in answer.assignment.items()})
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-        raise InfeasibleError("the leanest layout does not fit the devices' memory", hint="use a larger mesh")
-    return ShardingAnswer(decision, verdict, 0.0, "CP-SAT", len(timed.order))
+    states = len(timed.order)
+    return ShardingAnswer.of(setting, decision, memory_bytes, "CP-SAT", states=states, fixed="the leanest layout")
