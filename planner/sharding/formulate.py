@@ -20,7 +20,7 @@ from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.choices import MOST_BLOCKS, Options
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
 from planner.sharding.problem import (
     Choice,
     Facts,
@@ -45,35 +45,24 @@ def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
     return frozenset(names[0] for a in sides for names in a.dims if names)
 
 
-def _wishes(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], leading: frozenset[str]) -> Tags:
+def _wishes(node: Node, nest: LoopNest, leading: frozenset[str]) -> Tags:
     """Interleaved cuts that a nest with a plain result (or operand) on the other side asks for."""
     found: Tags = {}
     sizes = {d.name: d.size for d in nest.dims}
-    sides = [(False, a) for a in nest.reads] + [(True, a) for a in nest.writes]
-    for side, access in sides:
-        for k, names in enumerate(access.dims):
-            blocks = 1
-            for name in names:
-                free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
-                if 1 < blocks <= MOST_BLOCKS and name in leading and free and (side, access.position) in tensors:
-                    found.setdefault(tensors[side, access.position], set()).add(Part(k, blocks))
-                blocks *= sizes[name]
+    for tensor, k, names in indexed(node, nest):
+        blocks = 1
+        for name in names:
+            free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
+            if 1 < blocks <= MOST_BLOCKS and name in leading and free:
+                found.setdefault(tensor, set()).add(Part(k, blocks))
+            blocks *= sizes[name]
     return found
 
 
-def _carry(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], tags: Tags) -> bool:
-    """Hand wishes on along plain dimensions; whether anything was new."""
+def _carry(places: Mapping[str, Sequence[tuple[str, int]]], tags: Tags) -> bool:
+    """Hand wishes on along plain dimensions, each in some places of tensors; whether anything was new."""
     changed = False
-    sides = [(False, a) for a in nest.reads] + [(True, a) for a in nest.writes]
-    places: dict[str, list[tuple[str, int]]] = {}
-    for side, access in sides:
-        for k, names in enumerate(access.dims):
-            if len(names) == 1 and (side, access.position) in tensors:
-                places.setdefault(names[0], []).append((tensors[side, access.position], k))
-    for dim in nest.dims:
-        if dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
-            continue
-        spots = places.get(dim.name, [])
+    for spots in places.values():
         blocks = sorted({p.blocks for name, k in spots for p in tags.get(name, ()) if p.dim == k})
         for name, k in spots:
             for n in blocks:
@@ -83,27 +72,36 @@ def _carry(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], tags: Tags) 
     return changed
 
 
+def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]]:
+    """By iteration dimension that can be cut, the tensor dimensions that it indexes alone."""
+    found: dict[str, list[tuple[str, int]]] = {
+        d.name: [] for d in nest.dims if d.kind in (DimKind.PARALLEL, DimKind.REDUCED)
+    }
+    for tensor, k, names in indexed(node, nest):
+        if len(names) == 1 and names[0] in found:
+            found[names[0]].append((tensor, k))
+    return found
+
+
 def block_tags(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> Tags:
     """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), rounds being few."""
     found: Tags = {}
-    work: list[tuple[LoopNest, dict[tuple[bool, int], str]]] = []
+    work: list[dict[str, list[tuple[str, int]]]] = []
     for i in nodes:
         node = graph.nodes[i]
         if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
             continue
-        tensors = {(False, p): name for p, name in enumerate(node.inputs) if name}
-        tensors |= {(True, p): name for p, name in enumerate(node.outputs) if name}
         nests = named_nests(OpCall.of(graph, node), specs[i])
         for nest in nests:
-            work.append((nest, tensors))
+            work.append(_plain_places(node, nest))
             if node.op in _ASKING:
-                for name, parts in _wishes(nest, tensors, _leading(nests)).items():
+                for name, parts in _wishes(node, nest, _leading(nests)).items():
                     found.setdefault(name, set()).update(sorted(parts)[:MOST_TAGS])
     changed = True
     while changed:
         changed = False
-        for nest, tensors in work:
-            changed |= _carry(nest, tensors, found)
+        for places in work:
+            changed |= _carry(places, found)
     return found
 
 

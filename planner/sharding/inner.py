@@ -9,8 +9,6 @@ Work is priced by share (`NodePrices.at`): a rank that does 1/8 of an operator t
 the work takes, launches included. What is left out: a rank that cuts a product reads more than its share of the
 operands that it holds whole, and an operator that some ranks leave whole keeps the device busy while the others of its
 layer are launched.
-
-When two blocks are the same problem, and how the names of one translate to those of the other.
 """
 
 from __future__ import annotations
@@ -26,62 +24,13 @@ from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
-from planner.sharding.inner_points import BlockProblem, InnerPoint
+from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Facts, Setting
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
 
 _BITS = 20
 """Leading bits to which the prices of equal blocks agree: six decimal digits."""
-
-
-@dataclass(frozen=True)
-class BlockView:
-    """A block as the inner search sees it.
-
-    Attributes:
-        members: its nodes, side nodes first.
-        inputs: tensors it reads that other blocks write.
-        outputs: tensors it writes that later blocks read.
-        names: names of its tensors and kept storages in order of first use.
-        key: equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
-    """
-
-    members: tuple[int, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    names: tuple[str, ...]
-    key: tuple[object, ...]
-
-    @staticmethod
-    def of(chain: Chain, graph: Graph, b: int, facts: Facts) -> BlockView:
-        """The view of block b; O(its nodes)."""
-        block = chain.blocks[b]
-        members = (*block.side, *block.nodes)
-        used = dict.fromkeys(n for i in members for n in (*graph.nodes[i].inputs, *graph.nodes[i].outputs) if n)
-        made = {n for i in members for n in graph.nodes[i].outputs}
-        inputs = tuple(n for n in chain.crossing[b] if n in used and n not in made)
-        outputs = tuple(n for n in chain.crossing[b + 1] if n in made)
-        kept = [s for i in members for s in facts.saved[i]]
-        names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
-        number = {name: k for k, name in enumerate(names)}
-        places = {graph.nodes[i].key: k for k, i in enumerate(members)}
-
-        def mark(storage: str) -> object:
-            owner, _, what = storage.rpartition("#")
-            return (places[owner], what) if owner in places else number[storage]
-
-        key = (
-            block.signature,
-            len(block.side),
-            tuple(number[n] for n in inputs),
-            tuple(number[n] for n in outputs),
-            tuple(n in facts.carrying for n in used),
-            tuple(graph.tensors[n].shape for n in used),
-            tuple((mark(s.storage), s.byte_count) for s in kept),
-            tuple(facts.forbidden[i] for i in members),
-        )
-        return BlockView(members, inputs, outputs, names, key)
 
 
 class PriceMarks:

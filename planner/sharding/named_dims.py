@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from planner.graph import Graph
+from planner.graph import Graph, Node
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.layout import named_nests
+from planner.sharding.layout import indexed, named_nests
 
 Place = tuple[str, int]
 """A tensor and one of its dimensions."""
@@ -65,14 +65,15 @@ class Groups(Generic[T]):
             self._parent[max(a, b)] = min(a, b)
 
 
-def _places(nest: LoopNest, tensors: Mapping[tuple[bool, int], str]) -> dict[str, list[Place]]:
-    """For each iteration dimension the tensor dimensions that it leads."""
+def _places(node: Node, nest: LoopNest) -> dict[str, list[Place]]:
+    """For each iteration dimension the tensor dimensions that it leads.
+
+    What a slice leaves of the dimensions that it cannot be cut along has a name of its own.
+    """
     found: dict[str, list[Place]] = {}
-    for written, accesses in ((False, nest.reads), (True, nest.writes)):
-        for access in accesses:
-            for k, names in enumerate(access.dims):
-                if names and (written, access.position) in tensors:
-                    found.setdefault(names[0], []).append((tensors[written, access.position], k))
+    for tensor, k, names in indexed(node, nest):
+        if names and not (node.op == "Slice" and nest.dim(names[0]).kind is DimKind.WHOLE):
+            found.setdefault(names[0], []).append((tensor, k))
     return found
 
 
@@ -90,11 +91,7 @@ def named_dims(
     union, led = Groups[Place](), {}
     for i in nodes:
         node = graph.nodes[i]
-        tensors = {(False, p): n for p, n in enumerate(node.inputs) if n}
-        tensors |= {(True, p): n for p, n in enumerate(node.outputs) if n}
-        led[i] = [(nest, _places(nest, tensors)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
-        if node.op == "Slice":
-            led[i] = [(nest, _uncut(nest, places)) for nest, places in led[i]]
+        led[i] = [(nest, _places(node, nest)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
         for _, places in led[i]:
             for spots in places.values():
                 for spot in spots:
@@ -123,11 +120,6 @@ def named_dims(
                     if count > 1:
                         result.blocks[tensor, k] = count
     return result
-
-
-def _uncut(nest: LoopNest, places: Mapping[str, list[Place]]) -> dict[str, list[Place]]:
-    """The dimensions that an operator can be cut along; what is left of the others has a name of its own."""
-    return {dim: spots for dim, spots in places.items() if nest.dim(dim).kind is not DimKind.WHOLE}
 
 
 def _pieces(

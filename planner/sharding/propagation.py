@@ -57,32 +57,24 @@ class _Spread:
                     for a, part in enumerate(layout):
                         yield (self.name(names[p]), a), part, written
 
-    def agrees(self, i: int, strategy: Strategy) -> bool:
-        """Whether it respects everything known; a partial sum may become any result."""
+    def agrees(self, i: int, strategy: Strategy, known: Mapping[Place, Known]) -> bool:
+        """Whether it respects what is known of some places; a partial sum may become any result."""
         return all(
-            place not in self.known or self.known[place].part == part or (written and part == PARTIAL)
+            place not in known or known[place].part == part or (written and part == PARTIAL)
             for place, part, written in self.places(i, strategy)
         )
 
-    def driven(self, i: int) -> frozenset[int]:
-        """Axes on which some operand or result of a node is known to be cut."""
-        node = self.graph.nodes[i]
-        axes = range(len(self.setting.mesh.axes))
-        names = {self.name(n) for n in (*node.inputs, *node.outputs) if n}
-        return frozenset(a for a in axes if any((k := self.known.get((n, a))) and k.part.cuts for n in names))
-
     def visit(self, i: int) -> bool:
         """Let one node hand its cuts on; whether anything was new."""
-        axes = self.driven(i)
-        if not axes:
+        origins = self.origins(i)
+        if not origins:
             return False
-        quiet = [s for s in self.strategies[i] if all(not name or a in axes for a, name in enumerate(s.splits))]
-        fitting = [s for s in quiet if self.agrees(i, s)]
+        quiet = [s for s in self.strategies[i] if all(not name or a in origins for a, name in enumerate(s.splits))]
+        fitting = [s for s in quiet if self.agrees(i, s, self.known)]
         if not fitting:
             self.conflict(i, quiet)
             return False
         best = min(fitting, key=lambda s: (self.sums(i, s), s.share))
-        origins = self.origins(i)
         changed = False
         for (name, a), part, _ in self.places(i, best):
             if part.cuts and (name, a) not in self.known and self.may(name, a, part):
@@ -94,7 +86,7 @@ class _Spread:
         return sum(part == PARTIAL for _, part, _ in self.places(i, strategy))
 
     def origins(self, i: int) -> dict[int, str]:
-        """By axis, the annotation behind the first cut of a node's tensors."""
+        """By axis on which a tensor of a node is known to be cut, the annotation behind the first such cut."""
         node = self.graph.nodes[i]
         found: dict[int, str] = {}
         for n in (*node.inputs, *node.outputs):
@@ -126,11 +118,7 @@ class _Spread:
         here = [(n, a) for n in names for a in range(len(self.setting.mesh.axes)) if (n, a) in self.known]
 
         def possible(*places: Place) -> bool:
-            return any(
-                all(place not in places or self.known[place].part == part or (written and part == PARTIAL)
-                    for place, part, written in self.places(i, s))
-                for s in quiet
-            )  # fmt: skip
+            return any(self.agrees(i, s, {place: self.known[place] for place in places}) for s in quiet)
 
         for k, one in enumerate(here):
             for other in here[k + 1 :]:

@@ -19,7 +19,7 @@ from planner.sharding import (
     inner_costs,
     unmatched,
 )
-from planner.sharding.inner import BlockView
+from planner.sharding.inner_points import BlockView
 from planner.sharding.problem import Facts
 from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block
