@@ -17,6 +17,8 @@ from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, Tenso
 from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.sharding import (
+    Boundaries,
+    Boundary,
     InnerOptions,
     Mesh,
     Options,
@@ -35,7 +37,6 @@ from planner.sharding import (
     strategies,
 )
 from planner.sharding.problem import Choice, Facts
-from planner.sharding.resting import Boundaries, Boundary
 from planner.space.configuration import Configuration
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts

@@ -135,16 +135,12 @@ class _Elimination:
             self._add(Factor(others, self._minimum(mine, v, others)), numbers)
         return True
 
-    def complete(self, chosen: list[int]) -> None:
-        """Fill in the best choice of every variable that was minimised out, given those of the others."""
-        for v, mine in reversed(self.done):
-            total = np.zeros(self.sizes[v])
-            for f in mine:
-                total += f.table[tuple(slice(None) if u == v else chosen[u] for u in f.variables)]
-            chosen[v] = int(total.argmin())
+    def complete(self, chosen: np.ndarray) -> None:
+        """Fill in the best choices of every variable that was minimised out, given those of the others.
 
-    def complete_all(self, chosen: np.ndarray) -> None:
-        """The same for many choices at once, int64 [variables, choices]."""
+        Args:
+            chosen: int64 [variables, cases], one choice of each variable in each case.
+        """
         for v, mine in reversed(self.done):
             total = np.zeros((self.sizes[v], chosen.shape[1]))
             for f in mine:
@@ -189,17 +185,13 @@ class Minima:
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one of each kept variable."""
-        chosen = [0] * len(self._left.sizes)
-        for v, c in zip(self._kept, at, strict=True):
-            chosen[v] = c
-        self._left.complete(chosen)
-        return tuple(chosen)
+        return self.choices_of(np.asarray([at], dtype=np.int64))[0]
 
     def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
         """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
         chosen = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
         chosen[list(self._kept)] = at.T
-        self._left.complete_all(chosen)
+        self._left.complete(chosen)
         return [tuple(each) for each in chosen.T.tolist()]
 
 

@@ -10,6 +10,7 @@ the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.choices import MOST_BLOCKS, Options
+from planner.sharding.choices import MOST_BLOCKS
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
@@ -218,11 +219,10 @@ class _Builder:
 
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Strategies whose interleaved cuts its tensors consider too."""
-        known = {n: {Part(p.dim, p.blocks) for p in self.tags.get(n, ())} for n in (*node.inputs, *node.outputs)}
 
         def fits(names: Sequence[str], layouts: Sequence[tuple[int, TensorLayout]]) -> bool:
             parts = [(names[p], part) for p, layout in layouts if p < len(names) for part in layout]
-            return all(part.blocks == 1 or part in known[name] for name, part in parts)
+            return all(part.blocks == 1 or part in self.tags.get(name, ()) for name, part in parts)
 
         return tuple(s for s in found if fits(node.inputs, s.reads) and fits(node.outputs, s.writes))
 
@@ -241,18 +241,21 @@ class _Builder:
         for p, name in enumerate(node.inputs):
             other = self.resting(name) if name else None
             if other is not None:
-                self._link_read(own, other, name, i, p)
+                again = any(s.storage == name for s in self.saved[i])
+                weight = self.graph.tensors[name].kind is TensorKind.PARAMETER
+                times = weight_gathers(self.specs[i]) if weight else 1.0 + again
+                self._link(own, other, name, p, written=False, times=times, repeat=node.repeat)
         for p, name in enumerate(node.outputs):
             other = self.resting(name) if name and name in self.graph.tensors else None
             if other is not None:
-                self._link_write(own, other, name, p)
+                self._link(own, other, name, p, written=True)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
         """Strategies of a node that are not forbidden, and the shares of its work that they leave a rank."""
         node, options = self.graph.nodes[i], self.setting.options
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
-            options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
+            options = replace(options, interleaved=True, blocks=blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
         found = allowed(found, call, self.forbids[i])
         if not found:
@@ -282,8 +285,8 @@ class _Builder:
             for s in self.choices[own]:
                 if isinstance(s, Strategy):
                     value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
-                    values.append(index[_at(value, p, whole)])
-                    gradients.append(index[_at(gradient, p, whole)])
+                    values.append(index[dict(value).get(p, whole)])
+                    gradients.append(index[dict(gradient).get(p, whole)])
             return np.asarray(values), np.asarray(gradients)
 
         return self.once(("parts", id(self.choices[own]), p, written, self.look(tensor)), make)
@@ -298,46 +301,38 @@ class _Builder:
 
         return self.once(("rests", id(self.choices[other]), gradient, self.look(tensor)), make)
 
-    def _link(self, own: int, other: int, key: Hashable, make: Callable[[], np.ndarray]) -> None:
-        """A table over an operator and a tensor, lower variable first; equal tables are one array."""
-        if own < other:
-            self.links.append(Factor((own, other), self.once(key, make)))
-        else:
-            turned = self.once(("turned", key), lambda: np.ascontiguousarray(self.once(key, make).T))
-            self.links.append(Factor((other, own), turned))
+    def _link(
+        self, own: int, other: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
+    ) -> None:
+        """A table over an operator and one of its tensors, lower variable first; equal tables are one array.
 
-    def _link_read(self, own: int, other: int, name: str, i: int, p: int) -> None:
-        tensor, node, carries = self.graph.tensors[name], self.graph.nodes[i], name in self.carrying
-        again = any(s.storage == name for s in self.saved[i])
-        times = weight_gathers(self.specs[i]) if tensor.kind is TensorKind.PARAMETER else 1.0 + again
-
-        def make() -> np.ndarray:
-            table, (reads, gradients) = self.table(tensor), self._parts(own, p, tensor, written=False)
-            cost = times * table.seconds[np.ix_(self._rests(other, tensor, gradient=False), reads)].T
-            if carries:
-                cost = cost + table.seconds[np.ix_(gradients, self._rests(other, tensor, gradient=True))]
-            return np.asarray(cost * node.repeat)
-
-        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, node.repeat)
-        self._link(own, other, ("read", *alike), make)
-
-    def _link_write(self, own: int, other: int, name: str, p: int) -> None:
+        Args:
+            own: the operator's variable.
+            other: the tensor's.
+            name: the tensor.
+            p: its position among the operator's results or operands.
+            written: whether it is a result.
+            times: how often the value changes its layout for each gradient that does.
+            repeat: runs of the operator.
+        """
         tensor, carries = self.graph.tensors[name], name in self.carrying
 
         def make() -> np.ndarray:
-            table, (writes, gradients) = self.table(tensor), self._parts(own, p, tensor, written=True)
-            cost = table.seconds[np.ix_(writes, self._rests(other, tensor, gradient=False))]
+            seconds, (values, gradients) = self.table(tensor).seconds, self._parts(own, p, tensor, written=written)
+            rests = self._rests(other, tensor, gradient=False)
+            cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             if carries:
-                cost = cost + table.seconds[np.ix_(self._rests(other, tensor, gradient=True), gradients)].T
-            return np.asarray(cost)
+                rests = self._rests(other, tensor, gradient=True)
+                back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]
+                cost = cost + back
+            return np.asarray(cost * repeat)
 
-        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries)
-        self._link(own, other, ("write", *alike), make)
-
-
-def _at(layouts: Sequence[tuple[int, TensorLayout]], p: int, whole: TensorLayout) -> TensorLayout:
-    """The layout at a position, whole where none is given."""
-    return next((layout for position, layout in layouts if position == p), whole)
+        key = ("link", id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, repeat)
+        if own < other:
+            self.links.append(Factor((own, other), self.once((*key, written), make)))
+        else:
+            turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
+            self.links.append(Factor((other, own), turned))
 
 
 def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.errors import UsageError
-from planner.graph import Tensor
+from planner.graph import Tensor, TensorKind
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -79,6 +79,13 @@ class StateBytes:
             + self.gradient * shard_elements(shape, choice.gradient, sizes)
             + self.optimizer * shard_elements(shape, choice.optimizer, sizes)
         )
+
+
+def resting_as(tensor: Tensor, layout: TensorLayout, *, gradient: bool) -> TensorChoice | WeightChoice:
+    """A tensor or weight that rests in one layout, its gradient (where it carries one) and optimizer state alike."""
+    if tensor.kind is TensorKind.PARAMETER:
+        return WeightChoice(layout, layout, layout)
+    return TensorChoice(layout, layout if gradient else None)
 
 
 @functools.lru_cache(maxsize=4096)

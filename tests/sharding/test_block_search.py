@@ -9,13 +9,23 @@ import pytest
 
 from planner.errors import InfeasibleError
 from planner.hardware import load_cluster
-from planner.sharding import Mesh, Setting, Strategy, block_search, evaluate, ideal_mesh, inner_costs, mesh_on
+from planner.sharding import (
+    Boundaries,
+    Boundary,
+    Facts,
+    Mesh,
+    Setting,
+    Strategy,
+    block_search,
+    evaluate,
+    ideal_mesh,
+    inner_costs,
+    mesh_on,
+)
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.elimination import minimise
 from planner.sharding.inner import PriceMarks
 from planner.sharding.inner_points import BlockProblem, BlockView
-from planner.sharding.problem import Facts
-from planner.sharding.resting import Boundaries, Boundary
 from tests.sharding.graphs import products
 from tests.sharding.test_inner import _one_block
 

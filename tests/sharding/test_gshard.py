@@ -9,11 +9,18 @@ import pytest
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
 from planner.hardware import load_cluster
-from planner.sharding import Setting, TensorChoice, formulate, ideal_mesh, layout_text
-from planner.sharding.annotations import load_annotations, resolve
-from planner.sharding.mixtures import Mixture, expert_plans
+from planner.sharding import (
+    Mixture,
+    Setting,
+    TensorChoice,
+    expert_plans,
+    formulate,
+    ideal_mesh,
+    layout_text,
+    load_annotations,
+)
+from planner.sharding.annotations import propagate, resolve
 from planner.sharding.problem import rest_of
-from planner.sharding.propagation import propagate
 from planner.sharding.searches import ShardingAnswer, get
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products, setting

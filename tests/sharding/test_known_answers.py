@@ -9,6 +9,7 @@ import pytest
 from planner.operators import LoopNest, OpCall, loop_nest, spec
 from planner.sharding import (
     Mesh,
+    Mixture,
     Part,
     StateBytes,
     Step,
@@ -20,10 +21,10 @@ from planner.sharding import (
     reshard,
     strategies,
 )
-from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
+from planner.sharding.mixtures import exchanges, model_parameters, sent_bytes
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
+from planner.sharding.passes import Pass, cut_bytes, cuts_of
 from planner.sharding.resting import zero_choice
-from planner.sharding.searches._tofu_passes import Pass, cut_bytes, cuts_of
 from tests.operators.calls import call
 from tests.sharding.named_layouts import brute_force_layout
 

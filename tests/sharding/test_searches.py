@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, UsageError
 from planner.hardware import load_cluster
-from planner.sharding import Part, Strategy, evaluate, formulate, ideal_mesh, layout_text, mesh_on
+from planner.sharding import (
+    Part,
+    Strategy,
+    TensorChoice,
+    WeightChoice,
+    evaluate,
+    formulate,
+    ideal_mesh,
+    layout_text,
+    mesh_on,
+)
 from planner.sharding.elimination import Factor, minima, minimise, value
-from planner.sharding.resting import TensorChoice, WeightChoice, zero_choice
+from planner.sharding.resting import zero_choice
 from planner.sharding.searches import get, names
 from planner.sharding.searches.ilp import integer_program
 from planner.sharding.searches.megatron import Role, roles

@@ -18,11 +18,10 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.sharding.annotations import Annotation, resolve
+from planner.sharding.annotations import Annotation, propagate, resolve
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
-from planner.sharding.propagation import propagate
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy

@@ -25,7 +25,7 @@ from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, 
 from planner.sharding.priced import least_within
 from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.reshard import reshard_table
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 from planner.units import format_bytes
@@ -254,10 +254,7 @@ def _decision(timed: _Timed, where: Mapping[str, int]) -> dict[str, Choice]:
             layout = timed.layout(name, where)
             if layout is None:
                 raise InfeasibleError(f"two dimensions of {name} share a mesh axis", hint="leave a dimension whole")
-            if tensor.kind is TensorKind.PARAMETER:
-                decision[name] = WeightChoice(layout, layout, layout)
-            else:
-                decision[name] = TensorChoice(layout, layout if name in timed.carrying else None)
+            decision[name] = resting_as(tensor, layout, gradient=name in timed.carrying)
     return decision
 
 

@@ -27,16 +27,16 @@ from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.forbidden import allowed
 from planner.sharding.layout import REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import Groups
-from planner.sharding.problem import Choice, Facts, Setting
-from planner.sharding.resting import TensorChoice, WeightChoice
-from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches._tofu_passes import (
+from planner.sharding.passes import (
     Cut,
     Pass,
     cut_bytes,
     cuts_of,
     passes_of,
 )
+from planner.sharding.problem import Choice, Facts, Setting
+from planner.sharding.resting import resting_as
+from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
 
 
@@ -256,7 +256,4 @@ def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient:
     if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT) or tensor.name in decision:
         return
     layout = tuple(step.rests.get(tensor.name, REPLICATED) for step in plan.steps)
-    if tensor.kind is TensorKind.PARAMETER:
-        decision[tensor.name] = WeightChoice(layout, layout, layout)
-    else:
-        decision[tensor.name] = TensorChoice(layout, layout if gradient else None)
+    decision[tensor.name] = resting_as(tensor, layout, gradient=gradient)
