@@ -46,13 +46,8 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     """
 
     def __init__(self, block: BlockProblem, boundaries: Sequence[Boundaries]) -> None:
-        self._block, self._boundaries = block, tuple(boundaries)
+        self.block, self._boundaries = block, tuple(boundaries)
         self._found: dict[Boundaries, tuple[InnerPoint, ...]] = {}
-
-    @property
-    def block(self) -> BlockProblem:
-        """The block."""
-        return self._block
 
     @functools.cached_property
     def _joint(self) -> _Joint:
@@ -61,14 +56,14 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         Raises:
             InfeasibleError: tables would be too large even then, or an operator may not be left whole.
         """
-        axes = len(self._block.setting.mesh.axes)
+        axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
         for tied in ((), *pairs, tuple(range(axes))):
             keeps = functools.partial(_alike, axes=tied) if tied else None
-            joint = _Joint.of(self._block, self._boundaries, keeps, tied)
+            joint = _Joint.of(self.block, self._boundaries, keeps, tied)
             if joint.entries <= LIMIT:
                 return joint
-        joint = _Joint.of(self._block, self._boundaries, _whole, whole=True)
+        joint = _Joint.of(self.block, self._boundaries, _whole, whole=True)
         if not all(joint.problem.sizes) or joint.entries > LIMIT:
             raise InfeasibleError(
                 "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
@@ -117,7 +112,7 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             return ()
         chosen = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
         decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in chosen)]
-        made = undominated([point(self._block, boundary, decision) for decision in decisions])
+        made = undominated([point(self.block, boundary, decision) for decision in decisions])
         return tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
 
     def __iter__(self) -> Iterator[Boundaries]:

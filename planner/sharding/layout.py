@@ -78,11 +78,6 @@ def parse_layout(text: str, axes: int) -> TensorLayout:
     return tuple(plain[word[0]] if word[0] in plain else Part(int(word[1]), int(word[2] or 1)) for word in words)
 
 
-def replicated(axes: int) -> TensorLayout:
-    """Whole on every rank."""
-    return (REPLICATED,) * axes
-
-
 def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Shape of the largest piece that a rank holds (uneven cuts leave some ranks less, which is padding)."""
     result = list(shape)
@@ -143,12 +138,6 @@ def _refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...
     return ""
 
 
-def parts_of(rank: int, *, partial: bool = True, interleaved: Iterable[Part] = ()) -> tuple[Part, ...]:
-    """Everything that can happen to a tensor of that many dimensions along one axis, in a fixed order."""
-    cuts = [Part(dim) for dim in range(rank)]
-    return (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
-
-
 def layouts(
     shape: Sequence[int],
     sizes: Sequence[int],
@@ -168,7 +157,8 @@ def layouts(
 
     Complexity: (dimensions + 2) ** axes.
     """
-    choices = parts_of(len(shape), partial=partial, interleaved=interleaved)
+    cuts = [Part(dim) for dim in range(len(shape))]
+    choices = (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
     per_axis = [choices if size > 1 else (REPLICATED,) for size in sizes]
     found = itertools.product(*per_axis)
     return tuple(layout for layout in found if not refusal(shape, layout, sizes, padded=padded))

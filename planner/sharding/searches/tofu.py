@@ -90,8 +90,8 @@ class TofuPlan:
         return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
 
     def layout(self, name: str) -> TensorLayout:
-        """Layout of a tensor, one part a step."""
-        return tuple(step.rests[name] for step in self.steps)
+        """Layout of a tensor, one part a step; one that the recursion does not know is whole."""
+        return tuple(step.rests.get(name, REPLICATED) for step in self.steps)
 
 
 def prime_factors(ranks: int) -> tuple[int, ...]:
@@ -255,5 +255,4 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
 def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient: bool) -> None:
     if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT) or tensor.name in decision:
         return
-    layout = tuple(step.rests.get(tensor.name, REPLICATED) for step in plan.steps)
-    decision[tensor.name] = resting_as(tensor, layout, gradient=gradient)
+    decision[tensor.name] = resting_as(tensor, plan.layout(tensor.name), gradient=gradient)
