@@ -54,26 +54,6 @@ class PriceMarks:
         return self._rounded[share]
 
 
-def renamed(point: InnerPoint, names: Mapping[str, str]) -> InnerPoint:
-    """A point with its tensors, operators and storages under other names; the point itself without names."""
-    if not names:
-        return point
-
-    def new(name: str) -> str:
-        if name.startswith("op:"):
-            return f"op:{names[name[3:]]}"
-        return names[name]
-
-    return replace(
-        point,
-        decision={new(name): choice for name, choice in point.decision.items()},
-        communication=tuple(replace(c, tensor=new(c.tensor)) for c in point.communication),
-        saved=tuple((new(storage), size) for storage, size in point.saved),
-        checkpoints=tuple((new(name), size) for name, size in point.checkpoints),
-        weights=tuple((new(name), fraction) for name, fraction in point.weights),
-    )
-
-
 class NodePrices(Protocol):
     """What each node of a graph costs on one device for one micro-batch (`planner.costs.Profile` is one)."""
 
@@ -138,8 +118,18 @@ class BlockSharding:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, point: InnerPoint) -> InnerPoint:
-        """A point of this block in the block's own tensor names."""
-        return renamed(point, self.names)
+        """A point of this block, its tensors, operators and storages under the block's own names."""
+        if not self.names:
+            return point
+        new = self.named_as
+        return replace(
+            point,
+            decision={new(name): choice for name, choice in point.decision.items()},
+            communication=tuple(replace(c, tensor=new(c.tensor)) for c in point.communication),
+            saved=tuple((new(storage), size) for storage, size in point.saved),
+            checkpoints=tuple((new(name), size) for name, size in point.checkpoints),
+            weights=tuple((new(name), fraction) for name, fraction in point.weights),
+        )
 
     def named_as(self, name: str) -> str:
         """What a variable (`op:` and an operator's key, or a tensor's name) of the solved block is called here."""
