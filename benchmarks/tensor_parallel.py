@@ -7,10 +7,9 @@ from planner.costs import optimizer_state_bytes, precision
 from planner.graph import Chain, Graph
 from planner.hardware import Cluster
 from planner.operators import needs_gradient
-from planner.sharding.boundary import Boundary
 from planner.sharding.inner import InnerOptions, NodePrices, inner_costs
 from planner.sharding.mesh import mesh_on
-from planner.sharding.resting import StateBytes
+from planner.sharding.resting import Boundary, StateBytes
 from planner.sharding.sharded import sharded_costs
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import BlockCosts, Job

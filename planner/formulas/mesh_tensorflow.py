@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas.checks import divides, whole
-from planner.sharding.named_program import (
+from planner.sharding.named_layout import (
     LayoutAnswer,
     NamedOperation,
     NamedTensor,
     Program,
     assignments,
+    best_layout,
     peak_bytes,
     schedule,
 )
-from planner.sharding.searches.mesh_tensorflow import best_layout
 
 
 @dataclass(frozen=True, slots=True)

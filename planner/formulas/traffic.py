@@ -24,8 +24,7 @@ from planner.formulas.checks import chosen, divides, positive, same_length, whol
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
-from planner.sharding.searches._tofu_passes import Pass, cuts_of, moved_bytes
-from planner.sharding.states import state_bytes
+from planner.sharding.passes import Pass, cuts_of, moved_bytes
 
 
 def tofu_operator_bytes(
@@ -109,7 +108,7 @@ def tofu_rnn_bytes(
     unit = WeightChoice((), (), ())
     each = StateBytes(item_bytes, item_bytes, item_bytes * (copies - 2))
     shapes = [(4 * hidden, (hidden if layer else inputs) + hidden) for layer in range(layers)]
-    return sum(state_bytes(shape, unit, (), each) for shape in shapes) / workers
+    return sum(each.held(shape, unit, ()) for shape in shapes) / workers
 
 
 def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int, every: int = 2) -> int:

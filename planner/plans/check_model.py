@@ -23,8 +23,8 @@ from planner.plans.shard_sections import group_collective, holdings, weight_orig
 from planner.plans.shardings import GroupCollective, ShardedBlock, correspondence
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
+from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
-from planner.sharding.boundary import Boundary as Treatment
 
 _FOR_THIS_MODEL = "plan again for this model"
 

@@ -17,6 +17,8 @@ from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, Tenso
 from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.sharding import (
+    Boundaries,
+    Boundary,
     InnerOptions,
     Mesh,
     Options,
@@ -34,7 +36,6 @@ from planner.sharding import (
     priced_once,
     strategies,
 )
-from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.problem import Choice, Facts
 from planner.space.configuration import Configuration
 from planner.space.pricer import Pricer

@@ -1,14 +1,12 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
-from planner.sharding.choices import Means, Options
-from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, ShardingText, describe
-from planner.sharding.embedding_tables import TableCut, TablePlacement, embedding_tables, place_tables
-from planner.sharding.forbidden import refusals_on, split_refusals, unmatched
+from planner.sharding.choices import Options
+from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
+from planner.sharding.embedding_tables import TableCut, embedding_tables, place_tables
+from planner.sharding.forbidden import split_refusals, unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
-    BlockSharding,
     InnerCache,
     InnerCosts,
     InnerOptions,
@@ -18,7 +16,7 @@ from planner.sharding.inner import (
     priced_once,
 )
 from planner.sharding.inner_points import InnerPoint
-from planner.sharding.judge import Communication, Verdict, evaluate
+from planner.sharding.judge import Verdict, evaluate
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -32,31 +30,26 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Axis, Mesh, factorisations, ideal_mesh, mesh_on
-from planner.sharding.mixtures import ExpertPlan, Mixture, expert_plans
+from planner.sharding.mesh import Mesh, factorisations, ideal_mesh, mesh_on
+from planner.sharding.mixtures import Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
-from planner.sharding.reshard import ReshardTable, Step, reshard, reshard_table
-from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
+from planner.sharding.reshard import Step, reshard, reshard_table
+from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.sharded import ShardedCosts, StageSharding, sharded_costs, whole_costs
 from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
     "REPLICATED",
-    "Axis",
-    "BlockSharding",
     "Boundaries",
     "Boundary",
     "CollectiveUse",
-    "Communication",
     "Exchange",
-    "ExpertPlan",
     "Facts",
     "InnerCache",
     "InnerCosts",
     "InnerOptions",
     "InnerPoint",
-    "Means",
     "Mesh",
     "Mixture",
     "NodePrices",
@@ -64,18 +57,15 @@ __all__ = [
     "Options",
     "Part",
     "Reason",
-    "ReshardTable",
     "RestingLayout",
     "Setting",
     "ShardedCosts",
     "ShardingProblem",
-    "ShardingText",
     "StageSharding",
     "StateBytes",
     "Step",
     "Strategy",
     "TableCut",
-    "TablePlacement",
     "TensorChoice",
     "TensorLayout",
     "Verdict",
@@ -101,7 +91,6 @@ __all__ = [
     "place_tables",
     "priced_once",
     "refusal",
-    "refusals_on",
     "reshard",
     "reshard_table",
     "shard_elements",

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.sharding.boundary import Boundaries
 from planner.sharding.elimination import Factor, Minima, factor, minima, table_entries
 from planner.sharding.inner_points import BlockProblem, InnerPoint, point, undominated
 from planner.sharding.layout import REPLICATED
 from planner.sharding.problem import Choice, ShardingProblem
-from planner.sharding.resting import WeightChoice
+from planner.sharding.resting import Boundaries, WeightChoice
 from planner.sharding.strategies import Strategy
 
 WORTH = (0.03, 0.3, 1000.0)
@@ -47,13 +46,8 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     """
 
     def __init__(self, block: BlockProblem, boundaries: Sequence[Boundaries]) -> None:
-        self._block, self._boundaries = block, tuple(boundaries)
+        self.block, self._boundaries = block, tuple(boundaries)
         self._found: dict[Boundaries, tuple[InnerPoint, ...]] = {}
-
-    @property
-    def block(self) -> BlockProblem:
-        """The block."""
-        return self._block
 
     @functools.cached_property
     def _joint(self) -> _Joint:
@@ -62,14 +56,14 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         Raises:
             InfeasibleError: tables would be too large even then, or an operator may not be left whole.
         """
-        axes = len(self._block.setting.mesh.axes)
+        axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
         for tied in ((), *pairs, tuple(range(axes))):
             keeps = functools.partial(_alike, axes=tied) if tied else None
-            joint = _Joint.of(self._block, self._boundaries, keeps, tied)
+            joint = _Joint.of(self.block, self._boundaries, keeps, tied)
             if joint.entries <= LIMIT:
                 return joint
-        joint = _Joint.of(self._block, self._boundaries, _whole, whole=True)
+        joint = _Joint.of(self.block, self._boundaries, _whole, whole=True)
         if not all(joint.problem.sizes) or joint.entries > LIMIT:
             raise InfeasibleError(
                 "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
@@ -118,7 +112,7 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             return ()
         chosen = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
         decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in chosen)]
-        made = undominated([point(self._block, boundary, decision) for decision in decisions])
+        made = undominated([point(self.block, boundary, decision) for decision in decisions])
         return tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
 
     def __iter__(self) -> Iterator[Boundaries]:
@@ -136,13 +130,11 @@ def _made(found: Minima | None) -> Minima:
 
 def _alike(choice: Choice, axes: Sequence[int]) -> bool:
     """Whether a choice does the same on some axes."""
-    rows: list[Sequence[object]]
+    rows: Sequence[Sequence[object]]
     if isinstance(choice, Strategy):
         rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
-    elif isinstance(choice, WeightChoice):
-        rows = [choice.weight, choice.gradient, choice.optimizer]
     else:
-        rows = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
+        rows = choice.layouts
     return all(len({row[a] for a in axes}) <= 1 for row in rows)
 
 
@@ -150,10 +142,7 @@ def _whole(choice: Choice) -> bool:
     """Whether every rank runs all of an operator, or holds all of an activation; weights may rest as they like."""
     if isinstance(choice, Strategy):
         return not any(choice.splits)
-    if isinstance(choice, WeightChoice):
-        return True
-    layouts = [choice.value, *([] if choice.gradient is None else [choice.gradient])]
-    return all(part == REPLICATED for layout in layouts for part in layout)
+    return isinstance(choice, WeightChoice) or all(part == REPLICATED for row in choice.layouts for part in row)
 
 
 @dataclass(frozen=True)

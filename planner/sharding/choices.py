@@ -92,12 +92,16 @@ def divides(size: int, ranks: int, padded: bool) -> bool:
     return size % ranks == 0 or (padded and -(-size // ranks) * (ranks - 1) < size)
 
 
+def _alone(local: Local, name: str) -> bool:
+    """Whether the dimension is everywhere a tensor dimension of its own, no factor or window of one."""
+    accesses = [a for nest in local.nests for a in (*nest.reads, *nest.writes)]
+    return all(len(names) == 1 for a in accesses for names in a.dims if name in names)
+
+
 def evenly_or_alone(local: Local, name: str, ranks: int) -> bool:
     """Whether a cut of the dimension is even, or tears no tensor dimension that it is only a factor or window of."""
-    accesses = [a for nest in local.nests for a in (*nest.reads, *nest.writes)]
-    alone = all(len(names) == 1 for a in accesses for names in a.dims if name in names)
     sizes = {d.size for nest in local.nests for d in nest.dims if d.name == name}
-    return alone or all(size % ranks == 0 for size in sizes)
+    return _alone(local, name) or all(size % ranks == 0 for size in sizes)
 
 
 def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options) -> list[Choice]:
@@ -141,9 +145,7 @@ def _interleaved(choice: Choice, local: Local, blocks: int, ranks: int) -> Choic
     if choice.means not in (Means.CUT, Means.STATISTICS) or _interleaves(choice):
         return None
     size = next(d.size for nest in local.nests for d in nest.dims if d.name == choice.name)
-    plain = all(len(names) == 1 for nest in local.nests for a in (*nest.reads, *nest.writes) for names in a.dims
-                if choice.name in names)  # fmt: skip
-    if size % (blocks * ranks) or not plain:
+    if size % (blocks * ranks) or not _alone(local, choice.name):
         return None
 
     def dealt(parts: Mapping[int, Part]) -> dict[int, Part]:

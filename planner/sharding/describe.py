@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from planner.graph import Node
 from planner.hardware import Collective, moved_bytes
 from planner.sharding.judge import Communication
-from planner.sharding.layout import layout_text
+from planner.sharding.layout import TensorLayout, layout_text
 from planner.sharding.mesh import Mesh
-from planner.sharding.problem import Choice, Setting, carrying_of
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.strategies import Reason, Strategy
 
 
@@ -86,13 +85,17 @@ def describe(
         carrying: names of the tensors that carry a gradient (`Facts.carrying`), found anew where absent.
     """
     graph, mesh = setting.graph, setting.mesh
-    differentiable = carrying_of(setting) if carrying is None else carrying
+    differentiable = Facts.of(setting).carrying if carrying is None else carrying
     operators = tuple(
         OperatorLayout(name.removeprefix("op:"), choice.splits, _texts(choice.reads), _texts(choice.writes))
         for name, choice in decision.items()
         if isinstance(choice, Strategy)
     )
-    tensors = tuple(_resting(name, choice) for name, choice in decision.items() if not isinstance(choice, Strategy))
+    tensors = tuple(
+        RestingLayout(name, *map(layout_text, choice.layouts))
+        for name, choice in decision.items()
+        if not isinstance(choice, Strategy)
+    )
     inside: list[CollectiveUse] = []
     for name, choice in decision.items():
         if isinstance(choice, Strategy) and choice.exchanges:
@@ -103,16 +106,8 @@ def describe(
     return ShardingText(operators, tensors, (*inside, *moves))
 
 
-def _texts(layouts: tuple[tuple[int, tuple[object, ...]], ...]) -> tuple[tuple[int, str], ...]:
-    return tuple((p, "".join(map(str, layout))) for p, layout in layouts)
-
-
-def _resting(name: str, choice: TensorChoice | WeightChoice) -> RestingLayout:
-    if isinstance(choice, WeightChoice):
-        return RestingLayout(name, *map(layout_text, (choice.weight, choice.gradient, choice.optimizer)))
-    return RestingLayout(
-        name, layout_text(choice.value), "" if choice.gradient is None else layout_text(choice.gradient)
-    )
+def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[tuple[int, str], ...]:
+    return tuple((p, layout_text(layout)) for p, layout in layouts)
 
 
 def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iterator[CollectiveUse]:

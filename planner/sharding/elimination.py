@@ -135,16 +135,12 @@ class _Elimination:
             self._add(Factor(others, self._minimum(mine, v, others)), numbers)
         return True
 
-    def complete(self, chosen: list[int]) -> None:
-        """Fill in the best choice of every variable that was minimised out, given those of the others."""
-        for v, mine in reversed(self.done):
-            total = np.zeros(self.sizes[v])
-            for f in mine:
-                total += f.table[tuple(slice(None) if u == v else chosen[u] for u in f.variables)]
-            chosen[v] = int(total.argmin())
+    def complete(self, chosen: np.ndarray) -> None:
+        """Fill in the best choices of every variable that was minimised out, given those of the others.
 
-    def complete_all(self, chosen: np.ndarray) -> None:
-        """The same for many choices at once, int64 [variables, choices]."""
+        Args:
+            chosen: int64 [variables, cases], one choice of each variable in each case.
+        """
         for v, mine in reversed(self.done):
             total = np.zeros((self.sizes[v], chosen.shape[1]))
             for f in mine:
@@ -175,32 +171,6 @@ class _Elimination:
             self.of[u].add(name)
 
 
-def minimise(
-    sizes: Sequence[int], factors: Sequence[Factor], limit: int = DEFAULT_LIMIT
-) -> tuple[float, tuple[int, ...]] | None:
-    """The least sum of all factors and the choice of each variable that reaches it; ties go to the lower index.
-
-    Args:
-        sizes: choices of each variable.
-        factors: tables; a variable without one takes its first choice.
-        limit: most entries of a table.
-
-    Returns:
-        Value and choices, or None when a table would be larger than the limit.
-
-    Raises:
-        InfeasibleError: every combination is forbidden.
-    """
-    left = _Elimination(sizes, factors)
-    if not left.run(limit):
-        return None
-    if not math.isfinite(left.constant):
-        raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
-    chosen = [0] * len(sizes)
-    left.complete(chosen)
-    return left.constant, tuple(chosen)
-
-
 @dataclass(frozen=True)
 class Minima:
     """The least sums of all factors for each choice of some variables.
@@ -215,17 +185,13 @@ class Minima:
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one of each kept variable."""
-        chosen = [0] * len(self._left.sizes)
-        for v, c in zip(self._kept, at, strict=True):
-            chosen[v] = c
-        self._left.complete(chosen)
-        return tuple(chosen)
+        return self.choices_of(np.asarray([at], dtype=np.int64))[0]
 
     def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
         """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
         chosen = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
         chosen[list(self._kept)] = at.T
-        self._left.complete_all(chosen)
+        self._left.complete(chosen)
         return [tuple(each) for each in chosen.T.tolist()]
 
 
@@ -251,12 +217,33 @@ def minima(
     return Minima(_sum(list(left.tables.values()), tuple(keep), sizes) + left.constant, tuple(keep), left)
 
 
-def marginals(
-    sizes: Sequence[int], factors: Sequence[Factor], variable: int, limit: int = DEFAULT_LIMIT
-) -> np.ndarray | None:
-    """For each choice of a variable the least sum of all factors under it; None when a table would be too large."""
-    found = minima(sizes, factors, (variable,), limit)
-    return None if found is None else found.totals
+def too_wide(limit: int = DEFAULT_LIMIT) -> InfeasibleError:
+    """What to say where elimination would need a table of more entries than the limit."""
+    return InfeasibleError(
+        f"operators hang together too closely: elimination needs a table of over {limit} entries",
+        hint="use fewer mesh axes, or shard a block instead of the whole model",
+    )
+
+
+def minimise(
+    sizes: Sequence[int], factors: Sequence[Factor], limit: int = DEFAULT_LIMIT
+) -> tuple[float, tuple[int, ...]]:
+    """The least sum of all factors and the choice of each variable that reaches it; ties go to the lower index.
+
+    Args:
+        sizes: choices of each variable.
+        factors: tables; a variable without one takes its first choice.
+        limit: most entries of a table.
+
+    Raises:
+        InfeasibleError: a table would be larger than the limit, or every combination is forbidden.
+    """
+    found = minima(sizes, factors, (), limit)
+    if found is None:
+        raise too_wide(limit)
+    if not math.isfinite(found.totals):
+        raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
+    return float(found.totals), found.choices(())
 
 
 def value(factors: Sequence[Factor], chosen: Sequence[int]) -> float:

@@ -20,7 +20,6 @@ from planner.operators import DimKind, OpCall, OpSpec, graph_specs, rule_of
 from planner.registry import did_you_mean
 from planner.sharding.choices import Local, Means, Options, choices, divides, evenly_or_alone
 from planner.sharding.layout import named_nests
-from planner.sharding.mesh import Mesh
 from planner.sharding.strategies import Strategy
 
 _NUMBER = re.compile(r"-?\d+")
@@ -44,31 +43,16 @@ def _matches(node: Node, operator: str) -> bool:
 
 def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """By node of a graph, the dimensions that some patterns rule out; O(nodes times patterns)."""
-    if not patterns:
-        return ((),) * len(graph.nodes)
     sides = [_sides(pattern) for pattern in patterns]
     return tuple(
         tuple(dict.fromkeys(dim for operator, dim in sides if dim and _matches(node, operator))) for node in graph.nodes
     )
 
 
-def is_forbidden(strategy: Strategy, ranks: Sequence[int | None], dims: Iterable[str]) -> bool:
-    """Whether a strategy cuts a dimension that is ruled out.
-
-    Args:
-        strategy: a way to run an operator.
-        ranks: number of dimensions of each result, None where there is none.
-        dims: dimensions ruled out, as in `forbidden_dims`.
-    """
-    return any(_cuts(strategy, ranks, dim) for dim in dims)
-
-
 def allowed(found: Sequence[Strategy], call: OpCall, dims: Sequence[str]) -> tuple[Strategy, ...]:
-    """Those strategies of an operator that cut no dimension that is ruled out."""
-    if not dims:
-        return tuple(found)
-    ranks = result_ranks(call)
-    return tuple(s for s in found if not is_forbidden(s, ranks, dims))
+    """Those strategies of an operator that cut no dimension that is ruled out, as `forbidden_dims` says."""
+    ranks = _result_ranks(call)
+    return tuple(s for s in found if not any(_cuts(s, ranks, dim) for dim in dims))
 
 
 def _cuts(strategy: Strategy, ranks: Sequence[int | None], dim: str) -> bool:
@@ -83,7 +67,7 @@ def _cuts(strategy: Strategy, ranks: Sequence[int | None], dim: str) -> bool:
     return any(name and fnmatch.fnmatchcase(name, dim) for name in strategy.splits)
 
 
-def result_ranks(call: OpCall) -> tuple[int | None, ...]:
+def _result_ranks(call: OpCall) -> tuple[int | None, ...]:
     """Number of dimensions of each result of an operator."""
     return tuple(None if t is None else len(t.shape) for t in call.outputs)
 
@@ -127,7 +111,7 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         seen.add(id(specs[i]))
         call = OpCall.of(graph, graph.nodes[i])
         found |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
-        most = max((n for n in result_ranks(call) if n is not None), default=0)
+        most = max((n for n in _result_ranks(call) if n is not None), default=0)
         found |= {str(k) for k in range(-most, most)}
         rule = rule_of(call.op)
         found |= {rule.joint.value} if rule.joint is not None else set()
@@ -165,19 +149,5 @@ def _why(call: OpCall, local: Local, name: str, size: int, kind: DimKind, ranks:
         return f"does not divide by {ranks}, and padding would leave a rank empty"
     if not evenly_or_alone(local, name, ranks):
         return f"does not divide by {ranks}, and is a factor of a tensor dimension, which padding would tear apart"
-    return f"does not divide by {ranks}; padding is switched off and would cost {padding_text(size, ranks)} more work"
-
-
-def padding_text(size: int, ranks: int) -> str:
-    """How much longer an uneven cut takes than an even one would, as a percentage."""
-    return f"{(-(-size // ranks) * ranks / size - 1):.2%}"
-
-
-def refusals_on(call: OpCall, spec: OpSpec, mesh: Mesh, options: Options | None = None) -> Sequence[str]:
-    """The same for every axis of a mesh, as sentences."""
-    return [
-        f"axis {axis.name!r}: {why}"
-        for axis in mesh.axes
-        if axis.size > 1
-        for why in split_refusals(call, spec, axis.size, options).values()
-    ]
+    more = -(-size // ranks) * ranks / size - 1
+    return f"does not divide by {ranks}; padding is switched off and would cost {more:.2%} more work"

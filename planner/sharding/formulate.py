@@ -10,6 +10,7 @@ the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,17 +18,16 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.choices import MOST_BLOCKS, Options
+from planner.sharding.choices import MOST_BLOCKS
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
 from planner.sharding.problem import (
     Choice,
     Facts,
     Setting,
     ShardingProblem,
-    resting_gradient,
-    resting_value,
+    rest_of,
     weight_gathers,
 )
 from planner.sharding.reshard import ReshardTable, reshard_table
@@ -46,35 +46,24 @@ def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
     return frozenset(names[0] for a in sides for names in a.dims if names)
 
 
-def _wishes(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], leading: frozenset[str]) -> Tags:
+def _wishes(node: Node, nest: LoopNest, leading: frozenset[str]) -> Tags:
     """Interleaved cuts that a nest with a plain result (or operand) on the other side asks for."""
     found: Tags = {}
     sizes = {d.name: d.size for d in nest.dims}
-    sides = [(False, a) for a in nest.reads] + [(True, a) for a in nest.writes]
-    for side, access in sides:
-        for k, names in enumerate(access.dims):
-            blocks = 1
-            for name in names:
-                free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
-                if 1 < blocks <= MOST_BLOCKS and name in leading and free and (side, access.position) in tensors:
-                    found.setdefault(tensors[side, access.position], set()).add(Part(k, blocks))
-                blocks *= sizes[name]
+    for tensor, k, names in indexed(node, nest):
+        blocks = 1
+        for name in names:
+            free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
+            if 1 < blocks <= MOST_BLOCKS and name in leading and free:
+                found.setdefault(tensor, set()).add(Part(k, blocks))
+            blocks *= sizes[name]
     return found
 
 
-def _carry(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], tags: Tags) -> bool:
-    """Hand wishes on along plain dimensions; whether anything was new."""
+def _carry(places: Mapping[str, Sequence[tuple[str, int]]], tags: Tags) -> bool:
+    """Hand wishes on along plain dimensions, each in some places of tensors; whether anything was new."""
     changed = False
-    sides = [(False, a) for a in nest.reads] + [(True, a) for a in nest.writes]
-    places: dict[str, list[tuple[str, int]]] = {}
-    for side, access in sides:
-        for k, names in enumerate(access.dims):
-            if len(names) == 1 and (side, access.position) in tensors:
-                places.setdefault(names[0], []).append((tensors[side, access.position], k))
-    for dim in nest.dims:
-        if dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
-            continue
-        spots = places.get(dim.name, [])
+    for spots in places.values():
         blocks = sorted({p.blocks for name, k in spots for p in tags.get(name, ()) if p.dim == k})
         for name, k in spots:
             for n in blocks:
@@ -84,27 +73,36 @@ def _carry(nest: LoopNest, tensors: Mapping[tuple[bool, int], str], tags: Tags) 
     return changed
 
 
+def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]]:
+    """By iteration dimension that can be cut, the tensor dimensions that it indexes alone."""
+    found: dict[str, list[tuple[str, int]]] = {
+        d.name: [] for d in nest.dims if d.kind in (DimKind.PARALLEL, DimKind.REDUCED)
+    }
+    for tensor, k, names in indexed(node, nest):
+        if len(names) == 1 and names[0] in found:
+            found[names[0]].append((tensor, k))
+    return found
+
+
 def block_tags(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> Tags:
     """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), rounds being few."""
     found: Tags = {}
-    work: list[tuple[LoopNest, dict[tuple[bool, int], str]]] = []
+    work: list[dict[str, list[tuple[str, int]]]] = []
     for i in nodes:
         node = graph.nodes[i]
         if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
             continue
-        tensors = {(False, p): name for p, name in enumerate(node.inputs) if name}
-        tensors |= {(True, p): name for p, name in enumerate(node.outputs) if name}
         nests = named_nests(OpCall.of(graph, node), specs[i])
         for nest in nests:
-            work.append((nest, tensors))
+            work.append(_plain_places(node, nest))
             if node.op in _ASKING:
-                for name, parts in _wishes(nest, tensors, _leading(nests)).items():
+                for name, parts in _wishes(node, nest, _leading(nests)).items():
                     found.setdefault(name, set()).update(sorted(parts)[:MOST_TAGS])
     changed = True
     while changed:
         changed = False
-        for nest, tensors in work:
-            changed |= _carry(nest, tensors, found)
+        for places in work:
+            changed |= _carry(places, found)
     return found
 
 
@@ -127,7 +125,7 @@ class _Builder:
 
     def __init__(self, setting: Setting, facts: Facts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
         self.members = frozenset(setting.members)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
@@ -159,7 +157,7 @@ class _Builder:
             tensor.shape,
             self.setting.bytes_of(tensor),
             padded=self.setting.options.padded,
-            interleaved=tuple(sorted(self.tags.get(tensor.name, ()))),
+            interleaved=self.tags_of(tensor.name),
         )
 
     def resting(self, name: str) -> int | None:
@@ -221,11 +219,10 @@ class _Builder:
 
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Strategies whose interleaved cuts its tensors consider too."""
-        known = {n: {Part(p.dim, p.blocks) for p in self.tags.get(n, ())} for n in (*node.inputs, *node.outputs)}
 
         def fits(names: Sequence[str], layouts: Sequence[tuple[int, TensorLayout]]) -> bool:
             parts = [(names[p], part) for p, layout in layouts if p < len(names) for part in layout]
-            return all(part.blocks == 1 or part in known[name] for name, part in parts)
+            return all(part.blocks == 1 or part in self.tags.get(name, ()) for name, part in parts)
 
         return tuple(s for s in found if fits(node.inputs, s.reads) and fits(node.outputs, s.writes))
 
@@ -235,7 +232,7 @@ class _Builder:
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        alike = (call.signature(), id(self.specs[i]), tags, self.forbids(i))
+        alike = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
         found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
         work = tuple(sum(self.setting.node_s(i, share)) for share in shares)
         key = ("operator", alike, work, trains, extra, node.repeat)
@@ -244,22 +241,25 @@ class _Builder:
         for p, name in enumerate(node.inputs):
             other = self.resting(name) if name else None
             if other is not None:
-                self._link_read(own, other, name, i, p)
+                again = any(s.storage == name for s in self.saved[i])
+                weight = self.graph.tensors[name].kind is TensorKind.PARAMETER
+                times = weight_gathers(self.specs[i]) if weight else 1.0 + again
+                self._link(own, other, name, p, written=False, times=times, repeat=node.repeat)
         for p, name in enumerate(node.outputs):
             other = self.resting(name) if name and name in self.graph.tensors else None
             if other is not None:
-                self._link_write(own, other, name, p)
+                self._link(own, other, name, p, written=True)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
         """Strategies of a node that are not forbidden, and the shares of its work that they leave a rank."""
         node, options = self.graph.nodes[i], self.setting.options
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
-            options = Options(options.padded, options.coupled, options.partial, options.replicate, True, blocks)
+            options = replace(options, interleaved=True, blocks=blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
-        found = allowed(found, call, self.forbids(i))
+        found = allowed(found, call, self.forbids[i])
         if not found:
-            why = "all ways to run the operator are forbidden" if self.forbids(i) else "the operator cannot be cut"
+            why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
         return found, tuple(dict.fromkeys(s.share for s in found))
@@ -285,62 +285,54 @@ class _Builder:
             for s in self.choices[own]:
                 if isinstance(s, Strategy):
                     value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
-                    values.append(index[_at(value, p, whole)])
-                    gradients.append(index[_at(gradient, p, whole)])
+                    values.append(index[dict(value).get(p, whole)])
+                    gradients.append(index[dict(gradient).get(p, whole)])
             return np.asarray(values), np.asarray(gradients)
 
         return self.once(("parts", id(self.choices[own]), p, written, self.look(tensor)), make)
 
     def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Places in the tensor's table where its value, or its gradient, may rest."""
-        rest = resting_gradient if gradient else resting_value
 
         def make() -> np.ndarray:
-            index = self.table(tensor).index
-            return np.asarray([index[rest(choice)] for choice in self.choices[other]])
+            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[other]]
+            wanted = [rest.gradient if gradient else rest.value for rest in rests]
+            return np.asarray([index[layout] for layout in wanted if layout is not None])
 
         return self.once(("rests", id(self.choices[other]), gradient, self.look(tensor)), make)
 
-    def _link(self, own: int, other: int, key: Hashable, make: Callable[[], np.ndarray]) -> None:
-        """A table over an operator and a tensor, lower variable first; equal tables are one array."""
-        if own < other:
-            self.links.append(Factor((own, other), self.once(key, make)))
-        else:
-            turned = self.once(("turned", key), lambda: np.ascontiguousarray(self.once(key, make).T))
-            self.links.append(Factor((other, own), turned))
+    def _link(
+        self, own: int, other: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
+    ) -> None:
+        """A table over an operator and one of its tensors, lower variable first; equal tables are one array.
 
-    def _link_read(self, own: int, other: int, name: str, i: int, p: int) -> None:
-        tensor, node, carries = self.graph.tensors[name], self.graph.nodes[i], name in self.carrying
-        again = any(s.storage == name for s in self.saved[i])
-        times = weight_gathers(self.specs[i]) if tensor.kind is TensorKind.PARAMETER else 1.0 + again
-
-        def make() -> np.ndarray:
-            table, (reads, gradients) = self.table(tensor), self._parts(own, p, tensor, written=False)
-            cost = times * table.seconds[np.ix_(self._rests(other, tensor, gradient=False), reads)].T
-            if carries:
-                cost = cost + table.seconds[np.ix_(gradients, self._rests(other, tensor, gradient=True))]
-            return np.asarray(cost * node.repeat)
-
-        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, node.repeat)
-        self._link(own, other, ("read", *alike), make)
-
-    def _link_write(self, own: int, other: int, name: str, p: int) -> None:
+        Args:
+            own: the operator's variable.
+            other: the tensor's.
+            name: the tensor.
+            p: its position among the operator's results or operands.
+            written: whether it is a result.
+            times: how often the value changes its layout for each gradient that does.
+            repeat: runs of the operator.
+        """
         tensor, carries = self.graph.tensors[name], name in self.carrying
 
         def make() -> np.ndarray:
-            table, (writes, gradients) = self.table(tensor), self._parts(own, p, tensor, written=True)
-            cost = table.seconds[np.ix_(writes, self._rests(other, tensor, gradient=False))]
+            seconds, (values, gradients) = self.table(tensor).seconds, self._parts(own, p, tensor, written=written)
+            rests = self._rests(other, tensor, gradient=False)
+            cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             if carries:
-                cost = cost + table.seconds[np.ix_(self._rests(other, tensor, gradient=True), gradients)].T
-            return np.asarray(cost)
+                rests = self._rests(other, tensor, gradient=True)
+                back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]
+                cost = cost + back
+            return np.asarray(cost * repeat)
 
-        alike = (id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries)
-        self._link(own, other, ("write", *alike), make)
-
-
-def _at(layouts: Sequence[tuple[int, TensorLayout]], p: int, whole: TensorLayout) -> TensorLayout:
-    """The layout at a position, whole where none is given."""
-    return next((layout for position, layout in layouts if position == p), whole)
+        key = ("link", id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, repeat)
+        if own < other:
+            self.links.append(Factor((own, other), self.once((*key, written), make)))
+        else:
+            turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
+            self.links.append(Factor((other, own), turned))
 
 
 def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:

@@ -1,7 +1,7 @@
 """The shardings of every block of a chain that are worth considering by a search over stages.
 
 The ranks of a mesh act as one fat device. A block is sharded by itself, with the tensors at its boundaries in a
-canonical layout (`planner.sharding.boundary`), so that any two blocks under the same boundaries fit together. For each
+canonical layout (`planner.sharding.resting`), so that any two blocks under the same boundaries fit together. For each
 block and boundary there is a small set of points, none of them better than another in time, weights and kept
 activations at once. Equal blocks (by structure, shapes, prices) are solved once.
 
@@ -9,8 +9,6 @@ Work is priced by share (`NodePrices.at`): a rank that does 1/8 of an operator t
 the work takes, launches included. What is left out: a rank that cuts a product reads more than its share of the
 operands that it holds whole, and an operator that some ranks leave whole keeps the device busy while the others of its
 layer are launched.
-
-When two blocks are the same problem, and how the names of one translate to those of the other.
 """
 
 from __future__ import annotations
@@ -25,64 +23,14 @@ import numpy as np
 from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.boundary import Boundaries, Boundary, variants
 from planner.sharding.choices import Options
-from planner.sharding.inner_points import BlockProblem, InnerPoint
+from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Facts, Setting
-from planner.sharding.resting import StateBytes
+from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
 
 _BITS = 20
 """Leading bits to which the prices of equal blocks agree: six decimal digits."""
-
-
-@dataclass(frozen=True)
-class BlockView:
-    """A block as the inner search sees it.
-
-    Attributes:
-        members: its nodes, side nodes first.
-        inputs: tensors it reads that other blocks write.
-        outputs: tensors it writes that later blocks read.
-        names: names of its tensors and kept storages in order of first use.
-        key: equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
-    """
-
-    members: tuple[int, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    names: tuple[str, ...]
-    key: tuple[object, ...]
-
-    @staticmethod
-    def of(chain: Chain, graph: Graph, b: int, facts: Facts) -> BlockView:
-        """The view of block b; O(its nodes)."""
-        block = chain.blocks[b]
-        members = (*block.side, *block.nodes)
-        used = dict.fromkeys(n for i in members for n in (*graph.nodes[i].inputs, *graph.nodes[i].outputs) if n)
-        made = {n for i in members for n in graph.nodes[i].outputs}
-        inputs = tuple(n for n in chain.crossing[b] if n in used and n not in made)
-        outputs = tuple(n for n in chain.crossing[b + 1] if n in made)
-        kept = [s for i in members for s in facts.saved[i]]
-        names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
-        number = {name: k for k, name in enumerate(names)}
-        places = {graph.nodes[i].key: k for k, i in enumerate(members)}
-
-        def mark(storage: str) -> object:
-            owner, _, what = storage.rpartition("#")
-            return (places[owner], what) if owner in places else number[storage]
-
-        key = (
-            block.signature,
-            len(block.side),
-            tuple(number[n] for n in inputs),
-            tuple(number[n] for n in outputs),
-            tuple(n in facts.carrying for n in used),
-            tuple(graph.tensors[n].shape for n in used),
-            tuple((mark(s.storage), s.byte_count) for s in kept),
-            tuple(map(facts.forbids, members)),
-        )
-        return BlockView(members, inputs, outputs, names, key)
 
 
 class PriceMarks:
@@ -104,26 +52,6 @@ class PriceMarks:
             rounded = np.round(mantissa * 2**_BITS).astype(np.int32)
             self._rounded[share] = np.stack([rounded, exponent.astype(np.int32)], axis=2)
         return self._rounded[share]
-
-
-def renamed(point: InnerPoint, names: Mapping[str, str]) -> InnerPoint:
-    """A point with its tensors, operators and storages under other names; the point itself without names."""
-    if not names:
-        return point
-
-    def new(name: str) -> str:
-        if name.startswith("op:"):
-            return f"op:{names[name[3:]]}"
-        return names[name]
-
-    return replace(
-        point,
-        decision={new(name): choice for name, choice in point.decision.items()},
-        communication=tuple(replace(c, tensor=new(c.tensor)) for c in point.communication),
-        saved=tuple((new(storage), size) for storage, size in point.saved),
-        checkpoints=tuple((new(name), size) for name, size in point.checkpoints),
-        weights=tuple((new(name), fraction) for name, fraction in point.weights),
-    )
 
 
 class NodePrices(Protocol):
@@ -190,8 +118,18 @@ class BlockSharding:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, point: InnerPoint) -> InnerPoint:
-        """A point of this block in the block's own tensor names."""
-        return renamed(point, self.names)
+        """A point of this block, its tensors, operators and storages under the block's own names."""
+        if not self.names:
+            return point
+        new = self.named_as
+        return replace(
+            point,
+            decision={new(name): choice for name, choice in point.decision.items()},
+            communication=tuple(replace(c, tensor=new(c.tensor)) for c in point.communication),
+            saved=tuple((new(storage), size) for storage, size in point.saved),
+            checkpoints=tuple((new(name), size) for name, size in point.checkpoints),
+            weights=tuple((new(name), fraction) for name, fraction in point.weights),
+        )
 
     def named_as(self, name: str) -> str:
         """What a variable (`op:` and an operator's key, or a tensor's name) of the solved block is called here."""

@@ -6,17 +6,16 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.sharding.boundary import Boundaries, canonical_layout
+from planner.graph import Chain, Graph
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.strategies import Strategy
 
 
@@ -64,16 +63,53 @@ class InnerPoint:
         return (self.forward_s, self.backward_s, self.step_s, self.parameter_elements, self.saved_bytes)
 
 
-class Ends(Protocol):
-    """The tensors at a block's boundaries."""
+@dataclass(frozen=True)
+class BlockView:
+    """A block as the inner search sees it.
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Tensors read that other blocks write."""
+    Attributes:
+        members: its nodes, side nodes first.
+        inputs: tensors it reads that other blocks write.
+        outputs: tensors it writes that later blocks read.
+        names: names of its tensors and kept storages in order of first use.
+        key: equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
+    """
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Tensors written that later blocks read."""
+    members: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    names: tuple[str, ...]
+    key: tuple[object, ...]
+
+    @staticmethod
+    def of(chain: Chain, graph: Graph, b: int, facts: Facts) -> BlockView:
+        """The view of block b; O(its nodes)."""
+        block = chain.blocks[b]
+        members = (*block.side, *block.nodes)
+        used = dict.fromkeys(n for i in members for n in (*graph.nodes[i].inputs, *graph.nodes[i].outputs) if n)
+        made = {n for i in members for n in graph.nodes[i].outputs}
+        inputs = tuple(n for n in chain.crossing[b] if n in used and n not in made)
+        outputs = tuple(n for n in chain.crossing[b + 1] if n in made)
+        kept = [s for i in members for s in facts.saved[i]]
+        names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
+        number = {name: k for k, name in enumerate(names)}
+        places = {graph.nodes[i].key: k for k, i in enumerate(members)}
+
+        def mark(storage: str) -> object:
+            owner, _, what = storage.rpartition("#")
+            return (places[owner], what) if owner in places else number[storage]
+
+        key = (
+            block.signature,
+            len(block.side),
+            tuple(number[n] for n in inputs),
+            tuple(number[n] for n in outputs),
+            tuple(n in facts.carrying for n in used),
+            tuple(graph.tensors[n].shape for n in used),
+            tuple((mark(s.storage), s.byte_count) for s in kept),
+            tuple(facts.forbidden[i] for i in members),
+        )
+        return BlockView(members, inputs, outputs, names, key)
 
 
 @dataclass(frozen=True)
@@ -83,14 +119,14 @@ class BlockProblem:
     Attributes:
         setting: its nodes on the mesh.
         facts: of the whole graph.
-        ends: its boundary tensors.
+        ends: the block, with its boundary tensors.
         workspace: [nodes of the graph] transient bytes of each node run whole.
         checked: strategies that the judge found legal so far.
     """
 
     setting: Setting
     facts: Facts
-    ends: Ends
+    ends: BlockView
     workspace: np.ndarray
     checked: set[tuple[int, Strategy]] = field(default_factory=set)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner.graph import Tensor, TensorKind
 from planner.memory import fits
 from planner.operators import OpCall
-from planner.sharding.forbidden import is_forbidden, result_ranks
+from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
@@ -106,10 +106,8 @@ class _Judge:
         self, setting: Setting, decision: Mapping[str, Choice], facts: Facts, checked: set[tuple[int, Strategy]]
     ) -> None:
         self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
-        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbids
-        self.kept: dict[str, int] = {}
-        for kept in (s for i in setting.members for s in self.saved[i]):
-            self.kept[kept.storage] = max(self.kept.get(kept.storage, 0), kept.byte_count)
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
+        self.kept = facts.kept(setting.members)
         self.verdict = Verdict()
         self.whole = (REPLICATED,) * len(setting.mesh.axes)
 
@@ -169,12 +167,10 @@ class _Judge:
             tensor = self.graph.tensors[name]
             wanted = reads.get(p, self.whole)
             again = any(s.storage == name for s in self.saved[i])
-            value, gathers = (
-                (rest.weight, weight_gathers(spec)) if isinstance(rest, WeightChoice) else (rest.value, 1.0 + again)
-            )
-            self.move(tensor, "forward", value, wanted, node.repeat)
+            gathers = weight_gathers(spec) if isinstance(rest, WeightChoice) else 1.0 + again
+            self.move(tensor, "forward", rest.value, wanted, node.repeat)
             if gathers > 1:
-                self.move(tensor, "backward", value, wanted, (gathers - 1) * node.repeat)
+                self.move(tensor, "backward", rest.value, wanted, (gathers - 1) * node.repeat)
             if name in self.carrying and rest.gradient is not None:
                 self.move(tensor, "backward", gradients.get(p, self.whole), rest.gradient, node.repeat)
         self._results(i, chosen)
@@ -191,7 +187,7 @@ class _Judge:
         call = OpCall.of(self.graph, node)
         if chosen not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
             self.verdict.violations.append(f"{node.key} cannot be split as {chosen}")
-        if is_forbidden(chosen, result_ranks(call), self.forbids(i)):
+        if not allowed((chosen,), call, self.forbids[i]):
             self.verdict.violations.append(f"{node.key} is split as {chosen}, which is forbidden")
         if len(self.verdict.violations) == found:
             self.checked.add((i, chosen))
@@ -210,10 +206,8 @@ class _Judge:
 
     def fits(self, tensor: Tensor, choice: TensorChoice | WeightChoice) -> bool:
         """Whether a tensor can lie where it is said to rest; a result that nobody reads must not stay in parts."""
-        rests = [choice.gradient] if choice.gradient is not None else []
-        rests += [choice.weight, choice.optimizer] if isinstance(choice, WeightChoice) else [choice.value]
         padded = self.setting.options.padded
-        for layout in rests:
+        for layout in choice.layouts:
             why = refusal(tensor.shape, layout, self.setting.mesh.sizes, padded=padded)
             if why:
                 self.verdict.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")

@@ -17,10 +17,11 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from planner.errors import UsageError
+from planner.graph import Node
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, loop_nest
 from planner.operators.nest import dim_names
 
@@ -67,25 +68,14 @@ def parse_layout(text: str, axes: int) -> TensorLayout:
     Raises:
         UsageError: not a layout of that many axes.
     """
-    parts, at = [], 0
-    for match in _PART.finditer(text):
-        if match.start() != at:
-            break
-        at = match.end()
-        parts.append(
-            Part(int(match[1]), int(match[2] or 1)) if match[1] else REPLICATED if match[0] == "R" else PARTIAL
-        )
-    if at != len(text) or len(parts) != axes:
+    words = list(_PART.finditer(text))
+    if "".join(word[0] for word in words) != text or len(words) != axes:
         raise UsageError(
             f"{text!r} is no layout on {axes} mesh axes",
             hint="write for each axis R (replicated), P (partial sums) or S and the dimension, as in S0R",
         )
-    return tuple(parts)
-
-
-def replicated(axes: int) -> TensorLayout:
-    """Whole on every rank."""
-    return (REPLICATED,) * axes
+    plain = {"R": REPLICATED, "P": PARTIAL}
+    return tuple(plain[word[0]] if word[0] in plain else Part(int(word[1]), int(word[2] or 1)) for word in words)
 
 
 def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -148,12 +138,6 @@ def _refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...
     return ""
 
 
-def parts_of(rank: int, *, partial: bool = True, interleaved: Iterable[Part] = ()) -> tuple[Part, ...]:
-    """Everything that can happen to a tensor of that many dimensions along one axis, in a fixed order."""
-    cuts = [Part(dim) for dim in range(rank)]
-    return (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
-
-
 def layouts(
     shape: Sequence[int],
     sizes: Sequence[int],
@@ -173,7 +157,8 @@ def layouts(
 
     Complexity: (dimensions + 2) ** axes.
     """
-    choices = parts_of(len(shape), partial=partial, interleaved=interleaved)
+    cuts = [Part(dim) for dim in range(len(shape))]
+    choices = (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
     per_axis = [choices if size > 1 else (REPLICATED,) for size in sizes]
     found = itertools.product(*per_axis)
     return tuple(layout for layout in found if not refusal(shape, layout, sizes, padded=padded))
@@ -209,3 +194,11 @@ def named_nests(call: OpCall, spec: OpSpec) -> tuple[LoopNest, ...]:
     old = spec.nests[0] if spec.nests else None
     vector = old.vector_flops if old is not None else 0.0
     return (loop_nest(text, reads, writes, sizes=sizes, kinds={"part": DimKind.WHOLE}, vector_flops=vector),)
+
+
+def indexed(node: Node, nest: LoopNest) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Of every operand and result of a node's nest: tensor, dimension, the iteration dimensions that index it."""
+    for names, accesses in ((node.inputs, nest.reads), (node.outputs, nest.writes)):
+        for access in accesses:
+            if access.position < len(names) and names[access.position]:
+                yield from ((names[access.position], k, dims) for k, dims in enumerate(access.dims))

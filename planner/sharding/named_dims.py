@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from planner.graph import Graph
+from planner.graph import Graph, Node
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.layout import named_nests
+from planner.sharding.layout import indexed, named_nests
 
 Place = tuple[str, int]
 """A tensor and one of its dimensions."""
@@ -40,31 +41,39 @@ class NamedDims:
         return tuple(self.of.get((name, k), "") for k in range(rank))
 
 
-class _Union:
+T = TypeVar("T", str, Place)
+
+
+class Groups(Generic[T]):
+    """Things that belong together, joined pair by pair; a group goes by its least member."""
+
     def __init__(self) -> None:
-        self.parent: dict[Place, Place] = {}
+        self._parent: dict[T, T] = {}
 
-    def root(self, place: Place) -> Place:
-        self.parent.setdefault(place, place)
-        while self.parent[place] != place:
-            self.parent[place] = self.parent[self.parent[place]]
-            place = self.parent[place]
-        return place
+    def root(self, member: T) -> T:
+        """The least member of a group."""
+        self._parent.setdefault(member, member)
+        while self._parent[member] != member:
+            self._parent[member] = self._parent[self._parent[member]]
+            member = self._parent[member]
+        return member
 
-    def join(self, a: Place, b: Place) -> None:
+    def join(self, a: T, b: T) -> None:
+        """Make one group of two."""
         a, b = self.root(a), self.root(b)
         if a != b:
-            self.parent[max(a, b)] = min(a, b)
+            self._parent[max(a, b)] = min(a, b)
 
 
-def _places(nest: LoopNest, tensors: Mapping[tuple[bool, int], str]) -> dict[str, list[Place]]:
-    """For each iteration dimension the tensor dimensions that it leads."""
+def _places(node: Node, nest: LoopNest) -> dict[str, list[Place]]:
+    """For each iteration dimension the tensor dimensions that it leads.
+
+    What a slice leaves of the dimensions that it cannot be cut along has a name of its own.
+    """
     found: dict[str, list[Place]] = {}
-    for written, accesses in ((False, nest.reads), (True, nest.writes)):
-        for access in accesses:
-            for k, names in enumerate(access.dims):
-                if names and (written, access.position) in tensors:
-                    found.setdefault(names[0], []).append((tensors[written, access.position], k))
+    for tensor, k, names in indexed(node, nest):
+        if names and not (node.op == "Slice" and nest.dim(names[0]).kind is DimKind.WHOLE):
+            found.setdefault(names[0], []).append((tensor, k))
     return found
 
 
@@ -79,14 +88,10 @@ def named_dims(
         specs: descriptions, aligned with the graph's nodes.
         tied: tensors whose dimensions are those of another.
     """
-    union, led = _Union(), {}
+    union, led = Groups[Place](), {}
     for i in nodes:
         node = graph.nodes[i]
-        tensors = {(False, p): n for p, n in enumerate(node.inputs) if n}
-        tensors |= {(True, p): n for p, n in enumerate(node.outputs) if n}
-        led[i] = [(nest, _places(nest, tensors)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
-        if node.op == "Slice":
-            led[i] = [(nest, _uncut(nest, places)) for nest, places in led[i]]
+        led[i] = [(nest, _places(node, nest)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
         for _, places in led[i]:
             for spots in places.values():
                 for spot in spots:
@@ -117,12 +122,9 @@ def named_dims(
     return result
 
 
-def _uncut(nest: LoopNest, places: Mapping[str, list[Place]]) -> dict[str, list[Place]]:
-    """The dimensions that an operator can be cut along; what is left of the others has a name of its own."""
-    return {dim: spots for dim, spots in places.items() if nest.dim(dim).kind is not DimKind.WHOLE}
-
-
-def _pieces(union: _Union, led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]) -> dict[Place, tuple[Place, int]]:
+def _pieces(
+    union: Groups[Place], led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]
+) -> dict[Place, tuple[Place, int]]:
     """Of fused dimensions that a nest parts: the dimension of a piece, and how many there are; none that is unclear."""
     found: dict[Place, set[tuple[Place, int]]] = {}
     for nest, places in led:

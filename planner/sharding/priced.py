@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.sharding.elimination import DEFAULT_LIMIT, Factor, minima, value
+from planner.sharding.elimination import Factor, minima, too_wide, value
 
 ROUNDS = 3
 """How often the range of prices is cut into finer steps."""
@@ -89,10 +89,7 @@ class _Prices:
             if found is not None:
                 break
         if found is None:
-            raise InfeasibleError(
-                f"operators hang together too closely: elimination needs a table of over {DEFAULT_LIMIT} entries",
-                hint="use fewer mesh axes, or shard a block instead of the whole model",
-            )
+            raise too_wide()
         if part < len(prices):
             ends = [self.look((price,), tilt) for price in prices]
             return max(low for low, _ in ends), min(high for _, high in ends)

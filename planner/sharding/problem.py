@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor
 from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import forbidden_dims
-from planner.sharding.layout import TensorLayout
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
@@ -94,11 +94,8 @@ class Setting:
 
     def node_s(self, i: int, share: float) -> tuple[float, float]:
         """Seconds of one node, forward and backward, on a rank that does a share of it."""
-        if self.work_s is not None and share != 1.0:
-            forward, backward = self.work_s(share)
-            return float(forward[i]), float(backward[i])
-        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in (self.forward_s, self.backward_s))
-        return forward_s, backward_s
+        forward, backward = self.nodes_s(share)
+        return float(forward[i]), float(backward[i])
 
 
 @dataclass(frozen=True)
@@ -148,6 +145,27 @@ class ShardingProblem:
             links=tuple(f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links),
         )
 
+    def narrowed(
+        self, allows: Callable[[str, Choice], bool], refused: Callable[[str], InfeasibleError]
+    ) -> ShardingProblem:
+        """The problem with the choices that a rule allows.
+
+        Args:
+            allows: whether a variable, by name, may take a choice.
+            refused: what to raise about a variable that is left none.
+
+        Raises:
+            InfeasibleError: a variable is left no choice.
+        """
+        keep = {}
+        for v, (name, choices) in enumerate(zip(self.names, self.choices, strict=True)):
+            options = [c for c, choice in enumerate(choices) if allows(name, choice)]
+            if not options:
+                raise refused(name)
+            if len(options) < len(choices):
+                keep[v] = np.asarray(options)
+        return self.restricted(keep)
+
     def factors(self, price_s_per_byte: float = 0.0, tilt: float = 0.0) -> list[Factor]:
         """All costs as tables; memory at a price, which rises by the fraction `tilt` from first to last variable."""
         count = max(1, len(self.names))
@@ -170,20 +188,11 @@ class ShardingProblem:
         return {name: options[c] for name, options, c in zip(self.names, self.choices, chosen, strict=True)}
 
 
-def resting_value(choice: Choice) -> TensorLayout:
-    """The layout in which readers find a tensor or weight."""
-    if isinstance(choice, WeightChoice):
-        return choice.weight
-    if isinstance(choice, TensorChoice):
-        return choice.value
-    raise TypeError("an operator rests nowhere")
-
-
-def resting_gradient(choice: Choice) -> TensorLayout:
-    """The layout in which the gradients of all readers are added up."""
-    if isinstance(choice, (TensorChoice, WeightChoice)) and choice.gradient is not None:
-        return choice.gradient
-    raise TypeError("no gradient rests here")
+def rest_of(choice: Choice) -> TensorChoice | WeightChoice:
+    """Where a tensor or weight rests, if that is what a choice is about."""
+    if isinstance(choice, Strategy):
+        raise TypeError("an operator rests nowhere")
+    return choice
 
 
 def weight_gathers(spec: OpSpec) -> float:
@@ -206,14 +215,14 @@ def _described(graph: Graph) -> tuple[tuple[OpSpec, ...], frozenset[str]]:
     return known[1], known[2]
 
 
-def carrying_of(setting: Setting) -> frozenset[str]:
+def _carrying(setting: Setting) -> frozenset[str]:
     """Names of the tensors that carry a gradient; one that rests like another carries one if the other does."""
     found = set(_described(setting.graph)[1])
     found |= {other for name, other in setting.tied.items() if name in found}
     return frozenset(found | {name for name, other in setting.tied.items() if other in found})
 
 
-def saved_of(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
+def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
     """What each node of the graph keeps for backward, by storage."""
     if setting.saved is not None:
         return setting.saved
@@ -240,24 +249,20 @@ class Facts:
         specs: description of each node.
         carrying: names of the tensors that carry a gradient.
         saved: by node, what it keeps for backward.
-        forbidden: by node, dimensions that must not be cut; empty where nothing is forbidden at all.
+        forbidden: by node, dimensions that must not be cut.
     """
 
     specs: tuple[OpSpec, ...]
     carrying: frozenset[str]
     saved: tuple[tuple[SavedBytes, ...], ...]
-    forbidden: tuple[tuple[str, ...], ...] = ()
+    forbidden: tuple[tuple[str, ...], ...]
 
     @staticmethod
     def of(setting: Setting) -> Facts:
         """The facts of a setting's graph; O(nodes of the graph)."""
         specs, _ = _described(setting.graph)
-        forbidden = forbidden_dims(setting.graph, setting.forbidden) if setting.forbidden else ()
-        return Facts(specs, carrying_of(setting), saved_of(setting, specs), forbidden)
-
-    def forbids(self, i: int) -> tuple[str, ...]:
-        """Dimensions of a node that must not be cut."""
-        return self.forbidden[i] if self.forbidden else ()
+        forbidden = forbidden_dims(setting.graph, setting.forbidden)
+        return Facts(specs, _carrying(setting), _saved(setting, specs), forbidden)
 
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
         """Bytes of each storage that some nodes keep, the most that any of them says."""

@@ -1,12 +1,29 @@
-"""Where tensors and weights may rest between the operators that make and use them."""
+"""Where tensors and weights may rest between the operators that make and use them, and between blocks sharded apart.
+
+ZeRO needs no formulas of its own: its stages are resting places (`zero_choice`), and their communication is what the
+changes of layout between the resting place and the use come to.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, layout_text, layouts, refusal
+from planner.errors import UsageError
+from planner.graph import Tensor, TensorKind
+from planner.sharding.layout import (
+    PARTIAL,
+    REPLICATED,
+    Part,
+    TensorLayout,
+    layout_text,
+    layouts,
+    refusal,
+    shard_elements,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +33,13 @@ class TensorChoice:
     value: TensorLayout
     gradient: TensorLayout | None
 
+    @property
+    def layouts(self) -> tuple[TensorLayout, ...]:
+        """Layouts of all that it says where it rests: the value, then the gradient where there is one."""
+        return (self.value,) if self.gradient is None else (self.value, self.gradient)
+
     def __str__(self) -> str:
-        return layout_text(self.value) + ("" if self.gradient is None else f"/{layout_text(self.gradient)}")
+        return "/".join(map(layout_text, self.layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +50,18 @@ class WeightChoice:
     gradient: TensorLayout
     optimizer: TensorLayout
 
+    @property
+    def value(self) -> TensorLayout:
+        """Layout in which operators find the weight."""
+        return self.weight
+
+    @property
+    def layouts(self) -> tuple[TensorLayout, ...]:
+        """Layouts of the working copy, the gradient and the optimizer state."""
+        return self.weight, self.gradient, self.optimizer
+
     def __str__(self) -> str:
-        return "/".join(map(layout_text, (self.weight, self.gradient, self.optimizer)))
+        return "/".join(map(layout_text, self.layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +71,21 @@ class StateBytes:
     weight: float = 2.0
     gradient: float = 2.0
     optimizer: float = 12.0
+
+    def held(self, shape: Sequence[int], choice: WeightChoice, sizes: Sequence[int]) -> float:
+        """Bytes that a rank of a mesh of these sizes holds of a weight, its gradient and its optimizer state."""
+        return (
+            self.weight * shard_elements(shape, choice.weight, sizes)
+            + self.gradient * shard_elements(shape, choice.gradient, sizes)
+            + self.optimizer * shard_elements(shape, choice.optimizer, sizes)
+        )
+
+
+def resting_as(tensor: Tensor, layout: TensorLayout, *, gradient: bool) -> TensorChoice | WeightChoice:
+    """A tensor or weight that rests in one layout, its gradient (where it carries one) and optimizer state alike."""
+    if tensor.kind is TensorKind.PARAMETER:
+        return WeightChoice(layout, layout, layout)
+    return TensorChoice(layout, layout if gradient else None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,8 +118,8 @@ def weight_choices(
 ) -> tuple[WeightChoice, ...]:
     """For each axis: whole, its gradient reduced at once or once a step; state cut; gradient too; all cut."""
     cuts = [Part(d) for d in range(len(shape))] + list(tags)
-    first = next((c for c in cuts[: len(shape)] for n in sizes if n > 1 and not refusal(
-        shape, (c,), (n,), padded=padded)), None)  # fmt: skip
+    plain, cut_axes = cuts[: len(shape)], [n for n in sizes if n > 1]
+    first = next((c for c in plain for n in cut_axes if not refusal(shape, (c,), (n,), padded=padded)), None)
     per_axis: list[list[tuple[Part, Part, Part]]] = []
     for n in sizes:
         options = [(REPLICATED, REPLICATED, REPLICATED)]
@@ -86,7 +133,102 @@ def weight_choices(
     found = []
     for parts in itertools.product(*per_axis):
         choice = WeightChoice(*(tuple(p[i] for p in parts) for i in range(3)))
-        if not any(refusal(shape, layout, sizes, padded=padded)
-                   for layout in (choice.weight, choice.gradient, choice.optimizer)):  # fmt: skip
+        if not any(refusal(shape, layout, sizes, padded=padded) for layout in choice.layouts):
             found.append(choice)
     return tuple(found)
+
+
+def zero_choice(stage: int, axes: int = 1, axis: int = 0, dim: int = 0) -> WeightChoice:
+    """Where ZeRO's stages let a weight's states rest: 0 nowhere cut, 1 optimizer, 2 gradient too, 3 weight too.
+
+    Args:
+        stage: 0 to 3.
+        axes: axes of the mesh.
+        axis: the axis over which the states are cut.
+        dim: the dimension of the weight that is cut.
+
+    Raises:
+        UsageError: no such stage.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise UsageError(f"ZeRO has no stage {stage}", hint="write 0, 1, 2 or 3")
+    rows: dict[int, tuple[Part, Part, Part]] = {
+        0: (REPLICATED, REPLICATED, REPLICATED),
+        1: (REPLICATED, PARTIAL, Part(dim)),
+        2: (REPLICATED, Part(dim), Part(dim)),
+        3: (Part(dim), Part(dim), Part(dim)),
+    }
+
+    def place(part: Part) -> TensorLayout:
+        return tuple(part if a == axis else REPLICATED for a in range(axes))
+
+    weight, gradient, optimizer = rows[stage]
+    return WeightChoice(place(weight), place(gradient), place(optimizer))
+
+
+class Boundary(StrEnum):
+    """What a mesh axis does with every tensor between two blocks."""
+
+    REPLICATED = "replicated"
+    """Every rank holds all of it."""
+    SEQUENCE = "sequence"
+    """The second dimension of `[batch, steps, width]` is cut; tensors of another rank stay whole."""
+    BATCH = "batch"
+    """The first dimension is cut; tensors of one dimension stay whole."""
+    FREE = "free"
+    """Every tensor lies where whoever shards the whole chain at once puts it; it stands for all axes or none."""
+
+
+Boundaries = tuple[Boundary, ...]
+"""One for each mesh axis, outermost first."""
+
+
+def _part(tensor: Tensor, boundary: Boundary) -> Part:
+    rank = len(tensor.shape)
+    if boundary is Boundary.SEQUENCE and rank == 3:
+        return Part(1)
+    return Part(0) if boundary is Boundary.BATCH and rank > 1 else REPLICATED
+
+
+def canonical_layout(
+    tensor: Tensor, boundaries: Boundaries, sizes: Sequence[int], *, padded: bool = False
+) -> TensorLayout:
+    """Where a boundary tensor lies; an axis that does not divide the dimension leaves the tensor whole.
+
+    It depends on the tensor's shape alone, so the block that writes the tensor and those that read it agree.
+
+    Args:
+        tensor: a tensor that crosses a boundary.
+        boundaries: one for each mesh axis, none of them free.
+        sizes: ranks along each axis.
+        padded: whether uneven cuts count.
+
+    Raises:
+        UsageError: boundaries are free: where the tensor lies does not follow from its shape.
+    """
+    if Boundary.FREE in boundaries:
+        raise UsageError(f"where {tensor.name!r} lies between blocks is free", hint="ask the sharding that places it")
+    parts = [REPLICATED] * len(sizes)
+    for axis, (boundary, size) in enumerate(zip(boundaries, sizes, strict=True)):
+        if size > 1:
+            parts[axis] = _part(tensor, boundary)
+            if refusal(tensor.shape, tuple(parts), sizes, padded=padded):
+                parts[axis] = REPLICATED
+    return tuple(parts)
+
+
+def variants(
+    tensors: Iterable[Tensor], allowed: Sequence[Boundary], sizes: Sequence[int], *, padded: bool = False
+) -> tuple[Boundaries, ...]:
+    """All ways to treat the boundaries that differ for at least one of the tensors, the first of equal ones.
+
+    Free ones stand alone: nothing but them is allowed.
+    """
+    if tuple(allowed) == (Boundary.FREE,):
+        return ((Boundary.FREE,) * len(sizes),)
+    one_of = {tensor.shape: tensor for tensor in tensors}
+    found: dict[tuple[TensorLayout, ...], Boundaries] = {}
+    for each in itertools.product(allowed, repeat=len(sizes)):
+        layouts = tuple(canonical_layout(t, each, sizes, padded=padded) for t in one_of.values())
+        found.setdefault(layouts, each)
+    return tuple(found.values())

@@ -10,18 +10,18 @@ The sharding that a stage of a plan has is the points of all blocks on one mesh,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
-from planner.sharding.boundary import Boundaries, Boundary, canonical_layout
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import TensorLayout, shard_elements
-from planner.sharding.problem import Choice, resting_value
+from planner.sharding.problem import Choice, rest_of
+from planner.sharding.resting import Boundaries, Boundary, canonical_layout
 
 WORTH = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: what the fastest choice of all blocks holds costs this many times its seconds."""
@@ -110,12 +110,12 @@ def sharded_costs(
     Complexity: blocks times points times prices.
     """
     found: list[ShardedCosts] = []
-    places = _Places(costs)
+    chain = _Chain(costs, differentiable)
     for boundary in costs.boundaries if boundaries is None else boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
-            between = _Between.of(costs, boundary, canonical_layouts(costs, boundary), differentiable)
-            found += [_arrays(between, picked, places) for picked in _picked(costs, sets, FINE if finer else WORTH)]
+            picked = _picked(costs, sets, FINE if finer else WORTH)
+            found += chain.arrays(boundary, canonical_layouts(costs, boundary), picked)
     found.sort(key=lambda c: c.totals)
     return tuple(_worth_trying(found, FINE_CLOSE if finer else CLOSE))
 
@@ -137,11 +137,9 @@ def leanest_costs(costs: InnerCosts, boundary: Boundaries) -> tuple[ShardedCosts
     sets = [block.points[boundary] for block in costs.blocks]
     if not all(sets):
         return ()
-    between = _Between.of(costs, boundary, canonical_layouts(costs, boundary), None)
-    places = _Places(costs)
     by_weights = tuple(min(each, key=lambda p: (p.parameter_elements, p.saved_bytes)) for each in sets)
     by_kept = tuple(min(each, key=lambda p: (p.saved_bytes, p.parameter_elements)) for each in sets)
-    return tuple(_arrays(between, picked, places) for picked in (by_weights, by_kept))
+    return tuple(_Chain(costs, None).arrays(boundary, canonical_layouts(costs, boundary), (by_weights, by_kept)))
 
 
 def _picked(
@@ -162,61 +160,77 @@ def _picked(
     return [tuple(each[k] for each, k in zip(sets, picked, strict=True)) for picked in sorted(chosen)]
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A point's storages, inputs and parameters in a block's own names."""
-
-    saved: tuple[tuple[str, float], ...]
-    checkpoints: tuple[tuple[str, float], ...]
-    parameters: tuple[tuple[str, float], ...]
+Held = tuple[tuple[str, float], ...]
+"""Storages, tensors or parameters by name, and how much of each a rank holds."""
 
 
-class _Places:
-    """Points in the names of the blocks, each translated once."""
+class _Chain:
+    """Makes arrays of the blocks of a chain; points are translated to the names of each block once."""
 
-    def __init__(self, costs: InnerCosts) -> None:
-        self._graph, self._names = costs.graph, [block.names for block in costs.blocks]
-        self._known: dict[tuple[int, int], _Named] = {}
+    def __init__(self, costs: InnerCosts, differentiable: frozenset[str] | None) -> None:
+        self._costs, self._graph, self._differentiable = costs, costs.graph, differentiable
+        self._names = [block.names for block in costs.blocks]
+        self._known: dict[tuple[int, int], tuple[Held, Held, Held]] = {}
 
-    def of(self, b: int, point: InnerPoint) -> _Named:
-        """A point in the names of block b."""
+    def _named(self, b: int, point: InnerPoint) -> tuple[Held, Held, Held]:
+        """Storages kept, inputs and parameters of a point in the names of block b."""
         if (b, id(point)) not in self._known:
             at = self._names[b]
-            weights = tuple((at.get(w, w), part) for w, part in point.weights)
-            self._known[b, id(point)] = _Named(
-                tuple((at.get(s, s), size) for s, size in point.saved),
-                tuple((at.get(t, t), size) for t, size in point.checkpoints),
-                _parameters(self._graph, weights),
+            saved, inputs, weights = (
+                tuple((at.get(name, name), size) for name, size in each)
+                for each in (point.saved, point.checkpoints, point.weights)
             )
+            self._known[b, id(point)] = saved, inputs, _parameters(self._graph, weights)
         return self._known[b, id(point)]
 
+    def _crossing_bytes(self, layouts: Mapping[str, TensorLayout], *, gradients: bool) -> np.ndarray:
+        """[n + 1] bytes of the tensors that cross each boundary on a rank, or of their gradients."""
+        sizes, wanted = {}, self._differentiable
+        for name, layout in layouts.items():
+            is_float = self._graph.tensors[name].dtype.is_float
+            flows = not gradients or (is_float if wanted is None else name in wanted)
+            sizes[name] = _tensor_bytes(self._costs, name, layout) if flows else 0.0
+        return np.array([sum(sizes[t] for t in names) for names in self._costs.chain.crossing], dtype=float)
 
-@dataclass(frozen=True)
-class _Between:
-    """What lies between blocks: layouts, and [n + 1] bytes that cross each boundary forward and backward."""
-
-    boundaries: Boundaries
-    layouts: Mapping[str, TensorLayout]
-    forward: np.ndarray
-    backward: np.ndarray
-
-    @staticmethod
-    def of(
-        costs: InnerCosts,
+    def arrays(
+        self,
         boundaries: Boundaries,
         layouts: Mapping[str, TensorLayout],
-        differentiable: frozenset[str] | None,
-    ) -> _Between:
-        """The bytes of tensors that lie in some layouts."""
-        graph, crossing = costs.graph, costs.chain.crossing
-        sizes = {name: _crossing_bytes(costs, name, layout) for name, layout in layouts.items()}
-        flows = {
-            name: graph.tensors[name].dtype.is_float if differentiable is None else name in differentiable
-            for name in sizes
-        }
-        forward = np.array([sum(sizes[t] for t in names) for names in crossing], dtype=float)
-        backward = np.array([sum(sizes[t] for t in names if flows[t]) for names in crossing], dtype=float)
-        return _Between(boundaries, layouts, forward, backward)
+        choices: Iterable[tuple[InnerPoint, ...]],
+    ) -> list[ShardedCosts]:
+        """What some choices of a point for each block come to, the tensors between blocks lying as given."""
+        crossing = self._crossing_bytes(layouts, gradients=False)
+        gradients = self._crossing_bytes(layouts, gradients=True)
+        return [self._arrays(boundaries, layouts, crossing, gradients, picked) for picked in choices]
+
+    def _arrays(
+        self,
+        boundaries: Boundaries,
+        layouts: Mapping[str, TensorLayout],
+        crossing: np.ndarray,
+        gradients: np.ndarray,
+        picked: tuple[InnerPoint, ...],
+    ) -> ShardedCosts:
+        saved, inputs, parameters = zip(*(self._named(b, p) for b, p in enumerate(picked)), strict=True)
+        return ShardedCosts(
+            boundaries=boundaries,
+            layouts=layouts,
+            points=picked,
+            forward_s=np.array([p.forward_s for p in picked]),
+            backward_s=np.array([p.backward_s for p in picked]),
+            step_s=np.array([p.step_s for p in picked]),
+            communication_s=np.array([p.communication_s for p in picked]),
+            sent_bytes=np.array([p.sent_bytes for p in picked]),
+            parameter_elements=np.array([sum(size for _, size in each) for each in parameters]),
+            parameters=parameters,
+            saved=saved,
+            saved_bytes=np.array([p.saved_bytes for p in picked]),
+            checkpoints=inputs,
+            checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
+            boundary_bytes=crossing,
+            gradient_boundary_bytes=gradients,
+            workspace_bytes=np.array([p.workspace_bytes for p in picked]),
+        )
 
 
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
@@ -224,29 +238,6 @@ def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, Te
     sizes, padded = costs.mesh.sizes, costs.options.options.padded
     crossing = sorted({name for names in costs.chain.crossing for name in names})
     return {name: canonical_layout(costs.graph.tensors[name], boundaries, sizes, padded=padded) for name in crossing}
-
-
-def _arrays(between: _Between, picked: tuple[InnerPoint, ...], places: _Places) -> ShardedCosts:
-    named = [places.of(b, p) for b, p in enumerate(picked)]
-    return ShardedCosts(
-        boundaries=between.boundaries,
-        layouts=between.layouts,
-        points=picked,
-        forward_s=np.array([p.forward_s for p in picked]),
-        backward_s=np.array([p.backward_s for p in picked]),
-        step_s=np.array([p.step_s for p in picked]),
-        communication_s=np.array([p.communication_s for p in picked]),
-        sent_bytes=np.array([p.sent_bytes for p in picked]),
-        parameter_elements=np.array([sum(size for _, size in each.parameters) for each in named]),
-        parameters=tuple(each.parameters for each in named),
-        saved=tuple(each.saved for each in named),
-        saved_bytes=np.array([p.saved_bytes for p in picked]),
-        checkpoints=tuple(each.checkpoints for each in named),
-        checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
-        boundary_bytes=between.forward,
-        gradient_boundary_bytes=between.backward,
-        workspace_bytes=np.array([p.workspace_bytes for p in picked]),
-    )
 
 
 def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
@@ -262,7 +253,7 @@ def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tup
     return tuple(found.items())
 
 
-def _crossing_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
+def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
     """Bytes of a boundary tensor on one rank."""
     tensor = costs.graph.tensors[name]
     each = costs.options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
@@ -324,8 +315,8 @@ def decided_costs(
         picked.append(known[key])
     free = Boundary.FREE in boundary
     layouts = _rests(costs, decisions) if free else canonical_layouts(costs, boundary)
-    between = _Between.of(costs, boundary, layouts, differentiable)
-    return _arrays(between, _filled(costs, picked, differentiable), _Places(costs))
+    filled = _filled(costs, picked, differentiable)
+    return _Chain(costs, differentiable).arrays(boundary, layouts, (filled,))[0]
 
 
 def _filled(
@@ -360,7 +351,7 @@ def _rests(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) 
     found: dict[str, TensorLayout] = {}
     for name in sorted({name for names in costs.chain.crossing for name in names}):
         said = next((each for each in decisions if each is not None and name in each), {})
-        found[name] = resting_value(_decided(said, name))
+        found[name] = rest_of(_decided(said, name)).value
     return found
 
 

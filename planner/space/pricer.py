@@ -22,12 +22,10 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient
 from planner.operators.batching import rebatch
-from planner.sharding import StageSharding
-from planner.sharding.boundary import Boundaries, Boundary
+from planner.sharding import Boundaries, Boundary, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
-from planner.sharding.resting import StateBytes
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds

@@ -16,10 +16,7 @@ import pytest
 from planner.costs import precision
 from planner.graph import Block, Chain
 from planner.operators import SavedBytes
-from planner.sharding.boundary import Boundary
-from planner.sharding.inner import InnerOptions, inner_costs
-from planner.sharding.mesh import mesh_on
-from planner.sharding.sharded import sharded_costs
+from planner.sharding import Boundary, InnerOptions, inner_costs, mesh_on, sharded_costs
 from planner.space import BlockCosts, Job, evaluate
 from planner.space.sharded import Training, sharded_block_costs
 from planner.space.types import Configuration, StageChoice

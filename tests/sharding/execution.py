@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.operators import OpCall, spec
-from planner.sharding import Options, Strategy, ideal_mesh, strategies
-from planner.sharding.strategies import Reason
+from planner.sharding import Options, Reason, Strategy, ideal_mesh, strategies
 from tests.sharding.mesh_sim import Context, Log, Program, coordinates, join, local_program, pullback, run, scatter
 
 Whole = Callable[..., tuple[np.ndarray, ...]]

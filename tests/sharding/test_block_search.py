@@ -9,13 +9,23 @@ import pytest
 
 from planner.errors import InfeasibleError
 from planner.hardware import load_cluster
-from planner.sharding import Mesh, Setting, Strategy, block_search, evaluate, ideal_mesh, inner_costs, mesh_on
+from planner.sharding import (
+    Boundaries,
+    Boundary,
+    Facts,
+    Mesh,
+    Setting,
+    Strategy,
+    block_search,
+    evaluate,
+    ideal_mesh,
+    inner_costs,
+    mesh_on,
+)
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.boundary import Boundaries, Boundary
 from planner.sharding.elimination import minimise
-from planner.sharding.inner import BlockView, PriceMarks
-from planner.sharding.inner_points import BlockProblem
-from planner.sharding.problem import Facts
+from planner.sharding.inner import PriceMarks
+from planner.sharding.inner_points import BlockProblem, BlockView
 from tests.sharding.graphs import products
 from tests.sharding.test_inner import _one_block
 
@@ -34,9 +44,7 @@ def _problem(mesh: Mesh) -> BlockProblem:
 def _alone_s(block: BlockProblem, boundary: Boundaries) -> float:
     """The least time with the boundary tensors pinned one by one."""
     pinned = block.free.restricted(block.ends_under([boundary]))
-    found = minimise(pinned.sizes, pinned.factors())
-    assert found is not None
-    return found[0]
+    return minimise(pinned.sizes, pinned.factors())[0]
 
 
 @pytest.mark.parametrize("ranks", [{"tensor": 8}, {"data": 2, "tensor": 4}])

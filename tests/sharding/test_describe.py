@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.hardware import Collective, load_cluster
-from planner.sharding import mesh_on
-from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
+from planner.sharding import CollectiveUse, OperatorLayout, RestingLayout, describe, mesh_on
 from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block, products, setting
 

@@ -9,6 +9,7 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.sharding import (
+    Facts,
     InnerOptions,
     Options,
     Setting,
@@ -19,8 +20,7 @@ from planner.sharding import (
     inner_costs,
     unmatched,
 )
-from planner.sharding.inner import BlockView
-from planner.sharding.problem import Facts
+from planner.sharding.inner_points import BlockView
 from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block
 from tests.sharding.test_inner import _one_block

@@ -9,11 +9,18 @@ import pytest
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
 from planner.hardware import load_cluster
-from planner.sharding import Setting, TensorChoice, formulate, ideal_mesh, layout_text
-from planner.sharding.annotations import load_annotations, resolve
-from planner.sharding.mixtures import Mixture, expert_plans
-from planner.sharding.problem import resting_value
-from planner.sharding.propagation import propagate
+from planner.sharding import (
+    Mixture,
+    Setting,
+    TensorChoice,
+    expert_plans,
+    formulate,
+    ideal_mesh,
+    layout_text,
+    load_annotations,
+)
+from planner.sharding.annotations import propagate, resolve
+from planner.sharding.problem import rest_of
 from planner.sharding.searches import ShardingAnswer, get
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products, setting
@@ -25,7 +32,7 @@ def _spread(what: Graph, sizes: tuple[int, ...], annotations: dict[str, str]) ->
 
 
 def _rests(answer: ShardingAnswer) -> dict[str, str]:
-    return {n: layout_text(resting_value(c)) for n, c in answer.decision.items() if not n.startswith("op:")}
+    return {n: layout_text(rest_of(c).value) for n, c in answer.decision.items() if not n.startswith("op:")}
 
 
 def test_a_batch_annotation_spreads_to_all_activations_and_no_weight() -> None:
@@ -198,7 +205,7 @@ def test_an_annotated_network_input_is_read_as_written() -> None:
     what = graph(tensors, [node("Gather", "w ids", "e"), node("MatMul", "e v", "y")])
     one: Setting = setting(what, ideal_mesh((4,)), 10.0, annotations={"ids": "S0"})
     for name in ("gshard", "gshard-propagate"):
-        assert layout_text(resting_value(get(name)(one).decision["e"])) == "S0"
+        assert layout_text(rest_of(get(name)(one).decision["e"]).value) == "S0"
     impossible = setting(what, ideal_mesh((4,)), 10.0, annotations={"ids": "P"})
     with pytest.raises(InfeasibleError, match="cannot read it so"):
         get("gshard")(impossible)

@@ -13,11 +13,26 @@ from planner.graph import Block, Chain, Graph, build_chain
 from planner.hardware import load_cluster
 from planner.importers import load_graph
 from planner.operators import needs_gradient
-from planner.sharding import Options, Setting, Strategy, TensorChoice, evaluate, ideal_mesh, layout_text, mesh_on
-from planner.sharding.boundary import Boundary, canonical_layout, variants
-from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, NodePrices, inner_costs
-from planner.sharding.resting import WeightChoice
-from planner.sharding.sharded import sharded_costs
+from planner.sharding import (
+    Boundary,
+    InnerCache,
+    InnerCosts,
+    InnerOptions,
+    NodePrices,
+    Options,
+    Setting,
+    Strategy,
+    TensorChoice,
+    WeightChoice,
+    canonical_layout,
+    evaluate,
+    ideal_mesh,
+    inner_costs,
+    layout_text,
+    mesh_on,
+    sharded_costs,
+)
+from planner.sharding.resting import variants
 from planner.space.blocks import block_costs, range_sums, range_table
 from tests.operators.calls import node, tensor
 from tests.sharding.graphs import attention_block

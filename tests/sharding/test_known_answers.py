@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from planner.operators import LoopNest, OpCall, loop_nest, spec
-from planner.sharding import Mesh, Part, StateBytes, Strategy, ideal_mesh, parse_layout, reshard, strategies
-from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
-from planner.sharding.named_program import NamedOperation, NamedTensor, Program, assignments
-from planner.sharding.resting import WeightChoice
-from planner.sharding.searches._tofu_passes import Pass, cut_bytes, cuts_of
-from planner.sharding.searches.mesh_tensorflow import best_layout, brute_force_layout
-from planner.sharding.states import state_bytes, weight_steps, zero_choice
+from planner.sharding import (
+    Mesh,
+    Mixture,
+    Part,
+    StateBytes,
+    Step,
+    Strategy,
+    TensorLayout,
+    WeightChoice,
+    ideal_mesh,
+    parse_layout,
+    reshard,
+    strategies,
+)
+from planner.sharding.mixtures import exchanges, model_parameters, sent_bytes
+from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
+from planner.sharding.passes import Pass, cut_bytes, cuts_of
+from planner.sharding.resting import zero_choice
 from tests.operators.calls import call
+from tests.sharding.named_layouts import brute_force_layout
+
+
+def weight_steps(
+    mesh: Mesh, shape: Sequence[int], choice: WeightChoice, used: TensorLayout, gradient: TensorLayout
+) -> tuple[Step, ...]:
+    """All changes of layout of a weight in one step of training; it is brought to the operator forward and backward."""
+    there = reshard(mesh, shape, 1.0, choice.weight, used) * 2
+    back = reshard(mesh, shape, 1.0, gradient, choice.gradient)
+    update = reshard(mesh, shape, 1.0, choice.gradient, choice.optimizer)
+    return there + back + update + reshard(mesh, shape, 1.0, choice.optimizer, choice.weight)
 
 
 def _product(m: int, k: int, n: int) -> LoopNest:
@@ -48,7 +72,7 @@ def test_tofu_memory_of_recurrent_networks(layers: int, hidden: int, gib: float)
     """Weight, gradient and history of L layers of LSTM, 4 H (inputs + H) weights each, the first with 1024 inputs."""
     whole = WeightChoice((), (), ())
     shapes = [(4 * hidden, (1024 if layer == 0 else hidden) + hidden) for layer in range(layers)]
-    total = sum(state_bytes(shape, whole, (), StateBytes(4, 4, 4)) for shape in shapes)
+    total = sum(StateBytes(4, 4, 4).held(shape, whole, ()) for shape in shapes)
     assert total / 2**30 == gib
 
 
@@ -165,8 +189,8 @@ def test_zero_state_and_communication(
     mesh, state = ideal_mesh((ranks,)), StateBytes(2, 2, 12)
     for stage in range(4):
         choice = zero_choice(stage)
-        assert state_bytes((parameters,), choice, mesh.sizes, state) == model_state[stage]
-        steps = weight_steps(mesh, (parameters,), 1.0, choice, parse_layout("R", 1), parse_layout("P", 1))
+        assert state.held((parameters,), choice, mesh.sizes) == model_state[stage]
+        steps = weight_steps(mesh, (parameters,), choice, parse_layout("R", 1), parse_layout("P", 1))
         assert sum(s.volume_bytes for s in steps) == elements[stage]
 
 
@@ -184,7 +208,7 @@ def test_autoddl_linear_layer_on_64_devices() -> None:
     total = 0.0
     for p in (0, 1):
         used, gradient = dict(both.reads)[p], dict(both.read_gradients)[p]
-        total += sum(s.sent_bytes for s in weight_steps(grid, (4096, 4096), 1.0, choice, used, gradient))
+        total += sum(s.sent_bytes for s in weight_steps(grid, (4096, 4096), choice, used, gradient))
     assert dict(both.writes)[0] == rest
     assert total == 11010048.0
 

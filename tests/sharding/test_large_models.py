@@ -18,15 +18,18 @@ from planner.sharding import (
     Boundary,
     Setting,
     StateBytes,
+    TableCut,
     WeightChoice,
     describe,
+    embedding_tables,
     ideal_mesh,
     inner_costs,
     layout_text,
     mesh_on,
+    place_tables,
     sharded_costs,
 )
-from planner.sharding.embedding_tables import Table, TableCut, embedding_tables, place_tables
+from planner.sharding.embedding_tables import Table
 from planner.sharding.searches import get
 from tests.shared_data import shared_path
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.operators import RULES, OpCall, graph_specs, spec
-from planner.sharding import Options, Strategy, exchange_s, ideal_mesh, layout_text, strategies
+from planner.sharding import Options, Strategy, exchange_bytes, exchange_s, ideal_mesh, layout_text, strategies
 from planner.sharding.formulate import block_tags
-from planner.sharding.strategies import exchange_bytes
 from tests.operators.calls import call, graph, node
 from tests.sharding import coupled_cases
 from tests.sharding.plain_cases import CASES

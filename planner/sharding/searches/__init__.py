@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from planner.errors import InfeasibleError
+from planner.memory import fits
 from planner.registry import Registry
-from planner.sharding.judge import Verdict
+from planner.sharding.judge import Verdict, evaluate
 from planner.sharding.problem import Choice, Setting
 
 
@@ -32,6 +34,36 @@ class ShardingAnswer:
     bound_s: float
     method: str
     states: int = 0
+
+    @staticmethod
+    def of(
+        setting: Setting,
+        decision: dict[str, Choice],
+        memory_bytes: float | None,
+        method: str,
+        *,
+        bound_s: float = 0.0,
+        states: int = 0,
+        fixed: str = "",
+    ) -> ShardingAnswer:
+        """A decision as an answer, with the judge's verdict.
+
+        Args:
+            setting: what was to be sharded.
+            decision: strategies and layouts.
+            memory_bytes: what a rank may hold; None for any.
+            method: how it was found.
+            bound_s: no decision of the search's space takes less.
+            states: size of what was looked at.
+            fixed: of a search that cannot trade time for memory, what it found in words.
+
+        Raises:
+            InfeasibleError: what such a search found does not fit.
+        """
+        verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
+        if fixed and memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
+            raise InfeasibleError(f"{fixed} does not fit the devices' memory", hint="use a larger mesh")
+        return ShardingAnswer(decision, verdict, bound_s, method, states)
 
     @property
     def gap(self) -> float:

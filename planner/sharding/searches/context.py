@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
-import numpy as np
-
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import TensorKind
 from planner.operators import JointCut, OpCall, graph_specs, rule_of
@@ -28,7 +26,7 @@ from planner.sharding.forbidden import split_refusals
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
-from planner.sharding.problem import Setting
+from planner.sharding.problem import Choice, Setting
 from planner.sharding.resting import TensorChoice
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
@@ -59,15 +57,6 @@ def busiest_share(ranks: int, order: CausalOrder) -> float:
     if ranks < 1:
         raise UsageError(f"a ring of {ranks} ranks", hint="write a positive number of ranks")
     return (ranks - 0.5) / ranks**2 if order is CausalOrder.CONTIGUOUS else 0.5 / ranks
-
-
-def causal_imbalance(ranks: int, order: CausalOrder) -> float:
-    """How much longer a causal ring takes than an even share of its work: 2 - 1/n for contiguous chunks, 1 for paired.
-
-    >>> causal_imbalance(4, CausalOrder.CONTIGUOUS)
-    1.75
-    """
-    return busiest_share(ranks, order) * 2 * ranks
 
 
 def context_axis(setting: Setting) -> int:
@@ -166,28 +155,25 @@ def context_ring(setting: Setting, *, memory_bytes: float | None = None) -> Shar
 
 
 def _search(setting: Setting, memory_bytes: float | None, *, ring: bool) -> ShardingAnswer:
-    rule, problem = _Rule(setting, ring), formulate(setting)
-    keep: dict[int, np.ndarray] = {}
+    rule = _Rule(setting, ring)
     by_key = {f"op:{setting.graph.nodes[i].key}": i for i in setting.members}
-    for v, (name, choices) in enumerate(zip(problem.names, problem.choices, strict=True)):
-        options = [
-            c for c, choice in enumerate(choices)
-            if (isinstance(choice, Strategy) and rule.strategy(by_key[name], choice))
-            or (isinstance(choice, TensorChoice) and rule.rests(name, choice.value))
-            or not isinstance(choice, (Strategy, TensorChoice))
-        ]  # fmt: skip
-        if not options:
-            reasons = rule.reasons(by_key[name]) if name in by_key else ""
-            raise InfeasibleError(
-                f"{name.removeprefix('op:')} cannot be cut along its steps on {setting.mesh.sizes[rule.axis]} ranks"
-                f"{reasons}",
-                where=name.removeprefix("op:"),
-                hint="use a context axis that divides the number of steps",
-            )
-        keep[v] = np.asarray(options)
+
+    def allows(name: str, choice: Choice) -> bool:
+        if isinstance(choice, Strategy):
+            return rule.strategy(by_key[name], choice)
+        return not isinstance(choice, TensorChoice) or rule.rests(name, choice.value)
+
+    def refused(name: str) -> InfeasibleError:
+        key, reasons = name.removeprefix("op:"), rule.reasons(by_key[name]) if name in by_key else ""
+        return InfeasibleError(
+            f"{key} cannot be cut along its steps on {setting.mesh.sizes[rule.axis]} ranks{reasons}",
+            where=key,
+            hint="use a context axis that divides the number of steps",
+        )
+
     return fastest(
         setting,
-        problem.restricted(keep),
+        formulate(setting).narrowed(allows, refused),
         memory_bytes,
         method="steps cut on one axis",
         what="layout with the steps cut",

@@ -18,11 +18,10 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.sharding.annotations import Annotation, resolve
+from planner.sharding.annotations import Annotation, propagate, resolve
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, TensorLayout
-from planner.sharding.problem import Setting, ShardingProblem, resting_value
-from planner.sharding.propagation import propagate
+from planner.sharding.problem import Setting, ShardingProblem, rest_of
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
@@ -37,7 +36,7 @@ def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str,
             _restrict_readers(setting, problem, wish, place, keep)
         elif name in place:
             choices = problem.choices[place[name]]
-            options = [c for c, choice in enumerate(choices) if wish.allows(resting_value(choice))]
+            options = [c for c, choice in enumerate(choices) if wish.allows(rest_of(choice).value)]
             if not options:
                 raise _unmet(wish, "no such layout is open to it")
             keep[place[name]] = np.asarray(options)

@@ -12,16 +12,13 @@ where it is limited), and `leanest`, the layouts of which a rank holds the fewes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.memory import fits
-from planner.sharding.elimination import DEFAULT_LIMIT, Factor, marginals, minimise, table_entries
+from planner.sharding.elimination import DEFAULT_LIMIT, Factor, minima, minimise, table_entries, value
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import evaluate
 from planner.sharding.priced import CLOSE, Within, least_within
 from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
@@ -33,35 +30,15 @@ SOLVER_S = 20.0
 """Seconds the integer program may take."""
 
 
-def _least(problem: ShardingProblem, price: float, tilt: float = 0.0) -> tuple[float, tuple[int, ...]]:
-    found = minimise(problem.sizes, problem.factors(price, tilt))
-    if found is None:
-        raise InfeasibleError(
-            "the graph's operators hang together too closely for exact elimination",
-            hint="use fewer mesh axes, or shard a block instead of the whole model",
-        )
-    return found
-
-
-def _own_seconds(problem: ShardingProblem, chosen: Sequence[int]) -> float:
-    total = sum(time[c] for time, c in zip(problem.seconds, chosen, strict=True))
-    return float(total + sum(f.table[tuple(chosen[v] for v in f.variables)] for f in problem.links))
-
-
 def _fastest(problem: ShardingProblem) -> Within:
     """The fastest choice, and of equally fast ones one that keeps little in memory."""
-    total, chosen = _least(problem, 0.0)
+    total, chosen = minimise(problem.sizes, problem.factors())
     held = problem.memory(chosen)
     if held:
-        _, lean = _least(problem, 1e-9 * total / held)
-        if _own_seconds(problem, lean) <= total * (1 + 1e-12):
+        _, lean = minimise(problem.sizes, problem.factors(1e-9 * total / held))
+        if value(problem.factors(), lean) <= total * (1 + 1e-12):
             chosen = lean
     return Within(total, chosen, total)
-
-
-def _least_memory(problem: ShardingProblem) -> float:
-    """A lower bound of what a rank must hold: every variable's smallest choice."""
-    return float(sum(kept.min() for kept in problem.bytes))
 
 
 def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> Within:
@@ -80,18 +57,10 @@ def _reduced(problem: ShardingProblem, limit: float, best: Within) -> tuple[Shar
     cutoff = best.seconds + best.price * limit
     keep = []
     for v in range(len(problem.names)):
-        least = marginals(problem.sizes, factors, v)
-        keep.append(np.flatnonzero(least <= cutoff * (1 + 1e-12)) if least is not None else np.arange(problem.sizes[v]))
-    links = tuple(
-        Factor(f.variables, f.table[np.ix_(*(keep[v] for v in f.variables))]) for f in problem.links
-    )  # fmt: skip
-    return replace(
-        problem,
-        choices=tuple(tuple(c[i] for i in k) for c, k in zip(problem.choices, keep, strict=True)),
-        seconds=tuple(t[k] for t, k in zip(problem.seconds, keep, strict=True)),
-        bytes=tuple(b[k] for b, k in zip(problem.bytes, keep, strict=True)),
-        links=links,
-    ), keep
+        least = minima(problem.sizes, factors, (v,))
+        every = np.arange(problem.sizes[v])
+        keep.append(every if least is None else np.flatnonzero(least.totals <= cutoff * (1 + 1e-12)))
+    return problem.restricted(dict(enumerate(keep))), keep
 
 
 def integer_program(
@@ -137,7 +106,7 @@ def integer_program(
         return math.inf, bound, ()
     values = result.variable_values()
     picked = tuple(max(range(len(xs)), key=lambda c: values[xs[c]]) for xs in chosen)
-    return _own_seconds(problem, picked), bound, picked
+    return value(problem.factors(), picked), bound, picked
 
 
 def _close(problem: ShardingProblem, limit: float, best: Within) -> str:
@@ -168,7 +137,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     if memory_bytes is None:
         best, method = _fastest(problem), "elimination"
     else:
-        least = _least_memory(problem)
+        least = float(sum(kept.min() for kept in problem.bytes))
         if not fits(least, memory_bytes):
             raise InfeasibleError(
                 f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
@@ -183,8 +152,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
         if not best.closed() and len(problem.names) <= MOST_VARIABLES:
             method = _close(problem, memory_bytes, best)
     decision = problem.decision(best.chosen)
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    return ShardingAnswer(decision, verdict, best.bound_s, method, states)
+    return ShardingAnswer.of(setting, decision, memory_bytes, method, bound_s=best.bound_s, states=states)
 
 
 CLOSE = 0.02
@@ -208,17 +176,13 @@ def fastest(
         InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
     """
     if memory_bytes is None:
-        found = minimise(problem.sizes, problem.factors())
-        if found is None:
-            raise InfeasibleError("the graph's operators hang together too closely", hint="shard a block of the model")
-        bound_s, chosen = found
+        bound_s, chosen = minimise(problem.sizes, problem.factors())
     else:
         within = by_prices(problem, memory_bytes, CLOSE)
         if not within.chosen:
             raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
         bound_s, chosen = within.bound_s, within.chosen
-    decision = problem.decision(chosen)
-    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), bound_s, method)
+    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, method, bound_s=bound_s)
 
 
 DEAR = 1e6
@@ -233,18 +197,13 @@ def leanest(setting: Setting, *, memory_bytes: float | None = None) -> ShardingA
         InfeasibleError: even those do not fit, or exact elimination would need too large a table.
     """
     problem = formulate(setting)
-    fastest = minimise(problem.sizes, problem.factors())
-    least = None
-    if fastest is not None:
-        price = DEAR * max(fastest[0], 1e-12) / max(1.0, problem.memory(fastest[1]))
-        least = minimise(problem.sizes, problem.factors(price))
-    if least is None:
-        raise InfeasibleError("the graph's operators hang together too closely", hint="use fewer mesh axes")
-    held = problem.memory(least[1])
+    seconds, chosen = minimise(problem.sizes, problem.factors())
+    price = DEAR * max(seconds, 1e-12) / max(1.0, problem.memory(chosen))
+    _, chosen = minimise(problem.sizes, problem.factors(price))
+    held = problem.memory(chosen)
     if memory_bytes is not None and not fits(held, memory_bytes):
         raise InfeasibleError(
             f"every layout needs about {format_bytes(held)} a device, {format_bytes(memory_bytes)} are there",
             hint="use a larger mesh, more recomputation or a smaller micro-batch",
         )
-    decision = problem.decision(least[1])
-    return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes), 0.0, "a price on memory")
+    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, "a price on memory")

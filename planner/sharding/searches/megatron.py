@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-import numpy as np
-
 from planner.errors import InfeasibleError
 from planner.graph import Graph, TensorKind
 from planner.operators import OpCall, OpSpec, graph_specs
 from planner.sharding.forbidden import split_refusals
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import Part
-from planner.sharding.problem import Setting
+from planner.sharding.problem import Choice, Setting
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
@@ -103,26 +101,25 @@ def megatron(setting: Setting, *, memory_bytes: float | None = None) -> Sharding
         InfeasibleError: an operator cannot follow the pattern on this mesh, or nothing in the pattern fits.
     """
     plain = replace(setting, sharded_states=False)
-    problem = formulate(plain)
-    by_name = {name: v for v, name in enumerate(problem.names)}
-    specs = graph_specs(setting.graph)
-    keep = {}
-    for i, role in roles(setting).items():
-        v = by_name[f"op:{setting.graph.nodes[i].key}"]
-        options = [c for c, s in enumerate(problem.choices[v]) if isinstance(s, Strategy) and _allowed(s, role)]
-        if not options:
-            call = OpCall.of(setting.graph, setting.graph.nodes[i])
-            reasons = split_refusals(call, specs[i], setting.mesh.sizes[-1], setting.options).values()
-            raise InfeasibleError(
-                f"{setting.graph.nodes[i].key} cannot be a {role} operator on this mesh"
-                + (f" ({'; '.join(reasons)})" if reasons else ""),
-                where=setting.graph.nodes[i].key,
-                hint="use a tensor axis that divides heads and widths",
-            )
-        keep[v] = np.asarray(options)
+    specs, graph = graph_specs(setting.graph), setting.graph
+    by_name = {f"op:{graph.nodes[i].key}": (i, role) for i, role in roles(setting).items()}
+
+    def allows(name: str, choice: Choice) -> bool:
+        return not isinstance(choice, Strategy) or _allowed(choice, by_name[name][1])
+
+    def refused(name: str) -> InfeasibleError:
+        i, role = by_name[name]
+        call, key = OpCall.of(graph, graph.nodes[i]), graph.nodes[i].key
+        reasons = "; ".join(split_refusals(call, specs[i], setting.mesh.sizes[-1], setting.options).values())
+        return InfeasibleError(
+            f"{key} cannot be a {role} operator on this mesh" + (f" ({reasons})" if reasons else ""),
+            where=key,
+            hint="use a tensor axis that divides heads and widths",
+        )
+
     return fastest(
         plain,
-        problem.restricted(keep),
+        formulate(plain).narrowed(allows, refused),
         memory_bytes,
         method="pattern",
         what="layout of Megatron's pattern",

@@ -16,24 +16,19 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.memory import fits
-from planner.operators import OpCall, graph_specs
+from planner.operators import OpCall
 from planner.sharding.elimination import Factor, minimise
-from planner.sharding.forbidden import allowed, forbidden_dims
-from planner.sharding.judge import evaluate
+from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.named_dims import NamedDims, named_dims
-from planner.sharding.named_layout import best_layout, brute_force_layout
-from planner.sharding.named_program import NamedOperation, NamedTensor, Program
+from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
 from planner.sharding.priced import least_within
-from planner.sharding.problem import Choice, Setting, carrying_of, saved_of
+from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.reshard import reshard_table
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 from planner.units import format_bytes
-
-__all__ = ["best_layout", "brute_force_layout", "mesh_tensorflow", "mesh_tensorflow_memory", "program_of"]
 
 
 def program_of(setting: Setting) -> Program:
@@ -70,7 +65,8 @@ class _Timed:
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
-        self.specs, self.carrying = graph_specs(setting.graph), carrying_of(setting)
+        facts = Facts.of(setting)
+        self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.names: NamedDims = named_dims(setting.graph, setting.members, self.specs, setting.tied)
         self.domains = {
             name: [-1, *(a for a, axis in enumerate(self.mesh.axes) if axis.size > 1 and size % axis.size == 0)]
@@ -78,8 +74,6 @@ class _Timed:
         }
         self.order = sorted(self.domains, key=lambda n: int(n[1:]))
         self.index = {name: v for v, name in enumerate(self.order)}
-        self.saved = saved_of(setting, self.specs)
-        self.forbidden = forbidden_dims(setting.graph, setting.forbidden)
         self._tables: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
         self._shares: dict[Hashable, tuple[float, ...]] = {}
 
@@ -132,7 +126,7 @@ class _Timed:
         call, blocks = OpCall.of(self.graph, self.graph.nodes[i]), self._blocks(i)
         options = replace(self.setting.options, interleaved=bool(blocks), blocks=blocks)
         found = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
-        return [s for s in allowed(found, call, self.forbidden[i]) if self._as_fused(i, s)]
+        return [s for s in allowed(found, call, self.forbids[i]) if self._as_fused(i, s)]
 
     def seconds(self, i: int, where: Mapping[str, int]) -> float:
         """Seconds of one operator: work, exchanges, and sums of partial results and gradients."""
@@ -158,7 +152,8 @@ class _Timed:
         tensor = self.graph.tensors[name]
         tags = tuple(sorted({part for part in layout if part.blocks > 1}))
         table = reshard_table(self.mesh, tensor.shape, self.setting.bytes_of(tensor), interleaved=tags)
-        return float(table.seconds[table.position(layout), table.position(_reduced(layout))])
+        summed = tuple(REPLICATED if part == PARTIAL else part for part in layout)
+        return float(table.seconds[table.position(layout), table.position(summed)])
 
     def factors(self, i: int) -> tuple[Factor, Factor]:
         """Seconds of one operator over the axes of its names, and bytes that it keeps for backward besides tensors."""
@@ -175,7 +170,7 @@ class _Timed:
         """Equal for operators with equal tables: their call, how names lead their dimensions, and their prices."""
         node, place = self.graph.nodes[i], {n: k for k, n in enumerate(names)}
         call = OpCall.of(self.graph, node)
-        like = (call.signature(), id(self.specs[i]), self.forbidden[i])
+        like = (call.signature(), id(self.specs[i]), self.forbids[i])
         if like not in self._shares:
             self._shares[like] = tuple(sorted({s.share for s in self.strategies(i)}))
         operands = [n for n in (*node.inputs, *node.outputs) if n]
@@ -243,10 +238,6 @@ def _summed(factors: Iterable[Factor]) -> list[Factor]:
     return [Factor(variables, table) for variables, table in found.items()]
 
 
-def _reduced(layout: TensorLayout) -> TensorLayout:
-    return tuple(REPLICATED if part == PARTIAL else part for part in layout)
-
-
 def _decision(timed: _Timed, where: Mapping[str, int]) -> dict[str, Choice]:
     """The plan that a map means: every tensor rests as its names say."""
     decision: dict[str, Choice] = {}
@@ -263,10 +254,7 @@ def _decision(timed: _Timed, where: Mapping[str, int]) -> dict[str, Choice]:
             layout = timed.layout(name, where)
             if layout is None:
                 raise InfeasibleError(f"two dimensions of {name} share a mesh axis", hint="leave a dimension whole")
-            if tensor.kind is TensorKind.PARAMETER:
-                decision[name] = WeightChoice(layout, layout, layout)
-            else:
-                decision[name] = TensorChoice(layout, layout if name in timed.carrying else None)
+            decision[name] = resting_as(tensor, layout, gradient=name in timed.carrying)
     return decision
 
 
@@ -282,10 +270,7 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
     made = [timed.factors(i) for i in setting.members if timed.names.nest[i]]
     times = _summed(time for time, _ in made)
     if memory_bytes is None:
-        found = minimise(sizes, times)
-        if found is None:
-            raise InfeasibleError("too many dimensions hang together", hint="use fewer mesh axes")
-        chosen = found[1]
+        _, chosen = minimise(sizes, times)
     else:
         within = least_within(sizes, times, _summed([*timed.held(), *(kept for _, kept in made)]), memory_bytes)
         chosen = within.chosen
@@ -295,11 +280,9 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
     where = {n: timed.domains[n][c] for n, c in zip(timed.order, chosen, strict=True)}
+    method, states = "elimination over names", math.prod(sizes)
     decision = _decision(timed, where)
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-        raise InfeasibleError("the fastest layout does not fit the devices' memory", hint="use a larger mesh")
-    return ShardingAnswer(decision, verdict, 0.0, "elimination over names", math.prod(sizes))
+    return ShardingAnswer.of(setting, decision, memory_bytes, method, states=states, fixed="the fastest layout")
 
 
 @SEARCHES.entry("mesh-tensorflow-memory")
@@ -314,7 +297,5 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     answer = best_layout(program_of(setting), axes)
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
     decision = _decision(timed, {d: place[m] for d, m in answer.assignment.items()})
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-        raise InfeasibleError("the leanest layout does not fit the devices' memory", hint="use a larger mesh")
-    return ShardingAnswer(decision, verdict, 0.0, "CP-SAT", len(timed.order))
+    states = len(timed.order)
+    return ShardingAnswer.of(setting, decision, memory_bytes, "CP-SAT", states=states, fixed="the leanest layout")

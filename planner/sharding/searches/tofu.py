@@ -16,29 +16,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor, TensorKind
-from planner.memory import fits
 from planner.operators import DimKind, OpCall, graph_specs, needs_gradient
 from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
-from planner.sharding.forbidden import allowed, forbidden_dims
-from planner.sharding.judge import evaluate
+from planner.sharding.forbidden import allowed
 from planner.sharding.layout import REPLICATED, Part, TensorLayout
-from planner.sharding.problem import Choice, Setting, carrying_of
-from planner.sharding.resting import TensorChoice, WeightChoice
-from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches._tofu_passes import (
+from planner.sharding.named_dims import Groups
+from planner.sharding.passes import (
     Cut,
     Pass,
     cut_bytes,
     cuts_of,
     passes_of,
 )
+from planner.sharding.problem import Choice, Facts, Setting
+from planner.sharding.resting import resting_as
+from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
 
 
@@ -92,8 +90,8 @@ class TofuPlan:
         return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
 
     def layout(self, name: str) -> TensorLayout:
-        """Layout of a tensor, one part a step."""
-        return tuple(step.rests[name] for step in self.steps)
+        """Layout of a tensor, one part a step; one that the recursion does not know is whole."""
+        return tuple(step.rests.get(name, REPLICATED) for step in self.steps)
 
 
 def prime_factors(ranks: int) -> tuple[int, ...]:
@@ -111,25 +109,6 @@ def prime_factors(ranks: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-@dataclass
-class _Groups:
-    """Tensors that are cut alike."""
-
-    parent: dict[str, str] = field(default_factory=dict)
-
-    def root(self, name: str) -> str:
-        self.parent.setdefault(name, name)
-        while self.parent[name] != name:
-            self.parent[name] = self.parent[self.parent[name]]
-            name = self.parent[name]
-        return name
-
-    def join(self, a: str, b: str) -> None:
-        a, b = self.root(a), self.root(b)
-        if a != b:
-            self.parent[max(a, b)] = min(a, b)
-
-
 def _elementwise(one: Pass) -> bool:
     """Whether all full-size operands and results are indexed alike by plain dimensions."""
     if len(one.nests) != 1 or one.nests[0].matrix_flops:
@@ -140,9 +119,9 @@ def _elementwise(one: Pass) -> bool:
     return plain and len(nest.dims) == len(dims)
 
 
-def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> _Groups:
+def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> Groups[str]:
     """Joins tensors of element-wise operators, and of equal operators that share a weight."""
-    groups = _Groups()
+    groups = Groups[str]()
     shared: dict[tuple[object, ...], Pass] = {}
     for i, one in forward.items():
         for name in (*one.reads, *one.writes):
@@ -165,7 +144,7 @@ def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> _Groups:
 class _Recursion:
     """Sizes left after the steps done."""
 
-    def __init__(self, graph: Graph, passes: list[Pass], groups: _Groups, item_bytes: float) -> None:
+    def __init__(self, graph: Graph, passes: list[Pass], groups: Groups[str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
         names = sorted({n for one in passes for n in (*one.reads, *one.writes)})
         self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
@@ -203,10 +182,7 @@ class _Recursion:
         rests = {r: self.rests(r, ranks) for r in self.roots}
         sizes = [len(rests[r]) for r in self.roots]
         tables = [self.table(one, ranks, rests) for one in self.passes]
-        found = minimise(sizes, [t for t, _, _ in tables])
-        if found is None:
-            raise InfeasibleError("the coarsened graph is too far from a chain", hint="shard a block of the model")
-        total, chosen = found
+        total, chosen = minimise(sizes, [t for t, _, _ in tables])
         rest = {n: rests[r][chosen[self.index[r]]] for n, r in self.root.items() if n not in self.free}
         cuts, left = {}, []
         for one, (_, which, options) in zip(self.passes, tables, strict=True):
@@ -262,30 +238,21 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
     """
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
-    specs, carrying = graph_specs(graph), carrying_of(setting)
-    decision: dict[str, Choice] = {}
-    forbidden = forbidden_dims(graph, setting.forbidden)
+    facts, decision = Facts.of(setting), dict[str, Choice]()
     for i in setting.members:
         node = graph.nodes[i]
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
         options = replace(setting.options, interleaved=False)
         call = OpCall.of(graph, node)
-        found = allowed(strategies(call, specs[i], mesh, setting.item_bytes, options), call, forbidden[i])
+        found = allowed(strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i])
         decision[f"op:{node.key}"] = _nearest(found, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
-                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in carrying)
-    verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-    if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-        raise InfeasibleError("Tofu's plan does not fit the devices' memory", hint="use a larger mesh")
-    return ShardingAnswer(decision, verdict, 0.0, "recursion", plan.groups)
+                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in facts.carrying)
+    return ShardingAnswer.of(setting, decision, memory_bytes, "recursion", states=plan.groups, fixed="Tofu's plan")
 
 
 def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient: bool) -> None:
     if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT) or tensor.name in decision:
         return
-    layout = tuple(step.rests.get(tensor.name, REPLICATED) for step in plan.steps)
-    if tensor.kind is TensorKind.PARAMETER:
-        decision[tensor.name] = WeightChoice(layout, layout, layout)
-    else:
-        decision[tensor.name] = TensorChoice(layout, layout if gradient else None)
+    decision[tensor.name] = resting_as(tensor, plan.layout(tensor.name), gradient=gradient)
