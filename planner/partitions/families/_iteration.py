@@ -19,9 +19,9 @@ from planner.partitions.families import Instance
 from planner.partitions.options import Options
 from planner.partitions.types import Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
-from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition.pipedream_terms import Layers
 from planner.space.partition.piper import PiperProblem
-from planner.space.partition.types import Verdict
+from planner.space.partition.types import Verdict, numbered_order
 
 _MOST_STAGES = 40_000_000
 """Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
@@ -53,7 +53,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
     d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
     """
-    order = _topological(problem.node_count, problem.edges)
+    order = np.array(numbered_order(problem.node_count, problem.edges), dtype=np.int64)
     place = np.empty(problem.node_count, dtype=np.int64)
     place[order] = np.arange(problem.node_count)
     meshes = _piper_meshes(problem)
@@ -144,29 +144,6 @@ def decode(
             raise PlanError(f"stage {number} runs as {part.configuration!r}, which is unknown", where=instance.name)
         stages.append(MeshStage(layers[0], layers[-1], problem.names.index(part.configuration)))
     return IterationDecision(tuple(stages))
-
-
-def topological(count: int, edges: np.ndarray) -> tuple[int, ...]:
-    """Positions of nodes in topological order, smallest ready one first."""
-    return tuple(_topological(count, edges).tolist())
-
-
-def _topological(count: int, edges: np.ndarray) -> np.ndarray:
-    import heapq
-
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    ready = [v for v in range(count) if waiting[v] == 0]
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for target in readers[order[-1]]:
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                heapq.heappush(ready, target)
-    return np.array(order, dtype=np.int64)
 
 
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:

@@ -17,9 +17,18 @@ from planner.partitions.options import Options, check_devices
 from planner.partitions.types import Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_layers import Layers, priced_layers, recorded_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import BoundaryBytes, CutJudge, Frontiers, Memory, StageCost, StashRule
+from planner.space.partition.pipedream_terms import (
+    BoundaryBytes,
+    CutJudge,
+    Frontiers,
+    Layers,
+    Memory,
+    StageCost,
+    StashRule,
+    priced_layers,
+    recorded_layers,
+)
 from planner.space.partition.types import PartitionProblem, Verdict
 
 _COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}

@@ -17,7 +17,7 @@ from planner.partitions.options import Options, check_devices
 from planner.partitions.types import ChoiceRun, Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.types import Verdict
+from planner.space.partition.types import Verdict, numbered_order
 
 
 def _read(path: Path) -> Instance:
@@ -120,7 +120,7 @@ def _iteration(instance: Instance, options: Options) -> IterationProblem:
 def _order(instance: Instance) -> tuple[int, ...]:
     place = {number: i for i, number in enumerate(instance.ids)}
     edges = np.array([(place[u], place[v]) for u, v, _ in instance.content.edges], dtype=np.int64).reshape(-1, 2)
-    return _iteration_tables.topological(len(instance.ids), edges)
+    return numbered_order(len(instance.ids), edges)
 
 
 def _encode_iteration(

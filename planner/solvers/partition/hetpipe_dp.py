@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 
@@ -61,21 +60,6 @@ def solve_hetpipe(
         finished = True
     bound = best if finished else 0.0
     return verified(problem, decision, best, bound, NAME, "orders of devices and cuts", {"states": states})
-
-
-def largest_concurrent(problem: HetPipeProblem, most: int) -> int:
-    """The largest number of mini-batches in the pipeline (up to `most`) with which some plan fits; 0 when none does.
-
-    What is kept never shrinks as their number grows, so that bisection is exact.
-    """
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if solve_hetpipe(dataclasses.replace(problem, concurrent=middle)).decision is None:
-            high = middle - 1
-        else:
-            low = middle
-    return low
 
 
 class _Line:

@@ -23,7 +23,8 @@ from planner.solvers.partition import (
 )
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest, solve_latency_by_list
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
+from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from planner.space.partition.types import numbered_order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -212,7 +213,7 @@ class _Model:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound, int(solver.num_branches)
         place = [next(d for d, x in enumerate(row) if x is not None and solver.value(x)) for row in self.on]
-        depth = {v: i for i, v in enumerate(topological(self.problem.nodes, self.problem.edges))}
+        depth = {v: i for i, v in enumerate(numbered_order(self.problem.nodes, self.problem.edges))}
         begin = [solver.value(x) for x in self.begin]
         lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
         order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))

@@ -29,7 +29,8 @@ from planner.solvers.partition import (
     Result,
     verified,
 )
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
+from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from planner.space.partition.types import numbered_order
 
 _ROUNDING = 1e-12
 """What sums of times may be off by; a bound has to stay below."""
@@ -39,7 +40,7 @@ def earliest_begin(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.nd
     """[n, k] when a node can begin on a device at the soonest if devices had all the time in the world."""
     begin = np.zeros(problem.time_ms.shape)
     reads = _neighbours(problem, backwards=True)
-    for v in topological(problem.nodes, problem.edges):
+    for v in numbered_order(problem.nodes, problem.edges):
         deadline.check()
         for u in reads[v]:
             finish = begin[u] + problem.time_ms[u]
@@ -52,7 +53,7 @@ def least_rest(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.ndarra
     """[n, k] least time from the finish of a node on a device until everything that waits for it is done."""
     rest = np.zeros(problem.time_ms.shape)
     readers = _neighbours(problem, backwards=False)
-    for u in reversed(topological(problem.nodes, problem.edges)):
+    for u in reversed(numbered_order(problem.nodes, problem.edges)):
         deadline.check()
         for v in readers[u]:
             onward = problem.transfer_ms[u] * problem.hops + (problem.time_ms[v] + rest[v])[None, :]
@@ -171,7 +172,7 @@ def _graph(problem: LatencyProblem) -> _Graph:
         of_colour.setdefault(colour, []).append(v)
     groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
     depth = [0] * problem.nodes
-    for place, v in enumerate(topological(problem.nodes, problem.edges)):
+    for place, v in enumerate(numbered_order(problem.nodes, problem.edges)):
         depth[v] = place
     return _Graph(problem, reads, readers, groups, depth)
 
@@ -184,7 +185,7 @@ def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
     least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
     share = float(problem.hops.mean())
     found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
-    order = topological(problem.nodes, problem.edges)
+    order = numbered_order(problem.nodes, problem.edges)
     readers: list[list[int]] = [[] for _ in range(problem.nodes)]
     for u, v in problem.edges.tolist():
         readers[u].append(v)

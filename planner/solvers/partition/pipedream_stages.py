@@ -15,8 +15,7 @@ from planner.solvers.partition.hierarchical_dp import solve_pipedream
 from planner.solvers.partition.replicated_stages import beside_the_work, carried, levels_of
 from planner.space.cuts import balanced, least_need
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_layers import Layers, chain_layers
-from planner.space.partition.pipedream_terms import Memory, StageCost
+from planner.space.partition.pipedream_terms import Layers, Memory, StageCost, chain_layers
 from planner.space.stage_tables import StageTables, stages_of
 from planner.space.types import StageChoice
 

@@ -20,15 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from planner.errors import UsageError
 from planner.memory import fits
-from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
     CutJudge,
     Frontiers,
+    Layers,
     Memory,
     StageCost,
     StashRule,
@@ -69,6 +70,9 @@ class PipeDreamProblem:
         use_fewer: whether units may stay idle.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a minibatch."""
+
     layers: Layers
     machines: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
@@ -87,11 +91,6 @@ class PipeDreamProblem:
             raise UsageError("machines and bandwidths are positive", where="machines")
         if not self.layers.count:
             raise UsageError("there is no layer to place", where="layers")
-
-    @property
-    def unit(self) -> str:
-        """Seconds a minibatch."""
-        return "s"
 
     @property
     def devices(self) -> int:

@@ -23,13 +23,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import fits
-from planner.space.partition.pipedream_layers import Layers
-from planner.space.partition.pipedream_terms import NO_LIMIT, BoundaryBytes, CutJudge, Frontiers, Memory, StageCost
+from planner.space.partition.pipedream_terms import (
+    NO_LIMIT,
+    BoundaryBytes,
+    CutJudge,
+    Frontiers,
+    Layers,
+    Memory,
+    StageCost,
+)
 from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
@@ -99,6 +107,9 @@ class PlacedPipelineProblem:
         use_all: whether every device must be used.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a minibatch."""
+
     layers: Layers
     fanout: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
@@ -118,11 +129,6 @@ class PlacedPipelineProblem:
             raise UsageError("fanouts and bandwidths are positive", where="fanout")
         if not self.layers.count:
             raise UsageError("there is no layer to place", where="layers")
-
-    @property
-    def unit(self) -> str:
-        """Seconds a minibatch."""
-        return "s"
 
     @property
     def devices(self) -> int:
