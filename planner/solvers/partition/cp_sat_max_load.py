@@ -14,8 +14,7 @@ import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Progress, Result
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
-from planner.solvers.partition._max_load_bounds import canonical, opening, result
-from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem

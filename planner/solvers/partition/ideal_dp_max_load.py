@@ -23,9 +23,17 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_chain import Chain, best_chain
-from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
+from planner.solvers.partition._max_load_form import (
+    Form,
+    canonical,
+    form_of,
+    merge_groups,
+    reduce_form,
+    result,
+    simple_bound,
+    usable,
+)
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.local_search_max_load import improve
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem

@@ -23,11 +23,11 @@ from planner.solvers.partition import (
     NEVER,
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
 from planner.space.partition.latency import LatencyDecision, LatencyProblem
 from planner.space.partition.types import numbered_order
@@ -123,7 +123,7 @@ def solve_latency_by_list(
     *,
     time_limit_s: float = 60.0,
     work_s: float | None = None,
-    start: object = None,
+    start: LatencyDecision | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
@@ -132,33 +132,22 @@ def solve_latency_by_list(
     bound = latency_bound(problem, deadline)
     if not np.isfinite(bound):  # some node runs on no device
         return Result(None, np.inf, np.inf, NAME, SPACE)
-    best, decision = float("inf"), None
-    candidates = [plan for _, plan in problem.trivial()]
-    if isinstance(start, LatencyDecision):
-        candidates.insert(0, start)
-    for plan in candidates:
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < best:
-            best, decision = verdict.objective, plan
+    best = Incumbent(problem, NAME, progress, [start, *(plan for _, plan in problem.trivial())])
+    best.bound = bound
     graph, rounds = _graph(problem), 0
     random = np.random.default_rng(_SEED)
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
     with contextlib.suppress(OutOfTime):
         urgencies = _urgencies(problem, deadline)
         leading = urgencies[0]
-        while rounds < min(_ROUNDS + len(urgencies), affordable) and best > bound * (1 + 1e-12):
+        while rounds < min(_ROUNDS + len(urgencies), affordable) and best.objective > bound * (1 + 1e-12):
             shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
             urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
             rounds += 1
             found = _schedule(graph, urgency, deadline)
-            if found is None:
-                continue
-            verdict = problem.judge(found)
-            if verdict.feasible and verdict.objective < best:
-                best, decision, leading = verdict.objective, found, urgency
-                if progress:
-                    progress(NAME, best, bound)
-    return verified(problem, decision, best, bound, NAME, SPACE, {"rounds": max(1, rounds)})
+            if best.offer(found):
+                leading = urgency
+    return best.result(SPACE, {"rounds": max(1, rounds)})
 
 
 def _graph(problem: LatencyProblem) -> _Graph:

@@ -16,8 +16,16 @@ import numpy as np
 
 from planner.memory import fits
 from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
-from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
+from planner.solvers.partition._max_load_form import (
+    Form,
+    canonical,
+    form_of,
+    merge_groups,
+    reduce_form,
+    result,
+    simple_bound,
+    usable,
+)
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 

@@ -25,8 +25,7 @@ import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Progress, Result
 from planner.solvers.partition._cp_sat import careful_solver, memory_units
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
-from planner.solvers.partition._max_load_form import Form, form_of, reduce_form
+from planner.solvers.partition._max_load_form import Form, canonical, form_of, reduce_form, result, simple_bound, usable
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals

@@ -23,7 +23,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -55,16 +55,20 @@ class TwoBWSchedule(StrEnum):
         return micro_batches if self is TwoBWSchedule.GPIPE else depth
 
 
+Bytes = TypeVar("Bytes", float, np.ndarray)
+"""Bytes of one stage, or of many at once."""
+
+
 def stage_bytes(
     schedule: TwoBWSchedule,
-    weight_bytes: float,
-    saved_bytes: float,
-    input_bytes: float,
+    weight_bytes: Bytes,
+    saved_bytes: Bytes,
+    input_bytes: Bytes,
     depth: int,
     in_flight: int,
     *,
     recompute: bool,
-) -> float:
+) -> Bytes:
     """Weights and activations that a stage keeps.
 
     Args:
@@ -76,10 +80,8 @@ def stage_bytes(
         in_flight: micro-batches kept.
         recompute: whether activations are computed again for the backward pass.
     """
-    weights = schedule.versions(depth) * weight_bytes
-    if recompute:
-        return weights + saved_bytes + in_flight * input_bytes
-    return weights + in_flight * saved_bytes
+    kept: Bytes = schedule.versions(depth) * weight_bytes
+    return kept + saved_bytes + in_flight * input_bytes if recompute else kept + in_flight * saved_bytes
 
 
 @dataclass(frozen=True, slots=True)
