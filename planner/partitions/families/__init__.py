@@ -10,8 +10,7 @@ from typing import Any
 
 from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import Options
-from planner.partitions.ranges import Ranges, from_ranges, to_ranges
-from planner.partitions.types import Part
+from planner.partitions.types import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
 from planner.space.partition.types import PartitionProblem, Verdict
 

@@ -7,7 +7,7 @@ micro-batch among d replicas of t tensor-parallel devices. The tables below hold
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from planner.errors import JobError, PlanError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.partitions.families import Instance
+from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.types import Part
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
@@ -109,7 +109,26 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     )  # fmt: skip
 
 
-def encode(
+def iteration_objective(
+    options: frozenset[str],
+    settle: Callable[[Instance, Options], Options],
+    problem: Callable[[Instance, Options], IterationProblem],
+    order: Callable[[Instance], Sequence[int]],
+) -> Objective:
+    """The objective of a family whose layers stand in the order of positions that `order` gives."""
+    return Objective(
+        name="iteration-time",
+        unit="s",
+        what="time of a synchronous pipeline over device meshes from one update to the next",
+        options=options,
+        settle=settle,
+        problem=problem,
+        encode=lambda instance, costs, decision, verdict: _encode(instance, costs, decision, verdict, order(instance)),
+        decode=lambda instance, costs, parts: _decode(instance, costs, parts, order(instance)),
+    )
+
+
+def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """Stages with their meshes; `order` are the positions of the layers."""
@@ -126,7 +145,7 @@ def encode(
     return tuple(parts)
 
 
-def decode(
+def _decode(
     instance: Instance, problem: IterationProblem, parts: Sequence[Part], order: Sequence[int]
 ) -> IterationDecision:
     """The stages of a plan's parts.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.graph.ideals import enumerate_ideals
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import room_bytes
@@ -188,11 +189,13 @@ def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadlin
         OutOfTime: the deadline passed before any pairs were known.
     """
     before = [0] * node_count
-    for u, v in edges.tolist():
+    arcs = [(u, v) for u, v in edges.tolist()]
+    for u, v in arcs:
         before[v] |= 1 << u
-    found = None
+    rows, listing = None, deadline.within(deadline.left_s * _SHARE)
     with contextlib.suppress(OutOfTime):
-        found = _enumerate(before, _MOST_FOUND, deadline.within(deadline.left_s * _SHARE))
+        rows = enumerate_ideals(node_count, arcs, _MOST_FOUND, check=listing.check)
+    found = None if rows is None else sorted((int.from_bytes(row.tobytes(), "little") for row in rows), key=_by_size)
     ideals = found
     if ideals is None or len(ideals) > _MOST_IDEALS:
         chain = _prefixes(before, deadline)
@@ -221,29 +224,15 @@ def _cheapest(ideals: list[int], chain: list[int], edges: np.ndarray, edge_bytes
     kept = set(chain)
     for _, group in itertools.groupby(sorted(zip(ideals, crossing, strict=True), key=_size), key=_size):
         kept.update(mask for mask, _ in sorted(group, key=lambda entry: (entry[1], entry[0]))[:room])
-    return sorted(kept, key=lambda mask: (mask.bit_count(), mask))
+    return sorted(kept, key=_by_size)
+
+
+def _by_size(mask: int) -> tuple[int, int]:
+    return mask.bit_count(), mask
 
 
 def _size(entry: tuple[int, float]) -> int:
     return entry[0].bit_count()
-
-
-def _enumerate(before: list[int], most: int, deadline: Deadline) -> list[int] | None:
-    """All ideals as bit masks, by size and then by value; None when there are more than `most`."""
-    layer = {0}
-    found = [0]
-    for _ in before:
-        following = set()
-        for mask in layer:
-            deadline.check()
-            for v, needed in enumerate(before):
-                if not mask >> v & 1 and needed & ~mask == 0:
-                    following.add(mask | 1 << v)
-        found += sorted(following)
-        if len(found) > most:
-            return None
-        layer = following
-    return found
 
 
 def _prefixes(before: list[int], deadline: Deadline) -> list[int]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.memory import fits
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
@@ -34,7 +33,7 @@ from planner.space.partition.pipedream_terms import (
     StageCost,
     StashRule,
 )
-from planner.space.partition.types import Verdict
+from planner.space.partition.types import Verdict, over_memory
 from planner.space.types import Violation
 
 
@@ -206,13 +205,10 @@ class PlanJudge:
                 self._released_memory(level - 1, stage.inner)
 
     def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> None:
-        problem, members = self.problem, list(layers)
-        weights = math.fsum(problem.layers.weight_bytes[members])
-        saved = math.fsum(problem.layers.saved_bytes[members])
-        in_flight, have = problem.memory.in_flight(behind, replicas), problem.memory.device_bytes
-        needed = problem.memory.needed(weights, saved, received, in_flight)
-        if not fits(needed, have):
-            self._fault("memory", number, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes", needed, have)
+        memory = self.problem.memory
+        needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
+        message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
+        self.violations += over_memory(number, needed, have, message)
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))

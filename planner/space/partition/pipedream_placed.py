@@ -28,7 +28,6 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.memory import fits
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
@@ -38,7 +37,7 @@ from planner.space.partition.pipedream_terms import (
     Memory,
     StageCost,
 )
-from planner.space.partition.types import Verdict
+from planner.space.partition.types import Verdict, over_memory
 from planner.space.types import Violation
 
 
@@ -186,7 +185,9 @@ class PlacedPipelineProblem:
                 if self.transfers:
                     time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
-            faults += self._memory(stage, number, behind, received)
+            needed = self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received)
+            message = f"a device of the stage keeps {needed:.0f} of {self.memory.device_bytes:.0f} bytes"
+            faults += over_memory(number, needed, self.memory.device_bytes, message)
             before = before | set(stage.layers)
         return Verdict(max(times), tuple(faults), tuple(times))
 
@@ -208,16 +209,6 @@ class PlacedPipelineProblem:
         if self.ends is Ends.RECEIVER and number == 1:
             return seconds / stage.replicas
         return seconds / min(stage.replicas, last.replicas)
-
-    def _memory(self, stage: PlacedStage, number: int, behind: int, received: float) -> list[Violation]:
-        weights = math.fsum(self.layers.weight_bytes[list(stage.layers)])
-        saved = math.fsum(self.layers.saved_bytes[list(stage.layers)])
-        in_flight, have = self.memory.in_flight(behind, stage.replicas), self.memory.device_bytes
-        needed = self.memory.needed(weights, saved, received, in_flight)
-        if fits(needed, have):
-            return []
-        text = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
-        return [Violation("memory", number, text, needed, have)]
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
         """One device, and data parallelism over all devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -193,6 +194,21 @@ class Memory:
         if self.rule is StashRule.RELEASED:
             return in_flight * (weight_bytes + saved_bytes)
         return in_flight * (weight_bytes + saved_bytes + received_bytes) + self.optimizer_per_weight * weight_bytes
+
+    def kept_bytes(
+        self, layers: Layers, members: Sequence[int], behind: int, replicas: int, received_bytes: float
+    ) -> float:
+        """Bytes that a replica of a stage keeps.
+
+        Args:
+            layers: the network.
+            members: layers of the stage.
+            behind: devices on later stages.
+            replicas: of the stage.
+            received_bytes: what enters the stage.
+        """
+        weights, saved = (math.fsum(v[list(members)]) for v in (layers.weight_bytes, layers.saved_bytes))
+        return self.needed(weights, saved, received_bytes, self.in_flight(behind, replicas))
 
 
 NO_LIMIT = Memory()

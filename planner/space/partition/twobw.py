@@ -80,8 +80,9 @@ def stage_bytes(
         in_flight: micro-batches kept.
         recompute: whether activations are computed again for the backward pass.
     """
-    kept: Bytes = schedule.versions(depth) * weight_bytes
-    return kept + saved_bytes + in_flight * input_bytes if recompute else kept + in_flight * saved_bytes
+    weights: Bytes = schedule.versions(depth) * weight_bytes
+    kept: Bytes = weights + saved_bytes + in_flight * input_bytes if recompute else weights + in_flight * saved_bytes
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
