@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
 from planner.memory import fits
-from planner.solvers.partition import NEVER, RELATIVE_TOLERANCE, Deadline, Result
+from planner.solvers.partition import NEVER, RELATIVE_TOLERANCE, Deadline, Incumbent, Progress, Result
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
@@ -361,23 +361,21 @@ def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDeci
     return MaxLoadDecision(tuple(names[d] for d in decision.device_of))
 
 
-def usable(problem: MaxLoadProblem, start: MaxLoadDecision | None) -> tuple[MaxLoadDecision | None, float]:
-    """A start that the judge accepts with its load, or None and infinity."""
-    if start is None:
-        return None, math.inf
-    verdict = problem.judge(start)
-    return (start, verdict.objective) if verdict.feasible else (None, math.inf)
-
-
 def opening(
-    problem: MaxLoadProblem, form: Form, start: MaxLoadDecision | None, bound: float
-) -> tuple[MaxLoadDecision | None, float, float]:
-    """What an engine begins with: a plan and its load (the best trivial one without a usable start), and a bound.
+    problem: MaxLoadProblem,
+    form: Form,
+    start: MaxLoadDecision | None,
+    bound: float,
+    solver: str,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """What an engine begins with: a plan (the best trivial one without a usable start) and a bound.
 
-    The plan is None and its load infinite where no trivial plan is feasible either; with a bound that reaches the load
-    there is nothing left to do.
+    There is no plan where no trivial one is feasible either; with a bound that reaches the load there is nothing left
+    to do.
     """
-    found, load = usable(problem, start)
-    if found is None:
-        found, load = min((usable(problem, plan) for _, plan in problem.trivial()), key=lambda known: known[1])
-    return found, load, max(bound, simple_bound(form))
+    best = Incumbent(problem, solver, progress, [start])
+    if best.decision is None:
+        best = Incumbent(problem, solver, progress, [plan for _, plan in problem.trivial()])
+    best.bound = max(bound, simple_bound(form))
+    return best

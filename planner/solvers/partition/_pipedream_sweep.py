@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -318,7 +318,7 @@ def placed_layout(problem: PlacedPipelineProblem, devices: int, deadline: Deadli
     rows = []
     for site in sites[:-1]:
         ways = sorted(found[site], key=lambda way: (number[way[0]], way[1].place))
-        rows.append(tuple(_aimed(move, number[after]) for after, move in ways))
+        rows.append(tuple(replace(move, target=number[after]) for after, move in ways))
     return Layout(devices, tuple(rows))
 
 
@@ -359,7 +359,3 @@ def _move(problem: PlacedPipelineProblem, site: Site, after: Site, width: int) -
         tail_level=problem.span_level(first, edge),
         place=(first, width, copies, stride if copies > 1 else 0),
     )
-
-
-def _aimed(move: Move, target: int) -> Move:
-    return Move(target, move.replicas, move.used, move.exchange_s_per_byte, move.level, move.tail_level, move.place)

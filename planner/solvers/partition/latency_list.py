@@ -151,11 +151,6 @@ def solve_latency_by_list(
 
 
 def _graph(problem: LatencyProblem) -> _Graph:
-    reads: list[list[int]] = [[] for _ in range(problem.nodes)]
-    readers: list[list[int]] = [[] for _ in range(problem.nodes)]
-    for u, v in problem.edges.tolist():
-        reads[v].append(u)
-        readers[u].append(v)
     of_colour: dict[int, list[int]] = {}
     for v, colour in enumerate(problem.colour.tolist()):
         of_colour.setdefault(colour, []).append(v)
@@ -163,6 +158,7 @@ def _graph(problem: LatencyProblem) -> _Graph:
     depth = [0] * problem.nodes
     for place, v in enumerate(numbered_order(problem.nodes, problem.edges)):
         depth[v] = place
+    reads, readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
     return _Graph(problem, reads, readers, groups, depth)
 
 
