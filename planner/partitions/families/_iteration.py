@@ -18,6 +18,7 @@ from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.types import Part
+from planner.solvers.partition.chains import prefix_differences
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
 from planner.space.partition.pipedream_terms import Layers
 from planner.space.partition.piper import PiperProblem
@@ -218,8 +219,7 @@ def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> 
 
 def _spans(values: np.ndarray) -> np.ndarray:
     """[L, L] sums of values i..j; meaningless below the diagonal."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    return np.asarray(sums[None, 1:] - sums[:-1, None])
+    return prefix_differences(values)[:-1, 1:]
 
 
 def _upper(table: np.ndarray) -> np.ndarray:

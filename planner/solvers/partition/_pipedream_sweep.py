@@ -24,7 +24,7 @@ from planner.solvers.partition import Deadline
 from planner.solvers.partition._pipedream_cuts import Cuts
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import Memory, StageCost, StashRule
+from planner.space.partition.pipedream_terms import Memory, StageCost
 
 _BLOCK = 200_000
 _SLACK = 1 + 1e-12
@@ -229,12 +229,9 @@ class Sweep:
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
             behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
-            kept = weights + cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
-            if memory.rule is StashRule.RELEASED:
-                needed = -(-behind // move.replicas) * kept
-            else:
-                versions = -(-(behind + move.replicas) // move.replicas)
-                needed = versions * (kept + cuts.cut_bytes[rows][:, None]) + memory.optimizer_per_weight * weights
+            saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
+            in_flight = memory.in_flight(behind, move.replicas)
+            needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
             stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
 

@@ -21,7 +21,7 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
-from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
@@ -93,7 +93,7 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
     largest = program.new_int_var(_down(known * (1 - 1e-12), scale), math.ceil(top * (1 + 1e-9) * scale), "load")
     for row in model.rows:
         model.deadline.check()
-        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in row.terms], [c for _, c in row.terms])
+        total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
         program.add_linear_constraint(total, row.least, row.most)
     for load in model.loads:
         terms = [(binaries[b], _down(t, scale)) for b, t in load.work]
@@ -102,16 +102,12 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
             terms.append((binaries[part], whole_cost))
             if whole >= 0:
                 terms.append((binaries[whole], -whole_cost))
-        total = cp_model.LinearExpr.weighted_sum([b for b, _ in terms], [c for _, c in terms])
-        bounded = program.add(total <= largest)
+        bounded = program.add(weighted_sum(terms) <= largest)
         if load.unless >= 0:
             bounded.only_enforce_if(~binaries[load.unless])
     sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
     for memory in model.memory:
-        total = cp_model.LinearExpr.weighted_sum(
-            [binaries[b] for b, _ in memory.groups], [sizes[v] for _, v in memory.groups]
-        )
-        bounded = program.add(total <= room)
+        bounded = program.add(weighted_sum([(binaries[b], sizes[v]) for b, v in memory.groups]) <= room)
         if memory.unless >= 0:
             bounded.only_enforce_if(~binaries[memory.unless])
     program.minimize(largest)

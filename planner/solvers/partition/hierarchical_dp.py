@@ -117,14 +117,9 @@ class Nested:
         memory = self.problem.memory
         if math.isinf(memory.device_bytes) or (self.by_device and level):
             return time
-        kept = self.weights + self.saved
-        if self.by_device:
-            own = replicas * context.copies
-            later = behind * context.copies + context.behind
-            needed = -(-(later + own) // own) * (kept + self.cuts.cut_bytes[:, None])
-            needed = needed + memory.optimizer_per_weight * self.weights
-        else:
-            needed = -(-behind // replicas) * kept
+        own, later = replicas * context.copies, behind * context.copies + context.behind
+        in_flight = memory.in_flight(later, own)
+        needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
     def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:

@@ -24,7 +24,7 @@ from planner.solvers.partition import (
 )
 from planner.solvers.partition.chains import STEP, LongestStage
 from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
+from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem, switch_table
 
 NAME = "layerwise-pipeline"
 _SPACE = "all cuts into the given number of stages, all strategies of every layer"
@@ -195,7 +195,7 @@ def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float)
     table = np.zeros((layers, count))
     for layer in range(layers):
         if layer:
-            switch = problem.switch_s if problem.switch_s.ndim == 2 else problem.switch_s[layer]
+            switch = switch_table(problem.switch_s, layer)
             onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
             table[:layer] = onward + cost[layer]
         table[layer] = cost[layer]

@@ -32,7 +32,7 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
-from planner.solvers.partition._cp_sat import careful_solver, memory_units
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, weighted_sum
 from planner.solvers.partition._max_load_form import Form, canonical, form_of, reduce_form, result, simple_bound
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
@@ -196,7 +196,9 @@ class _Pair:
                 self.program.add(self._accelerator(mine) <= fullest)
                 self._within_memory(mine)
             else:
-                self.program.add(_total([(self._whole(form.cpu[v]), here) for v, here in mine.items()]) <= fullest)
+                self.program.add(
+                    weighted_sum([(here, self._whole(form.cpu[v])) for v, here in mine.items()]) <= fullest
+                )
         self.program.minimize(fullest)
 
     def _whole(self, milliseconds: float) -> int:
@@ -204,7 +206,7 @@ class _Pair:
 
     def _accelerator(self, mine: dict[int, cp_model.IntVar]) -> cp_model.LinearExprT:
         """Work of what it holds, and every net that it holds in part."""
-        terms = [(self._whole(self.form.acc[v]), here) for v, here in mine.items()]
+        terms = [(here, self._whole(self.form.acc[v])) for v, here in mine.items()]
         for net, cost in zip(self.form.nets, self.form.cost.tolist(), strict=True):
             pins = [mine[v] for v in net if v in mine]
             if not pins:
@@ -212,25 +214,19 @@ class _Pair:
             part = self.program.new_bool_var("part")
             for pin in pins:
                 self.program.add_implication(pin, part)
-            terms.append((self._whole(cost), part))
+            terms.append((part, self._whole(cost)))
             if len(pins) == len(net):
                 whole = self.program.new_bool_var("whole")
                 for pin in pins:
                     self.program.add_implication(whole, pin)
-                terms.append((-self._whole(cost), whole))
-        return _total(terms)
+                terms.append((whole, -self._whole(cost)))
+        return weighted_sum(terms)
 
     def _within_memory(self, mine: dict[int, cp_model.IntVar]) -> None:
         if self.form.roomy:
             return
         sizes, room = memory_units(self.form.size, self.form.problem.memory_bytes)
-        self.program.add(_total([(sizes[v], here) for v, here in mine.items()]) <= room)
-
-
-def _total(terms: Sequence[tuple[int, cp_model.IntVar]]) -> cp_model.LinearExprT:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([x for _, x in terms], [c for c, _ in terms])
+        self.program.add(weighted_sum([(here, sizes[v]) for v, here in mine.items()]) <= room)
 
 
 NAME = "max-load"

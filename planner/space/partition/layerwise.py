@@ -34,6 +34,12 @@ from planner.space.partition.types import Verdict, malformed, over_memory
 from planner.space.types import Violation
 
 
+def switch_table(switch_s: np.ndarray, layer: int) -> np.ndarray:
+    """[S, S] time to change the layout between layer - 1 and layer, from the table of all layers or of each."""
+    table: np.ndarray = switch_s if switch_s.ndim == 2 else switch_s[layer]
+    return table
+
+
 @dataclass(frozen=True, slots=True)
 class LayerwiseDecision:
     """The strategy of every layer."""
@@ -86,8 +92,7 @@ class LayerwiseProblem:
 
     def switch_before(self, layer: int) -> np.ndarray:
         """[S, S] time to change the layout between layer - 1 and layer."""
-        table: np.ndarray = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
-        return table
+        return switch_table(self.switch_s, layer)
 
     def judge(self, decision: LayerwiseDecision) -> Verdict:
         """Time of a decision and every limit it breaks; the parts are the layers' times, switches included."""
@@ -198,8 +203,7 @@ class LayerwisePipelineProblem:
                 s = chosen[layer]
                 seconds += float(self.time_s[layer, s])
                 if layer > first:
-                    table = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
-                    seconds += float(table[chosen[layer - 1], s])
+                    seconds += float(switch_table(self.switch_s, layer)[chosen[layer - 1], s])
                 kept = self.in_flight(position) * float(self.activation_bytes[layer, s])
                 needed += float(self.fixed_bytes[layer, s]) + kept
             times.append(seconds)

@@ -12,6 +12,7 @@ import numpy as np
 from planner.costs import Profile
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph
+from planner.space.partition.types import Bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +190,15 @@ class Memory:
         """Minibatches whose activations and weights a replica keeps, with `behind` devices on later stages."""
         return math.ceil((behind + (replicas if self.rule is StashRule.STASHED else 0)) / replicas)
 
-    def needed(self, weight_bytes: float, saved_bytes: float, received_bytes: float, in_flight: int) -> float:
+    def needed(self, weight_bytes: Bytes, saved_bytes: Bytes, received_bytes: Bytes, in_flight: int) -> Bytes:
         """Bytes that a replica keeps for so many minibatches."""
-        if self.rule is StashRule.RELEASED:
-            return in_flight * (weight_bytes + saved_bytes)
-        return in_flight * (weight_bytes + saved_bytes + received_bytes) + self.optimizer_per_weight * weight_bytes
+        kept: Bytes = weight_bytes + saved_bytes
+        if self.rule is StashRule.STASHED:
+            kept = kept + received_bytes
+        needed: Bytes = in_flight * kept
+        if self.rule is StashRule.STASHED:
+            needed = needed + self.optimizer_per_weight * weight_bytes
+        return needed
 
     def kept_bytes(
         self, layers: Layers, members: Sequence[int], behind: int, replicas: int, received_bytes: float

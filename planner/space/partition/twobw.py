@@ -23,14 +23,14 @@ import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.types import Verdict, covers_chain, over_memory
+from planner.space.partition.types import Bytes, Verdict, covers_chain, over_memory
 from planner.space.types import Violation
 
 
@@ -53,10 +53,6 @@ class TwoBWSchedule(StrEnum):
     def in_flight(self, depth: int, micro_batches: int) -> int:
         """Micro-batches whose activations the worst stage keeps."""
         return micro_batches if self is TwoBWSchedule.GPIPE else depth
-
-
-Bytes = TypeVar("Bytes", float, np.ndarray)
-"""Bytes of one stage, or of many at once."""
 
 
 def stage_bytes(

@@ -6,12 +6,15 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from planner.memory import fits
 from planner.space.types import Violation
+
+Bytes = TypeVar("Bytes", float, np.ndarray)
+"""Bytes of one stage, or of many at once."""
 
 
 @dataclass(frozen=True, slots=True)
