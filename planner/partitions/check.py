@@ -12,7 +12,7 @@ from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import digest_of
 from planner.partitions.options import from_recorded
 from planner.partitions.types import PartitionPlan
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict
 
 
 @dataclass(frozen=True, slots=True)

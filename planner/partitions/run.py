@@ -30,7 +30,7 @@ from planner.partitions.types import (
 )
 from planner.solvers.partition import Progress, Result
 from planner.solvers.partition.auto import AUTO, solve
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 
 def partition(

@@ -12,7 +12,7 @@ from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import Options
 from planner.partitions.types import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
-from planner.space.partition.types import PartitionProblem, Verdict
+from planner.space.partition import PartitionProblem, Verdict
 
 HEAD_BYTES = 4096
 """How much of a file's beginning a family may look at to recognise it."""

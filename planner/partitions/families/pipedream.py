@@ -15,6 +15,7 @@ from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, layer_iteration
 from planner.partitions.options import Options, check_devices
 from planner.partitions.types import Part
+from planner.space.partition import PartitionProblem, Verdict
 from planner.space.partition.iteration import IterationProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
@@ -29,7 +30,6 @@ from planner.space.partition.pipedream_terms import (
     priced_layers,
     recorded_layers,
 )
-from planner.space.partition.types import PartitionProblem, Verdict
 
 _COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
 _MICRO_BATCHES = 64

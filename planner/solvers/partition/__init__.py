@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner.registry import Registry
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 Progress = Callable[[str, float, float], None]
 """Called with (solver, incumbent, bound) whenever one of the two improves."""

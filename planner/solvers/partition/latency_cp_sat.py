@@ -23,8 +23,8 @@ from planner.solvers.partition import (
 )
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest, solve_latency_by_list
+from planner.space.partition import numbered_order
 from planner.space.partition.latency import LatencyDecision, LatencyProblem
-from planner.space.partition.types import numbered_order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

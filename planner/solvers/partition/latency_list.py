@@ -29,8 +29,8 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
+from planner.space.partition import numbered_order
 from planner.space.partition.latency import LatencyDecision, LatencyProblem
-from planner.space.partition.types import numbered_order
 
 _ROUNDING = 1e-12
 """What sums of times may be off by; a bound has to stay below."""

@@ -29,7 +29,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.types import Verdict, covers_chain, even_boundaries, malformed, over_memory
+from planner.space.partition import Verdict, covers_chain, even_boundaries, malformed, over_memory
 from planner.space.types import Violation
 
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import UsageError
-from planner.space.partition.types import Verdict, covers_chain, even_boundaries, malformed, over_memory
+from planner.space.partition import Verdict, covers_chain, even_boundaries, malformed, over_memory
 from planner.space.types import Violation
 
 

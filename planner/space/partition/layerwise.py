@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
-from planner.space.partition.types import Verdict, malformed, over_memory
+from planner.space.partition import Verdict, malformed, over_memory
 from planner.space.types import Violation
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planner.errors import UsageError
+from planner.space.partition import Verdict, over_memory
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
@@ -33,7 +34,6 @@ from planner.space.partition.pipedream_terms import (
     StageCost,
     StashRule,
 )
-from planner.space.partition.types import Verdict, over_memory
 from planner.space.types import Violation
 
 

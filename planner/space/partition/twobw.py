@@ -30,7 +30,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.types import Bytes, Verdict, covers_chain, over_memory
+from planner.space.partition import Bytes, Verdict, covers_chain, over_memory
 from planner.space.types import Violation
 
 
