@@ -25,9 +25,8 @@ from planner.solvers.partition.auto import solve
 from planner.space.partition.latency import latency_problem
 from planner.space.partition.max_load import MaxLoadProblem, max_load_problem
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import recorded_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Memory, StashRule
+from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Memory, StashRule, recorded_layers
 from planner.space.partition.piper import PiperProblem, piper_problem
 
 MOST_IDEALS = 100_000

@@ -108,7 +108,7 @@ if TYPE_CHECKING:
 
     # published partition problems
     from planner import partitions as partitions
-    from planner.partitions.changes import partition_changes as partition_changes
+    from planner.partitions.check import partition_changes as partition_changes
     from planner.partitions.check import check_partition as check_partition
     from planner.partitions.families import instance_family as instance_family
     from planner.partitions.families import load_instance as load_instance
@@ -166,7 +166,7 @@ if TYPE_CHECKING:
 
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
-    "PartitionChange": "partitions.changes.PartitionChange",
+    "PartitionChange": "partitions.check.PartitionChange",
     "PartitionFinding": "partitions.check.PartitionFinding",
     "PartitionPlan": "partitions.types.PartitionPlan",
     "Prediction": "prediction.Prediction",

@@ -18,8 +18,7 @@ from planner.space.partition.hetpipe import HetPipeProblem, uniform_links
 from planner.space.partition.iteration import IterationProblem
 from planner.space.partition.max_load import MaxLoadProblem
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import chain_layers
-from planner.space.partition.pipedream_terms import StageCost
+from planner.space.partition.pipedream_terms import StageCost, chain_layers
 
 TIME_LIMIT_S = 30.0
 

@@ -57,11 +57,18 @@ class Options:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse more devices than can be told apart in time.
+        """Refuse numbers and names that no problem has, and more devices than can be told apart in time.
 
         Raises:
             UsageError: names the option.
+            JobError: the batch is too large to be dealt out.
         """
+        _least("devices", self.devices, 0)
+        _least("cpus", self.cpus, 0)
+        _least("batch", self.batch, 1)
+        check_samples(self.batch or 1)
+        _one_of("cost", self.cost, COSTS)
+        _one_of("layout", self.layout, LAYOUTS)
         counts = (("devices", self.devices, MOST_INSTANCE_DEVICES), ("cpus", self.cpus, MOST_INSTANCE_DEVICES),
                   ("machines", math.prod(self.machines or ()), MOST_DEVICES))  # fmt: skip
         for name, count, most in counts:
@@ -99,47 +106,6 @@ FLAGS: Mapping[str, str] = {
     "batch": "--global-batch",
 }
 """What the command line calls each option."""
-
-
-def read_options(
-    *,
-    contiguous: bool | None = None,
-    devices: int | None = None,
-    cpus: int | None = None,
-    memory: Quantity | None = None,
-    bandwidth: Quantity | Collection[Quantity] | None = None,
-    machines: str | int | Collection[int] | None = None,
-    cost: str | None = None,
-    layout: str | None = None,
-    transfers: bool | None = None,
-    idle: bool | None = None,
-    batch: int | None = None,
-) -> Options:
-    """Options as people write them.
-
-    Raises:
-        UsageError: a quantity without a unit, a number that is not positive, an unknown name.
-        JobError: the batch is too large to be dealt out.
-    """
-    _least("devices", devices, 0)
-    _least("cpus", cpus, 0)
-    _least("batch", batch, 1)
-    check_samples(batch or 1)
-    _one_of("cost", cost, COSTS)
-    _one_of("layout", layout, LAYOUTS)
-    return Options(
-        contiguous=contiguous,
-        devices=devices,
-        cpus=cpus,
-        memory_bytes=None if memory is None else _quantity(memory, Dimension.BYTES, "--memory"),
-        bandwidth_byte_per_s=None if bandwidth is None else _bandwidths(bandwidth),
-        machines=None if machines is None else _machines(machines),
-        cost=cost,
-        layout=layout,
-        transfers=transfers,
-        idle=idle,
-        batch=batch,
-    )
 
 
 def seconds(value: Quantity) -> float:
@@ -220,6 +186,11 @@ def check_devices(count: int, where: str) -> None:
         )  # fmt: skip
 
 
+def memory_size(value: Quantity | None) -> float | None:
+    """Bytes of a memory as people write it; None where nothing was said."""
+    return None if value is None else _quantity(value, Dimension.BYTES, "--memory")
+
+
 def _quantity(value: Quantity, dimension: Dimension, flag: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
@@ -233,7 +204,14 @@ def _quantity(value: Quantity, dimension: Dimension, flag: str) -> float:
     return number
 
 
-def _bandwidths(value: Quantity | Collection[Quantity]) -> tuple[float, ...]:
+def bandwidths(value: Quantity | Collection[Quantity] | None) -> tuple[float, ...] | None:
+    """Bytes a second by level of links as people write them; None where nothing was said.
+
+    Raises:
+        UsageError: no number, no unit, or not positive.
+    """
+    if value is None:
+        return None
     parts: Collection[Quantity] = value.split(",") if isinstance(value, str) else value  # type: ignore[assignment]
     parts = [parts] if isinstance(parts, int | float) else parts
     rates = tuple(_quantity(part, Dimension.BYTE_RATE, "--bandwidth") for part in parts)
@@ -242,8 +220,14 @@ def _bandwidths(value: Quantity | Collection[Quantity]) -> tuple[float, ...]:
     return rates
 
 
-def _machines(value: str | int | Collection[int]) -> tuple[int, ...]:
-    """(4, 2) for "4x2": two servers of four devices."""
+def machine_counts(value: str | int | Collection[int] | None) -> tuple[int, ...] | None:
+    """(4, 2) for "4x2", two servers of four devices; None where nothing was said.
+
+    Raises:
+        UsageError: no numbers, or not positive.
+    """
+    if value is None:
+        return None
     parts: list[Any] = value.lower().split("x") if isinstance(value, str) else [value]
     if isinstance(value, Collection) and not isinstance(value, str):
         parts = list(value)

@@ -10,7 +10,16 @@ from planner.errors import InfeasibleError, UsageError
 from planner.hardware.types import Cluster
 from planner.partitions.families import FAMILIES, Family, Instance, Objective, load_instance
 from planner.partitions.files import seal
-from planner.partitions.options import Options, Quantity, from_cluster, read_options, recorded, seconds
+from planner.partitions.options import (
+    Options,
+    Quantity,
+    bandwidths,
+    from_cluster,
+    machine_counts,
+    memory_size,
+    recorded,
+    seconds,
+)
 from planner.partitions.types import (
     FORMAT,
     SCHEMA_VERSION,
@@ -21,7 +30,7 @@ from planner.partitions.types import (
 )
 from planner.solvers.partition import Progress, Result
 from planner.solvers.partition.auto import AUTO, solve
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 
 def partition(
@@ -76,9 +85,10 @@ def partition(
         UsageError: an option that does not apply, or no such objective or solver.
         InfeasibleError: no plan keeps all limits, or none was found in time.
     """
-    options = read_options(
-        contiguous=contiguous, devices=devices, cpus=cpus, memory=memory, bandwidth=bandwidth, machines=machines,
-        cost=cost, layout=layout, transfers=transfers, idle=idle, batch=batch,
+    options = Options(
+        contiguous=contiguous, devices=devices, cpus=cpus, memory_bytes=memory_size(memory),
+        bandwidth_byte_per_s=bandwidths(bandwidth), machines=machine_counts(machines), cost=cost, layout=layout,
+        transfers=transfers, idle=idle, batch=batch,
     )  # fmt: skip
     limit_s = seconds(time_limit)
     found = instance if isinstance(instance, Instance) else load_instance(instance)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.partitions.changes import PartitionChange
+from planner.partitions.check import PartitionChange
 from planner.partitions.options import FLAGS
-from planner.partitions.ranges import in_words
-from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar
+from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.units import format_bytes, format_rate, plural
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from planner.play import Transfers
-from planner.solvers.partition.balanced_stages import balanced_stages
+from planner.solvers.partition.bapipe_dp import balanced_stages
 from planner.space import Configuration, Timed
 from planner.space.partition.bapipe import SYNCHRONOUS
 from planner.space.stage_tables import stages_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from planner.solvers.partition import Deadline, Progress, Result
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 
 def best_of(

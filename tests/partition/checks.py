@@ -7,7 +7,7 @@ import math
 import pytest
 
 from planner.solvers.partition import Result
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 
 def assert_equals_brute_force(problem: PartitionProblem, best: Result, found: Result) -> None:

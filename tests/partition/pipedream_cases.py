@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from planner.importers import load_graph
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import Layers, recorded_layers
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
     Frontiers,
+    Layers,
     Memory,
     StageCost,
     StashRule,
+    recorded_layers,
 )
 from tests.shared_data import shared_path
 

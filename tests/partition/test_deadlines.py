@@ -21,13 +21,13 @@ from planner.importers import operator_graph_from, piper_from_document
 from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, OutOfTime
 from planner.solvers.partition.auto import solve
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
+from planner.space.partition import PartitionProblem
 from planner.space.partition.latency import latency_problem
 from planner.space.partition.max_load import max_load_problem
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import chain_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
+from planner.space.partition.pipedream_terms import chain_layers
 from planner.space.partition.piper import piper_problem
-from planner.space.partition.types import PartitionProblem
 from tests.partition.large_graphs import layered, sparse, tree
 
 LIMIT_S, MOST_S = 0.2, 2.0

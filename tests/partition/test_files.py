@@ -17,9 +17,8 @@ from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
 from planner.importers import operator_graph_from
 from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import seal
-from planner.partitions.options import FLAGS, Options, read_options, seconds
-from planner.partitions.ranges import from_ranges, in_words, to_ranges, to_runs
-from planner.partitions.types import Part, PartitionPlan
+from planner.partitions.options import FLAGS, Options, bandwidths, machine_counts, memory_size, seconds
+from planner.partitions.types import Part, PartitionPlan, from_ranges, in_words, to_ranges, to_runs
 from planner.space.partition.latency import LatencyDecision
 from planner.space.partition.max_load import MaxLoadDecision
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
@@ -154,7 +153,11 @@ def test_what_a_profile_needs_is_asked_for(profile: Path, options: dict[str, Any
 
 def test_time_limits_and_quantities_as_people_write_them() -> None:
     assert (seconds("60s"), seconds("2min"), seconds("1.5"), seconds(3)) == (60.0, 120.0, 1.5, 3.0)
-    options = read_options(memory="16 GiB", bandwidth="10GB/s,1.25GB/s", machines="4x2")
+    options = Options(
+        memory_bytes=memory_size("16 GiB"),
+        bandwidth_byte_per_s=bandwidths("10GB/s,1.25GB/s"),
+        machines=machine_counts("4x2"),
+    )
     assert options.memory_bytes == 16 * 2**30
     assert options.bandwidth_byte_per_s == (1e10, 1.25e9)
     assert options.machines == (4, 2)

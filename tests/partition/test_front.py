@@ -16,8 +16,8 @@ from planner.errors import InfeasibleError, UsageError
 from planner.importers import operator_graph_from
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Result
 from planner.solvers.partition.auto import solve, solvers_for
+from planner.space.partition import Verdict
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 from tests.partition.instances import operator_graph
 

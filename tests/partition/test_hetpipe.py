@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UsageError
-from planner.solvers.partition.hetpipe_dp import largest_concurrent, solve_hetpipe
+from planner.solvers.partition.hetpipe_dp import solve_hetpipe
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem, in_flight, uniform_links
 from tests.oracles.hetpipe import try_everything
 from tests.shared_data import shared_path
@@ -83,9 +83,10 @@ def test_memory_moves_the_small_device_to_the_end() -> None:
 
 def test_largest_number_of_mini_batches() -> None:
     # a layer of a mini-batch takes 8 bytes; the small device at the end keeps Nm - 2 of them, at most 3 in 30 bytes
-    assert largest_concurrent(problem(), 30) == 5
-    assert largest_concurrent(problem(), 4) == 4
-    assert largest_concurrent(problem(memory_bytes=np.ones(2)), 4) == 0
+    for concurrent in range(1, 31):
+        found = solve_hetpipe(dataclasses.replace(problem(), concurrent=concurrent))
+        assert (found.decision is not None) == (concurrent <= 5)
+    assert solve_hetpipe(problem(memory_bytes=np.ones(2))).decision is None
     full = dataclasses.replace(problem(), concurrent=5)
     assert try_everything(full).decision is not None
     assert try_everything(dataclasses.replace(full, concurrent=6)).decision is None

@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from planner.errors import JobError
 from planner.graph import enumerate_ideals
 from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Result
-from planner.solvers.partition._max_load_bounds import fluid_bound, pigeonhole_bound, result, simple_bound
 from planner.solvers.partition._max_load_chain import best_chain
-from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_form import (
+    fluid_bound,
+    form_of,
+    pigeonhole_bound,
+    reduce_form,
+    result,
+    simple_bound,
+)
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
@@ -271,8 +277,6 @@ def test_results_are_judged() -> None:
     given = problem([1.0, 1.0], [(0, 1), (1, 0)][:1], [0.0, 0.0], colour=[3, 3])
     with pytest.raises(RuntimeError, match="infeasible"):
         result(given, MaxLoadDecision((0, 1)), 0.0, "test")
-    with pytest.raises(RuntimeError, match="claims a load"):
-        result(given, MaxLoadDecision((0, 0)), 0.0, "test", claimed=1.0)
     with pytest.raises(RuntimeError, match="claims a bound"):
         result(given, MaxLoadDecision((0, 0)), 2.5, "test")
 

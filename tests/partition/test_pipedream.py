@@ -14,9 +14,18 @@ from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
 from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_layers import Layers, chain_layers, priced_layers, recorded_layers
 from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Memory, StageCost, StashRule
+from planner.space.partition.pipedream_terms import (
+    BoundaryBytes,
+    Frontiers,
+    Layers,
+    Memory,
+    StageCost,
+    StashRule,
+    chain_layers,
+    priced_layers,
+    recorded_layers,
+)
 from tests.partition.pipedream_cases import recorded, recorded_rows, released_problem
 from tests.shared_data import shared_path
 

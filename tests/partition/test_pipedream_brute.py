@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import Layers
 from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import Memory, StashRule
+from planner.space.partition.pipedream_terms import Layers, Memory, StashRule
 from tests.oracles.hierarchical import try_everything
 from tests.oracles.hierarchical_placed import try_everything as try_everything_placed
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories

@@ -12,8 +12,7 @@ from planner.api import load_graph
 from planner.hardware import load_cluster
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
 from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_layers import recorded_layers
-from planner.space.partition.pipedream_terms import StageCost
+from planner.space.partition.pipedream_terms import StageCost, recorded_layers
 from planner.systems import Setting, decide, get
 from tests.shared_data import shared_path
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import Options
-from planner.partitions.ranges import Ranges, from_ranges, to_ranges
-from planner.partitions.types import Part
+from planner.partitions.types import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
-from planner.space.partition.types import PartitionProblem, Verdict
+from planner.space.partition import PartitionProblem, Verdict
 
 HEAD_BYTES = 4096
 """How much of a file's beginning a family may look at to recognise it."""

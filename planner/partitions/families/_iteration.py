@@ -7,7 +7,7 @@ micro-batch among d replicas of t tensor-parallel devices. The tables below hold
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,14 @@ import numpy as np
 from planner.errors import JobError, PlanError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.partitions.families import Instance
+from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.types import Part
+from planner.solvers.partition.chains import prefix_differences
+from planner.space.partition import Verdict, numbered_order
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
-from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition.pipedream_terms import Layers
 from planner.space.partition.piper import PiperProblem
-from planner.space.partition.types import Verdict
 
 _MOST_STAGES = 40_000_000
 """Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
@@ -53,7 +54,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
     d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
     """
-    order = _topological(problem.node_count, problem.edges)
+    order = np.array(numbered_order(problem.node_count, problem.edges), dtype=np.int64)
     place = np.empty(problem.node_count, dtype=np.int64)
     place[order] = np.arange(problem.node_count)
     meshes = _piper_meshes(problem)
@@ -109,7 +110,26 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     )  # fmt: skip
 
 
-def encode(
+def iteration_objective(
+    options: frozenset[str],
+    settle: Callable[[Instance, Options], Options],
+    problem: Callable[[Instance, Options], IterationProblem],
+    order: Callable[[Instance], Sequence[int]],
+) -> Objective:
+    """The objective of a family whose layers stand in the order of positions that `order` gives."""
+    return Objective(
+        name="iteration-time",
+        unit="s",
+        what="time of a synchronous pipeline over device meshes from one update to the next",
+        options=options,
+        settle=settle,
+        problem=problem,
+        encode=lambda instance, costs, decision, verdict: _encode(instance, costs, decision, verdict, order(instance)),
+        decode=lambda instance, costs, parts: _decode(instance, costs, parts, order(instance)),
+    )
+
+
+def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """Stages with their meshes; `order` are the positions of the layers."""
@@ -126,7 +146,7 @@ def encode(
     return tuple(parts)
 
 
-def decode(
+def _decode(
     instance: Instance, problem: IterationProblem, parts: Sequence[Part], order: Sequence[int]
 ) -> IterationDecision:
     """The stages of a plan's parts.
@@ -144,29 +164,6 @@ def decode(
             raise PlanError(f"stage {number} runs as {part.configuration!r}, which is unknown", where=instance.name)
         stages.append(MeshStage(layers[0], layers[-1], problem.names.index(part.configuration)))
     return IterationDecision(tuple(stages))
-
-
-def topological(count: int, edges: np.ndarray) -> tuple[int, ...]:
-    """Positions of nodes in topological order, smallest ready one first."""
-    return tuple(_topological(count, edges).tolist())
-
-
-def _topological(count: int, edges: np.ndarray) -> np.ndarray:
-    import heapq
-
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    ready = [v for v in range(count) if waiting[v] == 0]
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for target in readers[order[-1]]:
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                heapq.heappush(ready, target)
-    return np.array(order, dtype=np.int64)
 
 
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
@@ -222,8 +219,7 @@ def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> 
 
 def _spans(values: np.ndarray) -> np.ndarray:
     """[L, L] sums of values i..j; meaningless below the diagonal."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    return np.asarray(sums[None, 1:] - sums[:-1, None])
+    return prefix_differences(values)[:-1, 1:]
 
 
 def _upper(table: np.ndarray) -> np.ndarray:

@@ -13,11 +13,10 @@ from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.ranges import from_ranges, to_runs
-from planner.partitions.types import Part
+from planner.partitions.types import Part, from_ranges, to_runs
+from planner.space.partition import Verdict
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.types import Verdict
 
 
 def _read(path: Path) -> Instance:

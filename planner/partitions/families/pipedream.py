@@ -12,15 +12,24 @@ from planner.errors import PlanError, UsageError
 from planner.importers import load_graph
 from planner.importers.pipedream import sniff
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
-from planner.partitions.families import _iteration as _iteration_tables
+from planner.partitions.families._iteration import iteration_objective, layer_iteration
 from planner.partitions.options import Options, check_devices
 from planner.partitions.types import Part
-from planner.space.partition.iteration import IterationDecision, IterationProblem
+from planner.space.partition import PartitionProblem, Verdict
+from planner.space.partition.iteration import IterationProblem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_layers import Layers, priced_layers, recorded_layers
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import BoundaryBytes, CutJudge, Frontiers, Memory, StageCost, StashRule
-from planner.space.partition.types import PartitionProblem, Verdict
+from planner.space.partition.pipedream_terms import (
+    BoundaryBytes,
+    CutJudge,
+    Frontiers,
+    Layers,
+    Memory,
+    StageCost,
+    StashRule,
+    priced_layers,
+    recorded_layers,
+)
 
 _COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
 _MICRO_BATCHES = 64
@@ -108,20 +117,11 @@ def _encode(
         behind -= stage.replicas
         received = cuts.cut_bytes(before) if before else 0.0
         before = before | set(stage.layers)
-        kept = None if getattr(stage, "inner", ()) else _kept_bytes(problem, stage, behind, received)
+        kept = None
+        if not getattr(stage, "inner", ()):
+            kept = problem.memory.kept_bytes(problem.layers, stage.layers, behind, stage.replicas, received)
         parts.append(_part(instance, problem, stage, value, kept))
     return tuple(parts)
-
-
-def _kept_bytes(
-    problem: PipeDreamProblem | PlacedPipelineProblem,
-    stage: ReplicatedStage | PlacedStage,
-    behind: int,
-    received: float,
-) -> float:
-    members = list(stage.layers)
-    weights, saved = (math.fsum(v[members]) for v in (problem.layers.weight_bytes, problem.layers.saved_bytes))
-    return problem.memory.needed(weights, saved, received, problem.memory.in_flight(behind, stage.replicas))
 
 
 def _part(
@@ -193,28 +193,14 @@ def _settle_iteration(instance: Instance, options: Options) -> Options:
 
 
 def _iteration(instance: Instance, options: Options) -> IterationProblem:
-    return _iteration_tables.layer_iteration(layers_of(instance, "published"), options)
+    return layer_iteration(layers_of(instance, "published"), options)
 
 
-def _encode_iteration(
-    instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict
-) -> tuple[Part, ...]:
-    return _iteration_tables.encode(instance, problem, decision, verdict, range(len(instance.ids)))
-
-
-def _decode_iteration(instance: Instance, problem: IterationProblem, parts: Sequence[Part]) -> IterationDecision:
-    return _iteration_tables.decode(instance, problem, parts, range(len(instance.ids)))
-
-
-ITERATION_TIME = Objective(
-    name="iteration-time",
-    unit="s",
-    what="time of a synchronous pipeline over device meshes from one update to the next",
-    options=frozenset({"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "transfers", "idle", "batch"}),
-    settle=_settle_iteration,
-    problem=_iteration,
-    encode=_encode_iteration,
-    decode=_decode_iteration,
+ITERATION_TIME = iteration_objective(
+    frozenset({"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "transfers", "idle", "batch"}),
+    _settle_iteration,
+    _iteration,
+    lambda instance: range(len(instance.ids)),
 )
 
 FAMILIES.register(

@@ -12,12 +12,12 @@ import numpy as np
 from planner.errors import PlanError, UsageError
 from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
-from planner.partitions.families import _iteration as _iteration_tables
+from planner.partitions.families._iteration import iteration_objective, piper_iteration
 from planner.partitions.options import Options, check_devices
 from planner.partitions.types import ChoiceRun, Part
-from planner.space.partition.iteration import IterationDecision, IterationProblem
+from planner.space.partition import Verdict, numbered_order
+from planner.space.partition.iteration import IterationProblem
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.types import Verdict
 
 
 def _read(path: Path) -> Instance:
@@ -114,34 +114,20 @@ def _settle_iteration(instance: Instance, options: Options) -> Options:
 def _iteration(instance: Instance, options: Options) -> IterationProblem:
     problem = _problem(instance, options)
     check_devices(problem.devices, "--devices")
-    return _iteration_tables.piper_iteration(problem, options)
+    return piper_iteration(problem, options)
 
 
 def _order(instance: Instance) -> tuple[int, ...]:
     place = {number: i for i, number in enumerate(instance.ids)}
     edges = np.array([(place[u], place[v]) for u, v, _ in instance.content.edges], dtype=np.int64).reshape(-1, 2)
-    return _iteration_tables.topological(len(instance.ids), edges)
+    return numbered_order(len(instance.ids), edges)
 
 
-def _encode_iteration(
-    instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict
-) -> tuple[Part, ...]:
-    return _iteration_tables.encode(instance, problem, decision, verdict, _order(instance))
-
-
-def _decode_iteration(instance: Instance, problem: IterationProblem, parts: Sequence[Part]) -> IterationDecision:
-    return _iteration_tables.decode(instance, problem, parts, _order(instance))
-
-
-ITERATION_TIME = Objective(
-    name="iteration-time",
-    unit="s",
-    what="time of a synchronous pipeline over device meshes from one update to the next",
-    options=frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch", "idle"}),
-    settle=_settle_iteration,
-    problem=_iteration,
-    encode=_encode_iteration,
-    decode=_decode_iteration,
+ITERATION_TIME = iteration_objective(
+    frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch", "idle"}),
+    _settle_iteration,
+    _iteration,
+    _order,
 )
 
 FAMILIES.register("piper", Family("Piper instance (TMPC JSON)", sniff_piper, _read, (TIME_PER_SAMPLE, ITERATION_TIME)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner.registry import Registry
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 
 Progress = Callable[[str, float, float], None]
 """Called with (solver, incumbent, bound) whenever one of the two improves."""
@@ -140,6 +140,52 @@ class Deadline:
 
 NEVER = Deadline(math.inf)
 """A deadline that does not pass."""
+
+
+class Incumbent:
+    """The best plan that a solver has, its objective always the judge's, and the best bound it has proved.
+
+    Attributes:
+        decision: the plan; None before there is one.
+        objective: its objective; infinite without a plan.
+        bound: no plan is below it.
+
+    Args:
+        problem: what is solved.
+        solver: its name.
+        progress: called whenever a plan is taken.
+        plans: plans to begin with, of which nothing is told; None among them stands for no plan.
+    """
+
+    def __init__(
+        self, problem: PartitionProblem, solver: str, progress: Progress | None = None, plans: Iterable[Any] = ()
+    ) -> None:
+        self.problem, self.solver = problem, solver
+        self.progress: Progress | None = None
+        self.decision: Any = None
+        self.objective, self.bound = math.inf, 0.0
+        for plan in plans:
+            self.offer(plan)
+        self.progress = progress
+
+    def offer(self, plan: Any) -> bool:  # noqa: ANN401
+        """Take a plan if the judge finds it feasible and better; whether it does. None is no plan."""
+        verdict = None if plan is None else self.problem.judge(plan)
+        if verdict is None or not verdict.feasible or verdict.objective >= self.objective:
+            return False
+        self.decision, self.objective = plan, verdict.objective
+        self.report()
+        return True
+
+    def report(self) -> None:
+        """Tell of plan and bound."""
+        if self.progress:
+            self.progress(self.solver, self.objective, min(self.bound, self.objective))
+
+    def result(self, space: str, statistics: Mapping[str, int] | None = None) -> Result:
+        """Plan and bound as the solver's result; `bound` is infinite where it is proven that there is no plan."""
+        bound = self.bound if self.decision is None else min(self.bound, self.objective)
+        return Result(self.decision, self.objective, bound, self.solver, space, dict(statistics or {}))
 
 
 def verified(

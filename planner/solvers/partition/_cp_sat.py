@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +53,13 @@ def memory_units(size_bytes: np.ndarray, capacity_bytes: float) -> tuple[list[in
     room = math.floor(min(room_bytes(capacity_bytes) * unit, 2.0 ** (_MEMORY_BITS + 1)))
     common = max(1, int(np.gcd.reduce(sizes)) if len(sizes) else 1)
     return (sizes // common).tolist(), room // common
+
+
+def weighted_sum(terms: Sequence[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExprT:
+    """Sum of coefficient * variable over (variable, coefficient) pairs."""
+    from ortools.sat.python import cp_model
+
+    return cp_model.LinearExpr.weighted_sum([variable for variable, _ in terms], [factor for _, factor in terms])
 
 
 def solved(

@@ -10,6 +10,8 @@ Groups grow by rules that keep at least one best plan:
 * a light group follows a neighbour when what their common nets cost outweighs its own work and all its other nets;
 * two groups share a device when separating them would already cost some device the incumbent's load or more. This rule
   speaks of plans better than the incumbent only: when the reduced problem has none, the incumbent is optimal.
+
+With them stand the lower bounds that need no search, and the way from a plan on groups to a result.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
 from planner.memory import fits
-from planner.solvers.partition import NEVER, Deadline
+from planner.solvers.partition import NEVER, RELATIVE_TOLERANCE, Deadline, Incumbent, Progress, Result
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+
+_MOST_COUNTED = 600
+_SAFE = 1 - 1e-12
+"""Sums of floats are trusted to this fraction only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,3 +239,143 @@ class _Rules:
         u_cpu_full = bool(self.no_cpu[u]) or bool(self.no_acc[v]) or alone_v >= limit
         cpus_full = form.problem.cpus < 2 or bool(self.no_cpu[[u, v]].any())
         return accs_full and v_cpu_full and u_cpu_full and cpus_full
+
+
+def simple_bound(form: Form) -> float:
+    """The best of the bounds below, ms; O(g^2) at most."""
+    return max(fluid_bound(form), largest_bound(form), pigeonhole_bound(form)) * _SAFE
+
+
+def fluid_bound(form: Form) -> float:
+    """Least load when work could be cut at will and moved for free: the groups best suited to it go to the CPUs."""
+    accs, cpus = form.problem.accelerators, form.problem.cpus
+    bound_to_cpu = ~form.supported
+    cpu_done, acc_left = float(form.cpu[bound_to_cpu].sum()), float(form.acc[form.supported].sum())
+    if not cpus:
+        return acc_left / accs
+    if not accs:
+        return float(form.cpu.sum()) / cpus
+    free = np.flatnonzero(form.supported & (form.acc > 0))
+    order = free[np.argsort(form.cpu[free] / form.acc[free], kind="stable")]
+    for v in order:
+        acc, cpu = float(form.acc[v]), float(form.cpu[v])
+        if (cpu_done + cpu) / cpus >= (acc_left - acc) / accs:
+            # The share s of this group on the CPUs evens out both sides.
+            share = (acc_left / accs - cpu_done / cpus) / (cpu / cpus + acc / accs)
+            return max(acc_left / accs - max(share, 0.0) * acc / accs, cpu_done / cpus)
+        cpu_done, acc_left = cpu_done + cpu, acc_left - acc
+    return max(acc_left / accs, cpu_done / cpus)
+
+
+def largest_bound(form: Form) -> float:
+    """Every group has to run somewhere."""
+    on_acc = np.where(form.supported & (form.problem.accelerators > 0), form.acc, np.inf)
+    on_cpu = form.cpu if form.problem.cpus else np.full(form.groups, np.inf)
+    return float(np.minimum(on_acc, on_cpu).max(initial=0.0))
+
+
+def pigeonhole_bound(form: Form) -> float:
+    """Of the q k + 1 largest groups on k accelerators, q + 1 share one.
+
+    Below a load T the CPUs can take only so many of the m largest groups; when q k + 1 are left for the accelerators,
+    one of these holds q + 1 of them. The bound is the least T that contradicts no q, found by bisection. O(g^2).
+    """
+    accs, cpus = form.problem.accelerators, form.problem.cpus
+    eligible = np.flatnonzero(form.supported & (form.acc > 0))
+    order = eligible[np.argsort(-form.acc[eligible], kind="stable")][:_MOST_COUNTED]
+    if not accs or not len(order):
+        return 0.0
+    sizes = form.acc[order]
+    below = np.concatenate([[0.0], np.cumsum(sizes)])
+    taken = _cumulated_smallest(form.cpu[order]) / cpus if cpus else np.full((len(order), 1), np.inf)
+    full = np.arange((len(order) - 1) // accs + 1)
+
+    def contradicted(load: float) -> bool:
+        left = np.arange(1, len(order) + 1) - (taken <= load).sum(axis=1)
+        most = np.maximum.accumulate(left)
+        m = np.searchsorted(most, full * accs + 1) + 1
+        q = full[m <= len(order)]
+        m = m[m <= len(order)]
+        return bool((below[m] - below[m - q - 1] > load).any())
+
+    low, high = 0.0, float(below[-1]) * (1 + 1e-9)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if contradicted(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _cumulated_smallest(times: np.ndarray) -> np.ndarray:
+    """Row m: running sums of the m + 1 first times in ascending order, infinite beyond."""
+    rows = np.full((len(times), len(times)), np.inf)
+    for m in range(len(times)):
+        rows[m, : m + 1] = np.cumsum(np.sort(times[: m + 1]))
+    return rows
+
+
+def result(
+    problem: MaxLoadProblem,
+    decision: MaxLoadDecision | None,
+    bound: float,
+    solver: str,
+    *,
+    statistics: dict[str, int] | None = None,
+) -> Result:
+    """A result whose plan has passed the judge.
+
+    Args:
+        problem: the problem.
+        decision: the plan, devices in canonical order; None when none was found.
+        bound: no plan is below it, ms; infinite when there is proven to be none.
+        solver: who found it.
+        statistics: counts.
+
+    Raises:
+        RuntimeError: the judge finds a limit broken, or the bound is above the plan: a fault of the solver.
+    """
+    space = "contiguous plans" if problem.contiguous else "all plans"
+    if decision is None:
+        return Result(None, math.inf, bound, solver, space, statistics or {})
+    verdict = problem.judge(decision)
+    if not verdict.feasible:
+        raise RuntimeError(f"{solver} returned an infeasible plan: {verdict.violations[0].message}")
+    if bound > verdict.objective * (1 + RELATIVE_TOLERANCE) + 1e-12:
+        raise RuntimeError(f"{solver} claims a bound of {bound!r} above its own plan of {verdict.objective!r}")
+    if bound >= verdict.objective * (1 - RELATIVE_TOLERANCE):
+        bound = verdict.objective
+    return Result(decision, verdict.objective, bound, solver, space, statistics or {})
+
+
+def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDecision:
+    """The same plan with like devices numbered by their first node, so that equal plans look equal."""
+    names: dict[int, int] = {}
+    following = [0, problem.accelerators]
+    for device in decision.device_of:
+        if device not in names:
+            kind = int(device >= problem.accelerators)
+            names[device] = following[kind]
+            following[kind] += 1
+    return MaxLoadDecision(tuple(names[d] for d in decision.device_of))
+
+
+def opening(
+    problem: MaxLoadProblem,
+    form: Form,
+    start: MaxLoadDecision | None,
+    bound: float,
+    solver: str,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """What an engine begins with: a plan (the best trivial one without a usable start) and a bound.
+
+    There is no plan where no trivial one is feasible either; with a bound that reaches the load there is nothing left
+    to do.
+    """
+    best = Incumbent(problem, solver, progress, [start])
+    if best.decision is None:
+        best = Incumbent(problem, solver, progress, [plan for _, plan in problem.trivial()])
+    best.bound = max(bound, simple_bound(form))
+    return best

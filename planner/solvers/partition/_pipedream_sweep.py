@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from planner.solvers.partition import Deadline
 from planner.solvers.partition._pipedream_cuts import Cuts
 from planner.space.partition.pipedream import PipeDreamProblem
 from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import Memory, StageCost, StashRule
+from planner.space.partition.pipedream_terms import Memory, StageCost
 
 _BLOCK = 200_000
 _SLACK = 1 + 1e-12
@@ -229,12 +229,9 @@ class Sweep:
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
             behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
-            kept = weights + cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
-            if memory.rule is StashRule.RELEASED:
-                needed = -(-behind // move.replicas) * kept
-            else:
-                versions = -(-(behind + move.replicas) // move.replicas)
-                needed = versions * (kept + cuts.cut_bytes[rows][:, None]) + memory.optimizer_per_weight * weights
+            saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
+            in_flight = memory.in_flight(behind, move.replicas)
+            needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
             stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
 
@@ -318,7 +315,7 @@ def placed_layout(problem: PlacedPipelineProblem, devices: int, deadline: Deadli
     rows = []
     for site in sites[:-1]:
         ways = sorted(found[site], key=lambda way: (number[way[0]], way[1].place))
-        rows.append(tuple(_aimed(move, number[after]) for after, move in ways))
+        rows.append(tuple(replace(move, target=number[after]) for after, move in ways))
     return Layout(devices, tuple(rows))
 
 
@@ -359,7 +356,3 @@ def _move(problem: PlacedPipelineProblem, site: Site, after: Site, width: int) -
         tail_level=problem.span_level(first, edge),
         place=(first, width, copies, stride if copies > 1 else 0),
     )
-
-
-def _aimed(move: Move, target: int) -> Move:
-    return Move(target, move.replicas, move.used, move.exchange_s_per_byte, move.level, move.tail_level, move.place)

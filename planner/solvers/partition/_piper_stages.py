@@ -14,8 +14,7 @@ import numpy as np
 
 from planner.memory import room_bytes
 from planner.solvers.partition import Deadline
-from planner.solvers.partition._piper_choices import useful_choices
-from planner.solvers.partition._piper_ideals import Pairs
+from planner.solvers.partition._piper_ideals import Pairs, useful_choices
 from planner.space.partition.piper import PiperProblem
 
 UNLIMITED = 1 << 40

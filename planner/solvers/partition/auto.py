@@ -30,7 +30,7 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
-from planner.space.partition.types import PartitionProblem
+from planner.space.partition import PartitionProblem
 from planner.units import format_bytes
 
 Find = Callable[[PartitionProblem, float], Any]

@@ -1,4 +1,7 @@
-"""Exact solver of BaPipe's plans: every schedule, micro-batch size and number of stages, each with its best stages."""
+"""BaPipe's plans, exactly: every schedule, micro-batch size and number of stages, each with its best stages.
+
+`balanced_stages` states the problem of one pipeline over all devices of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,68 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers.partition import (
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
-from planner.solvers.partition._run_sums import run_sums
-from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, pipeline_s
+from planner.solvers.partition.chains import least_slowest, prefix_differences, real_runs, run_sums
+from planner.solvers.partition.pipedream_stages import levels_of
+from planner.space.cuts import least_need
+from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, features_in_flight, pipeline_s
+from planner.space.stage_tables import StageTables
+
+TIME_LIMIT_S = 4.0
+"""For one partition problem."""
+
+
+def balanced_stages(
+    tables: StageTables, cluster: Cluster, devices: int, micro_batches: int, form: BaPipeSchedule, limit_s: float
+) -> tuple[int, ...] | None:
+    """Boundaries of the stages, one a device; None where none fit, or where none can be below the limit.
+
+    Args:
+        tables: of the chain.
+        cluster: the machine.
+        devices: that are used, in line.
+        micro_batches: of an iteration.
+        form: the order of work.
+        limit_s: slower pipelines do not matter.
+    """
+    costs, chosen = tables.costs, tables.precision
+    count = min(devices, len(costs.parameter_elements))
+    fastest_s = float((costs.forward_s + costs.backward_s).min(axis=0).sum()) / count
+    if count < 2 or micro_batches * fastest_s >= limit_s or not _may_fit(tables, cluster, count, micro_batches):
+        return None
+    types, (_, speeds) = cluster.device_types[:count], levels_of(cluster, count)
+    problem = BaPipeProblem(
+        (costs.micro_batch,),
+        costs.forward_s[types][None],
+        costs.backward_s[types][None],
+        np.diagonal(costs.saved_bytes)[None].copy(),
+        costs.boundary_bytes[None],
+        costs.parameter_elements * (chosen.weight_bytes + chosen.gradient_bytes + tables.state_bytes) / 2,
+        np.array([float(cluster.devices[t].usable_bytes) for t in types]),
+        min(speeds),
+        micro_batches * costs.micro_batch,
+        schedules=(form,),
+        exact_features=True,
+    )
+    decision = solve_bapipe(problem, time_limit_s=TIME_LIMIT_S).decision
+    return None if decision is None else decision.boundaries
+
+
+def _may_fit(tables: StageTables, cluster: Cluster, count: int, micro_batches: int) -> bool:
+    """Whether some cut into so many stages leaves room for the features of 1F1B."""
+    needs = [tables.needed_bytes(min(micro_batches, count - s)) for s in range(count)]
+    return fits(least_need(needs, tables.real), max(d.usable_bytes for d in cluster.devices))
+
 
 NAME = "bapipe-dp"
 _SLACK = 1 + 1e-12
@@ -40,25 +93,16 @@ def solve_bapipe(
     which the best slot changes; these are found by bisection.
     """
     deadline = Deadline(time_limit_s)
-    best, decision, finished, points = math.inf, None, False, 0
-    plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
-    for plan in plans:
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < best:
-            best, decision = verdict.objective, plan
+    points, plans = 0, [*(plan for _, plan in problem.trivial()), start]
+    best = Incumbent(problem, NAME, progress, plans)
     with contextlib.suppress(OutOfTime):
         for schedule, size, stages in _points(problem):
             deadline.check()
             points += 1
-            for marks in _stages(problem, schedule, size, stages, best, deadline):
-                plan = BaPipeDecision(marks, schedule, problem.micro_batches[size])
-                verdict = problem.judge(plan)
-                if verdict.feasible and verdict.objective < best:
-                    best, decision = verdict.objective, plan
-                    if progress:
-                        progress(NAME, best, 0.0)
-        finished = True
-    return verified(problem, decision, best, best if finished else 0.0, NAME, "stages in line", {"points": points})
+            for marks in _stages(problem, schedule, size, stages, best.objective, deadline):
+                best.offer(BaPipeDecision(marks, schedule, problem.micro_batches[size]))
+        best.bound = best.objective
+    return best.result("stages in line", {"points": points})
 
 
 def _points(problem: BaPipeProblem) -> Iterator[tuple[BaPipeSchedule, int, int]]:
@@ -134,21 +178,15 @@ class _Tables:
     ) -> None:
         self.deadline = deadline
         self.problem, self.schedule, self.size, self.stages, self.count = problem, schedule, size, stages, count
-        marks = np.arange(problem.layers + 1)
-        self.real = marks[:, None] < marks[None, :]
+        self.real = real_runs(problem.layers)
         self.cut_s = problem.boundary_bytes[size] / problem.bandwidth_byte_per_s
         self.cut_s[0] = self.cut_s[-1] = 0.0
         self.slots = [self._slot(stage) for stage in range(stages)]
 
-    @staticmethod
-    def _sums(figures: np.ndarray) -> np.ndarray:
-        total = np.concatenate([[0.0], np.cumsum(figures)])
-        return np.asarray(total[None, :] - total[:, None])
-
     def _slot(self, stage: int) -> np.ndarray:
         problem, schedule = self.problem, self.schedule
-        forward = self._sums(problem.forward_s[self.size, stage])
-        backward = self._sums(problem.backward_s[self.size, stage])
+        forward = prefix_differences(problem.forward_s[self.size, stage])
+        backward = prefix_differences(problem.backward_s[self.size, stage])
         before, behind = self.cut_s[:, None], self.cut_s[None, :]
         if schedule is BaPipeSchedule.AS:
             slot = np.maximum(forward, behind) + np.maximum(backward, before)
@@ -158,10 +196,8 @@ class _Tables:
             slot = np.maximum(forward + backward, np.maximum(before, behind))
         else:
             slot = forward + backward
-        behind_it = self.stages - stage
-        kept = 2 * behind_it if schedule in (BaPipeSchedule.SO, BaPipeSchedule.FBP_AS) else behind_it
-        if problem.exact_features:
-            kept = min(self.count, kept - (schedule is BaPipeSchedule.SO))
+        exact = problem.exact_features
+        kept = features_in_flight(schedule, stage, self.stages, self.count, exact=exact)
         needed = 2 * run_sums(problem.weight_bytes) + kept * run_sums(problem.feature_bytes[self.size])
         return np.asarray(np.where(self.real & fits(needed, float(problem.memory_bytes[stage])), slot, np.inf))
 
@@ -170,21 +206,8 @@ class _Tables:
         open_ = self.cut_s <= limit
         open_[0] = open_[-1] = True
         marks = np.flatnonzero(open_)
-        best = np.full((self.stages + 1, len(marks)), np.inf)
-        best[0, 0] = 0.0
-        choice = np.zeros(best.shape, dtype=np.int64)
-        for stage, slot in enumerate(self.slots):
-            self.deadline.check()
-            through = np.maximum(best[stage][:, None], slot[np.ix_(marks, marks)])
-            choice[stage + 1] = through.argmin(axis=0)
-            best[stage + 1] = through.min(axis=0)
-        if math.isinf(best[self.stages, -1]):
-            return None
-        at, found = len(marks) - 1, [self.problem.layers]
-        for stage in range(self.stages, 0, -1):
-            at = int(choice[stage, at])
-            found.append(int(marks[at]))
-        return float(best[self.stages, -1]), tuple(reversed(found))
+        slowest, at = least_slowest((slot[np.ix_(marks, marks)] for slot in self.slots), self.deadline)
+        return None if math.isinf(slowest) else (slowest, tuple(int(marks[i]) for i in at))
 
 
 PARTITION_SOLVERS.register(NAME, PartitionSolver((BaPipeProblem,), exact=True, run=solve_bapipe))

@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
-from planner.solvers.partition._max_load_bounds import canonical, opening, result
-from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    Incumbent,
+    OutOfTime,
+    PartitionSolver,
+    Progress,
+    Result,
+)
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
+from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
@@ -47,7 +54,8 @@ def solve_by_cp_sat(
     deadline = Deadline(time_limit_s)
     work_limit = time_limit_s if work_limit is None else work_limit
     form = form_of(problem)
-    start, load, known = opening(problem, form, start, bound)
+    best = opening(problem, form, start, bound, NAME, progress)
+    start, load, known = best.decision, best.objective, best.bound
     if known >= load * (1 - 1e-12):
         return result(problem, start, known, NAME)
     form = reduce_form(form, load, deadline)
@@ -59,7 +67,7 @@ def solve_by_cp_sat(
         hinted = start is not None and _hint(program, binaries, model, start)
     except OutOfTime:
         return result(problem, start, known, NAME)
-    found = _Watch(problem, model, start, load, known, scale, progress)
+    found = _Watch(best, model, scale)
     infeasible = work_limit > 0 and _search(program, binaries, found, deadline, work_limit)
     if infeasible and hinted:
         raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
@@ -85,7 +93,7 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
     largest = program.new_int_var(_down(known * (1 - 1e-12), scale), math.ceil(top * (1 + 1e-9) * scale), "load")
     for row in model.rows:
         model.deadline.check()
-        total = cp_model.LinearExpr.weighted_sum([binaries[b] for b, _ in row.terms], [c for _, c in row.terms])
+        total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
         program.add_linear_constraint(total, row.least, row.most)
     for load in model.loads:
         terms = [(binaries[b], _down(t, scale)) for b, t in load.work]
@@ -94,16 +102,12 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
             terms.append((binaries[part], whole_cost))
             if whole >= 0:
                 terms.append((binaries[whole], -whole_cost))
-        total = cp_model.LinearExpr.weighted_sum([b for b, _ in terms], [c for _, c in terms])
-        bounded = program.add(total <= largest)
+        bounded = program.add(weighted_sum(terms) <= largest)
         if load.unless >= 0:
             bounded.only_enforce_if(~binaries[load.unless])
     sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
     for memory in model.memory:
-        total = cp_model.LinearExpr.weighted_sum(
-            [binaries[b] for b, _ in memory.groups], [sizes[v] for _, v in memory.groups]
-        )
-        bounded = program.add(total <= room)
+        bounded = program.add(weighted_sum([(binaries[b], sizes[v]) for b, v in memory.groups]) <= room)
         if memory.unless >= 0:
             bounded.only_enforce_if(~binaries[memory.unless])
     program.minimize(largest)
@@ -117,43 +121,28 @@ def _down(value: float, scale: float) -> int:
 class _Watch:
     """Collects the plans that the engine finds, each through the judge, and its bound."""
 
-    def __init__(
-        self, problem: MaxLoadProblem, model: LoadModel, start: MaxLoadDecision | None, load: float, bound: float,
-        scale: float, progress: Progress | None,
-    ) -> None:  # fmt: skip
-        self.problem, self.model, self.scale, self.progress = problem, model, scale, progress
-        self.best, self.load, self.bound = start, load, bound
-        self.plans = 0
+    def __init__(self, best: Incumbent, model: LoadModel, scale: float) -> None:
+        self.best, self.model, self.scale = best, model, scale
 
     def plan(self, value: np.ndarray) -> None:
         """Take a solution of the model."""
-        decision = canonical(self.problem, self.model.form.decision(plan_of(self.model, value)))
-        verdict = self.problem.judge(decision)
-        self.plans += 1
-        if verdict.feasible and verdict.objective < self.load * (1 - 1e-12):
-            self.best, self.load = decision, verdict.objective
-            self.say()
+        problem = self.model.form.problem
+        self.best.offer(canonical(problem, self.model.form.decision(plan_of(self.model, value))))
 
     def bounded(self, units: float) -> None:
         """Take a bound of the model."""
         bound = units / self.scale * (1 - 1e-13)
-        if bound > self.bound:
-            self.bound = bound
-            self.say()
-
-    def say(self) -> None:
-        if self.progress:
-            self.progress(NAME, self.load, min(self.bound, self.load))
+        if bound > self.best.bound:
+            self.best.bound = bound
+            self.best.report()
 
     def result(self, infeasible: bool) -> Result:
         """The outcome; the model speaks of plans better than the start only, when there is one."""
+        best, form = self.best, self.model.form
         if infeasible:
-            self.bound = math.inf if self.best is None else self.load
-        bound = self.bound if self.best is None else min(self.bound, self.load)
-        groups = self.model.form.groups
-        return result(
-            self.problem, self.best, bound, NAME, statistics={"groups": groups, "binaries": self.model.binaries}
-        )
+            best.bound = best.objective
+        bound, statistics = min(best.bound, best.objective), {"groups": form.groups, "binaries": self.model.binaries}
+        return result(form.problem, best.decision, bound, NAME, statistics=statistics)
 
 
 def _search(

@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from planner.memory import fits
 from planner.solvers.partition import (
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
@@ -34,6 +36,9 @@ from planner.space.partition.pipedream_placed import Ends, PlacedPipelineProblem
 from planner.space.partition.pipedream_terms import StageCost, StashRule
 
 _SAME = 1 + 1e-12
+Place = tuple[int, int, int, int]
+"""First device, width, copies, stride."""
+Stage = TypeVar("Stage", ReplicatedStage, PlacedStage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +117,9 @@ class Nested:
         memory = self.problem.memory
         if math.isinf(memory.device_bytes) or (self.by_device and level):
             return time
-        kept = self.weights + self.saved
-        if self.by_device:
-            own = replicas * context.copies
-            later = behind * context.copies + context.behind
-            needed = -(-(later + own) // own) * (kept + self.cuts.cut_bytes[:, None])
-            needed = needed + memory.optimizer_per_weight * self.weights
-        else:
-            needed = -(-behind // replicas) * kept
+        own, later = replicas * context.copies, behind * context.copies + context.behind
+        in_flight = memory.in_flight(later, own)
+        needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
     def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
@@ -210,6 +210,12 @@ class Outcome:
         """Tell what is known by now."""
         if self.improved:
             self.improved(self.time, self.bound)
+
+    def stages(self, made: Callable[[tuple[int, ...], Place], Stage]) -> tuple[Stage, ...] | None:
+        """The plan's stages from their layers and places; None when it is the plan that the search was given."""
+        if self.steps is None or self.cuts is None:
+            return None
+        return tuple(made(self.cuts.layers_between(step.start, step.stop), step.place) for step in self.steps)
 
 
 def search(
@@ -308,17 +314,26 @@ def solve_pipedream(
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or use_fewer=False",
         )
-    plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
-    known = [(v.objective, plan) for plan in plans if (v := problem.judge(plan)).feasible]
-    best, decision = min(known, key=lambda pair: pair[0], default=(math.inf, None))
+    decision, outcome = _opening(problem, NAME, start, progress)
     cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
-    outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(NAME, a, b)) if progress else None)
     found = (_flat if levels == 1 else _nested)(problem, cuts, outcome, deadline)
     space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     complete = cuts.complete and (levels == 1 or cuts.count <= MOST_PAIRED)
     space += "" if complete else ", some of the cuts only"
     statistics = {"cuts": cuts.count, "pairs": outcome.pairs}
     return verified(problem, found or decision, outcome.time, outcome.bound, NAME, space, statistics)
+
+
+def _opening(
+    problem: PipeDreamProblem | PlacedPipelineProblem,
+    solver: str,
+    start: Any,  # noqa: ANN401
+    progress: Progress | None,
+) -> tuple[Any, Outcome]:
+    """The best of the start and the trivial plans, None without one, and what is known with it."""
+    best = Incumbent(problem, solver, plans=[*(plan for _, plan in problem.trivial()), start])
+    improved = (lambda time, bound: progress(solver, time, bound)) if progress else None
+    return best.decision, Outcome(best.objective, 0.0, improved=improved)
 
 
 def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
@@ -336,13 +351,7 @@ def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Dea
 
     counts = list(range(machines, 0, -1)) if problem.use_fewer else [machines]
     search(cuts, lambda devices: flat_layout(problem, devices, deadline), counts, pricing, outcome, deadline)
-    if outcome.steps is None or outcome.cuts is None:
-        return None
-    return tuple(_stage(outcome.cuts, step) for step in outcome.steps)
-
-
-def _stage(cuts: Cuts, step: Step) -> ReplicatedStage:
-    return ReplicatedStage(cuts.layers_between(step.start, step.stop), step.place[1])
+    return outcome.stages(lambda layers, place: ReplicatedStage(layers, place[1]))
 
 
 def _nested(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
@@ -382,33 +391,21 @@ def solve_placed(
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
     deadline = Deadline(time_limit_s)
-    plans = [plan for _, plan in problem.trivial()] + ([start] if start else [])
-    known = [(v.objective, plan) for plan in plans if (v := problem.judge(plan)).feasible]
-    best, decision = min(known, key=lambda pair: pair[0], default=(math.inf, None))
+    decision, outcome = _opening(problem, PLACED, start, progress)
     cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
-
-    def pricing(devices: int) -> Pricing:
-        del devices
-        return Pricing(
-            problem.cost is StageCost.PAPER,
-            problem.transfers,
-            problem.ends is Ends.RECEIVER,
-            problem.bandwidth_byte_per_s,
-            problem.memory,
-        )
-
+    prices = Pricing(
+        problem.cost is StageCost.PAPER,
+        problem.transfers,
+        problem.ends is Ends.RECEIVER,
+        problem.bandwidth_byte_per_s,
+        problem.memory,
+    )
     counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
-    outcome = Outcome(best, 0.0, improved=(lambda a, b: progress(PLACED, a, b)) if progress else None)
-    search(cuts, lambda count: placed_layout(problem, count, deadline), counts, pricing, outcome, deadline)
-    if outcome.steps is not None and outcome.cuts is not None:
-        decision = _stages(outcome.cuts, outcome.steps)
+    search(cuts, lambda count: placed_layout(problem, count, deadline), counts, lambda _: prices, outcome, deadline)
+    decision = outcome.stages(lambda layers, place: PlacedStage(layers, *place)) or decision
     statistics = {"cuts": cuts.count, "pairs": outcome.pairs}
     space = "stages in line on a tree of devices" + ("" if cuts.complete else ", cut along the topological order")
     return verified(problem, decision, outcome.time, outcome.bound, PLACED, space, statistics)
-
-
-def _stages(cuts: Cuts, steps: tuple[Step, ...]) -> tuple[PlacedStage, ...]:
-    return tuple(PlacedStage(cuts.layers_between(step.start, step.stop), *step.place) for step in steps)
 
 
 PARTITION_SOLVERS.register(PLACED, PartitionSolver((PlacedPipelineProblem,), exact=True, run=solve_placed))

@@ -19,8 +19,7 @@ import numpy as np
 
 from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_bounds import canonical, opening, result
-from planner.solvers.partition._max_load_form import form_of, reduce_form
+from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
@@ -51,31 +50,28 @@ def solve_by_highs(
     """
     deadline = Deadline(time_limit_s)
     form = form_of(problem)
-    start, load, known = opening(problem, form, start, bound)
-    if known >= load * (1 - 1e-12):
-        return result(problem, start, known, NAME)
+    best = opening(problem, form, start, bound, NAME)
+    start, load = best.decision, best.objective
+    if best.bound >= load * (1 - 1e-12):
+        return result(problem, start, best.bound, NAME)
     form = reduce_form(form, load, deadline)
     try:
         model = build_model(form, deadline)
         top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
-        program, binaries = _program(model, known / top, top)
+        program, binaries = _program(model, best.bound / top, top)
         hint = values_of(model, group_devices(form, start)) if start is not None else None
         deadline.check()
     except OutOfTime:
-        return result(problem, start, known, NAME)
+        return result(problem, start, best.bound, NAME)
     found = _solve(program, binaries, hint, deadline.left_s, most_nodes)
-    known = max(known, _bound(found, top, start is not None))
-    best = start
+    best.bound = max(best.bound, _bound(found, top, start is not None))
     if found.has_primal_feasible_solution():
         value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
-        plan = canonical(problem, form.decision(plan_of(model, value)))
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < load:
-            best, load = plan, verdict.objective
+        best.offer(canonical(problem, form.decision(plan_of(model, value))))
     if progress:
-        progress(NAME, load, min(known, load))
+        progress(NAME, best.objective, min(best.bound, best.objective))
     statistics = {"groups": form.groups, "binaries": model.binaries}
-    return result(problem, best, min(known, load) if best is not None else known, NAME, statistics=statistics)
+    return result(problem, best.decision, min(best.bound, best.objective), NAME, statistics=statistics)
 
 
 def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]]:

@@ -18,14 +18,22 @@ from planner.solvers.partition import (
     PARTITION_SOLVERS,
     RELATIVE_TOLERANCE,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
 )
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
 from planner.solvers.partition._max_load_chain import Chain, best_chain
-from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
+from planner.solvers.partition._max_load_form import (
+    Form,
+    canonical,
+    form_of,
+    merge_groups,
+    reduce_form,
+    result,
+    simple_bound,
+)
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.local_search_max_load import improve
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
@@ -60,15 +68,14 @@ def solve_by_ideals(
     if not problem.contiguous:
         problem = chained(problem)
     search = _Search(problem, deadline, progress)
-    search.offer(start)
-    for _, plan in problem.trivial():
-        search.offer(plan)
+    for plan in (start, *(plan for _, plan in problem.trivial())):
+        search.best.offer(plan)
     search.by_prefixes()
     if not search.proven and not search.by_all_ideals(most_ideals):
         search.by_cp_sat()
     if asked is problem:
         return search.result()
-    best = canonical(asked, search.best) if search.best is not None else None
+    best = canonical(asked, search.best.decision) if search.best.decision is not None else None
     return result(asked, best, simple_bound(form_of(asked)), NAME, statistics=search.statistics)
 
 
@@ -81,44 +88,34 @@ class _Search:
     """The incumbent and the bound of one run."""
 
     def __init__(self, problem: MaxLoadProblem, deadline: Deadline, progress: Progress | None) -> None:
-        self.problem, self.deadline, self.progress = problem, deadline, progress
+        self.problem, self.deadline = problem, deadline
         self.form = form_of(problem)
-        self.bound = simple_bound(self.form)
-        self.best: MaxLoadDecision | None = None
-        self.load = math.inf
+        self.best = Incumbent(problem, NAME, progress)
+        self.best.bound = simple_bound(self.form)
         self.infeasible = False
         self.statistics: dict[str, int] = {}
 
     @property
     def proven(self) -> bool:
-        return self.infeasible or self.bound >= self.load * (1 - RELATIVE_TOLERANCE)
-
-    def offer(self, plan: MaxLoadDecision | None) -> None:
-        """Take a plan if it is feasible and better."""
-        found, load = usable(self.problem, plan)
-        if found is not None and load < self.load:
-            self.best, self.load = found, load
-            self.say()
-
-    def say(self) -> None:
-        if self.progress:
-            self.progress(NAME, self.load, min(self.bound, self.load))
+        return self.infeasible or self.best.bound >= self.best.objective * (1 - RELATIVE_TOLERANCE)
 
     def by_prefixes(self) -> None:
         """A plan from the prefixes of a few orders, loose groups glued to neighbours first and let free after."""
-        form = reduce_form(self.form, self.load, self.deadline)
+        form = reduce_form(self.form, self.best.objective, self.deadline)
         glued = merge_groups(form, glue(form))
         lines = topological_lines(glued.groups, glued.arcs)
         if glued.groups > _LONG:
             # All orders together may take longer than there is time; one by itself takes a small part of that.
-            self._take(glued, best_chain(glued, prefix_ideals(glued.groups, lines[:1]), self.load, self.deadline))
-        chain = best_chain(glued, prefix_ideals(glued.groups, lines), self.load, self.deadline)
+            self._take(
+                glued, best_chain(glued, prefix_ideals(glued.groups, lines[:1]), self.best.objective, self.deadline)
+            )
+        chain = best_chain(glued, prefix_ideals(glued.groups, lines), self.best.objective, self.deadline)
         self._take(glued, chain)
         self._settle()
 
     def by_all_ideals(self, most: int) -> bool:
         """Bound and plan from all ideals; false when a gap is left."""
-        form = reduce_form(self.form, self.load, self.deadline)
+        form = reduce_form(self.form, self.best.objective, self.deadline)
         self.statistics["groups"] = form.groups
         try:
             ideals = enumerate_ideals(form.groups, form.arcs, most, only=form.ordered, check=self.deadline.check)
@@ -127,16 +124,16 @@ class _Search:
         if ideals is None:
             return False
         self.statistics["ideals"] = len(ideals)
-        chain = best_chain(form, ideals, self.load, self.deadline)
+        chain = best_chain(form, ideals, self.best.objective, self.deadline)
         self.statistics["pairs"] = chain.pairs
         if not chain.complete:
             return True
-        self.infeasible = chain.device_of_group is None and self.best is None
-        self.bound = max(self.bound, min(chain.load_ms, self.load))
-        self.say()
+        self.infeasible = chain.device_of_group is None and self.best.decision is None
+        self.best.bound = max(self.best.bound, min(chain.load_ms, self.best.objective))
+        self.best.report()
         if chain.device_of_group is not None and not form.ordered.all():
             seated = form.decision(_seated(form, chain.device_of_group))
-            self.offer(improve(self.problem, seated, self.deadline, bound=self.bound, patience=_SETTLING_PATIENCE))
+            self._improve(seated)
         else:
             self._take(form, chain)
         return self.proven
@@ -145,27 +142,31 @@ class _Search:
         """What remains, by CP-SAT."""
         if self.deadline.passed:
             return
-        left_s = self.deadline.left_s
+        best, left_s = self.best, self.deadline.left_s
         found = solve_by_cp_sat(
-            self.problem, time_limit_s=left_s, start=self.best, progress=self.progress, bound=self.bound
-        )  # fmt: skip
+            self.problem, time_limit_s=left_s, start=best.decision, progress=best.progress, bound=best.bound
+        )
         self.statistics |= {f"cp_sat_{name}": count for name, count in found.statistics.items()}
-        self.offer(found.decision)
-        self.bound = max(self.bound, min(found.bound, self.load))
+        self.best.offer(found.decision)
+        self.best.bound = max(self.best.bound, min(found.bound, self.best.objective))
         self.infeasible = found.decision is None and math.isinf(found.bound)
 
     def _take(self, form: Form, chain: Chain) -> None:
         if chain.device_of_group is not None:
-            self.offer(form.decision(chain.device_of_group))
+            self.best.offer(form.decision(chain.device_of_group))
 
     def _settle(self) -> None:
         """Move the loose groups of the incumbent to where they are best."""
-        if self.best is not None and not self.form.ordered.all():
-            self.offer(improve(self.problem, self.best, self.deadline, bound=self.bound, patience=_SETTLING_PATIENCE))
+        if self.best.decision is not None and not self.form.ordered.all():
+            self._improve(self.best.decision)
+
+    def _improve(self, plan: MaxLoadDecision) -> None:
+        bound, patience = self.best.bound, _SETTLING_PATIENCE
+        self.best.offer(improve(self.problem, plan, self.deadline, bound=bound, patience=patience))
 
     def result(self) -> Result:
-        bound = math.inf if self.infeasible else min(self.bound, self.load)
-        best = canonical(self.problem, self.best) if self.best is not None else None
+        bound = math.inf if self.infeasible else min(self.best.bound, self.best.objective)
+        best = canonical(self.problem, self.best.decision) if self.best.decision is not None else None
         return result(self.problem, best, bound, NAME, statistics=self.statistics)
 
 

@@ -1,6 +1,6 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-The ranges of the longest stage are those of `_longest_stage`: some ten to forty passes in place of one a candidate
+The ranges of the longest stage are those of `chains.LongestStage`: some ten to forty passes in place of one a candidate
 value. A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends
 on how many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not
 fit is it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
@@ -26,7 +26,7 @@ from planner.solvers.partition import (
     Result,
     verified,
 )
-from planner.solvers.partition._longest_stage import LongestStage
+from planner.solvers.partition.chains import LongestStage
 from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max

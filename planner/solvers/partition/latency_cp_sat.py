@@ -15,15 +15,16 @@ import numpy as np
 from planner.solvers.partition import (
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest, solve_latency_by_list
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
+from planner.space.partition import numbered_order
+from planner.space.partition.latency import LatencyDecision, LatencyProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -40,7 +41,7 @@ def solve_latency_by_cp_sat(
     *,
     time_limit_s: float = 60.0,
     work_s: float | None = None,
-    start: object = None,
+    start: LatencyDecision | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The least latency, given time (see `planner.solvers.partition.Run`)."""
@@ -49,26 +50,23 @@ def solve_latency_by_cp_sat(
     listed = solve_latency_by_list(
         problem, time_limit_s=time_limit_s * _LIST_SHARE, work_s=work_s * _LIST_SHARE, start=start, progress=progress
     )
-    best, known = listed.decision, listed.objective
-    bound = listed.bound
+    best = Incumbent(problem, NAME, plans=[listed.decision])
+    best.bound = listed.bound
     if not np.isfinite(problem.time_ms).any(axis=1).all():
         return Result(None, math.inf, math.inf, NAME, SPACE)
     if listed.proven:
-        return verified(problem, best, known, bound, NAME, SPACE)
+        return best.result(SPACE)
     try:
-        model = _Model(problem, known, bound, deadline)
-        if best is not None:
-            model.hint(best)
+        model = _Model(problem, best.objective, best.bound, deadline)
+        if best.decision is not None:
+            model.hint(best.decision)
         deadline.check()
     except OutOfTime:
-        return verified(problem, best, known, bound, NAME, SPACE)
-    found, proven, branches = model.solve(_WORK * work_s, deadline.left_s, progress, known)
-    bound = max(bound, proven)
-    if found is not None:
-        verdict = problem.judge(found)
-        if verdict.feasible and verdict.objective < known:
-            best, known = found, verdict.objective
-    return verified(problem, best, known, bound, NAME, SPACE, {"branches": branches})
+        return best.result(SPACE)
+    found, proven, branches = model.solve(_WORK * work_s, deadline.left_s, progress, best.objective)
+    best.bound = max(best.bound, proven)
+    best.offer(found)
+    return best.result(SPACE, {"branches": branches})
 
 
 class _Model:
@@ -212,7 +210,7 @@ class _Model:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound, int(solver.num_branches)
         place = [next(d for d, x in enumerate(row) if x is not None and solver.value(x)) for row in self.on]
-        depth = {v: i for i, v in enumerate(topological(self.problem.nodes, self.problem.edges))}
+        depth = {v: i for i, v in enumerate(numbered_order(self.problem.nodes, self.problem.edges))}
         begin = [solver.value(x) for x in self.begin]
         lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
         order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))

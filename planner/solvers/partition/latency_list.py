@@ -23,13 +23,14 @@ from planner.solvers.partition import (
     NEVER,
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, topological
+from planner.space.partition import numbered_order
+from planner.space.partition.latency import LatencyDecision, LatencyProblem
 
 _ROUNDING = 1e-12
 """What sums of times may be off by; a bound has to stay below."""
@@ -39,7 +40,7 @@ def earliest_begin(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.nd
     """[n, k] when a node can begin on a device at the soonest if devices had all the time in the world."""
     begin = np.zeros(problem.time_ms.shape)
     reads = _neighbours(problem, backwards=True)
-    for v in topological(problem.nodes, problem.edges):
+    for v in numbered_order(problem.nodes, problem.edges):
         deadline.check()
         for u in reads[v]:
             finish = begin[u] + problem.time_ms[u]
@@ -52,7 +53,7 @@ def least_rest(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.ndarra
     """[n, k] least time from the finish of a node on a device until everything that waits for it is done."""
     rest = np.zeros(problem.time_ms.shape)
     readers = _neighbours(problem, backwards=False)
-    for u in reversed(topological(problem.nodes, problem.edges)):
+    for u in reversed(numbered_order(problem.nodes, problem.edges)):
         deadline.check()
         for v in readers[u]:
             onward = problem.transfer_ms[u] * problem.hops + (problem.time_ms[v] + rest[v])[None, :]
@@ -122,7 +123,7 @@ def solve_latency_by_list(
     *,
     time_limit_s: float = 60.0,
     work_s: float | None = None,
-    start: object = None,
+    start: LatencyDecision | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
@@ -131,48 +132,33 @@ def solve_latency_by_list(
     bound = latency_bound(problem, deadline)
     if not np.isfinite(bound):  # some node runs on no device
         return Result(None, np.inf, np.inf, NAME, SPACE)
-    best, decision = float("inf"), None
-    candidates = [plan for _, plan in problem.trivial()]
-    if isinstance(start, LatencyDecision):
-        candidates.insert(0, start)
-    for plan in candidates:
-        verdict = problem.judge(plan)
-        if verdict.feasible and verdict.objective < best:
-            best, decision = verdict.objective, plan
+    best = Incumbent(problem, NAME, progress, [start, *(plan for _, plan in problem.trivial())])
+    best.bound = bound
     graph, rounds = _graph(problem), 0
     random = np.random.default_rng(_SEED)
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
     with contextlib.suppress(OutOfTime):
         urgencies = _urgencies(problem, deadline)
         leading = urgencies[0]
-        while rounds < min(_ROUNDS + len(urgencies), affordable) and best > bound * (1 + 1e-12):
+        while rounds < min(_ROUNDS + len(urgencies), affordable) and best.objective > bound * (1 + 1e-12):
             shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
             urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
             rounds += 1
             found = _schedule(graph, urgency, deadline)
-            if found is None:
-                continue
-            verdict = problem.judge(found)
-            if verdict.feasible and verdict.objective < best:
-                best, decision, leading = verdict.objective, found, urgency
-                if progress:
-                    progress(NAME, best, bound)
-    return verified(problem, decision, best, bound, NAME, SPACE, {"rounds": max(1, rounds)})
+            if best.offer(found):
+                leading = urgency
+    return best.result(SPACE, {"rounds": max(1, rounds)})
 
 
 def _graph(problem: LatencyProblem) -> _Graph:
-    reads: list[list[int]] = [[] for _ in range(problem.nodes)]
-    readers: list[list[int]] = [[] for _ in range(problem.nodes)]
-    for u, v in problem.edges.tolist():
-        reads[v].append(u)
-        readers[u].append(v)
     of_colour: dict[int, list[int]] = {}
     for v, colour in enumerate(problem.colour.tolist()):
         of_colour.setdefault(colour, []).append(v)
     groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
     depth = [0] * problem.nodes
-    for place, v in enumerate(topological(problem.nodes, problem.edges)):
+    for place, v in enumerate(numbered_order(problem.nodes, problem.edges)):
         depth[v] = place
+    reads, readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
     return _Graph(problem, reads, readers, groups, depth)
 
 
@@ -184,7 +170,7 @@ def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
     least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
     share = float(problem.hops.mean())
     found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
-    order = topological(problem.nodes, problem.edges)
+    order = numbered_order(problem.nodes, problem.edges)
     readers: list[list[int]] = [[] for _ in range(problem.nodes)]
     for u, v in problem.edges.tolist():
         readers[u].append(v)

@@ -14,9 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Progress, Result
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    RELATIVE_TOLERANCE,
+    Deadline,
+    Incumbent,
+    PartitionSolver,
+    Progress,
+    Result,
+)
 from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
 
+NAME = "layerwise-labels"
 _SPACE = "all strategies of every layer"
 _STEP = 1e-11
 _SAME = 1e-13
@@ -31,25 +40,25 @@ _SPREAD = (1.0, 0.9, 1.1, 0.7, 1.4, 0.4, 2.5, 0.0)
 @dataclass
 class _Search:
     problem: LayerwiseProblem
+    best: Incumbent
     room: float
     least_memory: np.ndarray
     """[L + 1] memory that the layers from l on take at the least."""
     deadline: Deadline
-    incumbent: float = float("inf")
-    decision: LayerwiseDecision | None = None
     labels: int = 0
     widest: int = 0
 
     def offer(self, strategies: np.ndarray) -> None:
         """Judge a plan and keep it if it is feasible and the best."""
-        decision = LayerwiseDecision(tuple(int(s) for s in strategies))
-        verdict = self.problem.judge(decision)
-        if verdict.feasible and verdict.objective < self.incumbent:
-            self.incumbent, self.decision = verdict.objective, decision
+        self.best.offer(LayerwiseDecision(tuple(int(s) for s in strategies)))
 
 
 def solve_layerwise(
-    problem: LayerwiseProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
+    problem: LayerwiseProblem,
+    *,
+    time_limit_s: float = 60.0,
+    start: LayerwiseDecision | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """The least time within the memory (see `planner.solvers.partition.Run`).
 
@@ -59,31 +68,27 @@ def solve_layerwise(
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
     most = float(problem.memory_bytes.max(axis=1).sum())
     room = min(room_bytes(problem.capacity_bytes), most * (1 + RELATIVE_TOLERANCE))
-    search = _Search(problem, room, least, Deadline(time_limit_s))
-    if isinstance(start, LayerwiseDecision):
-        verdict = problem.judge(start)
-        if verdict.feasible:
-            search.incumbent, search.decision = verdict.objective, start
+    best = Incumbent(problem, NAME, None, [start])
+    search = _Search(problem, best, room, least, Deadline(time_limit_s))
     if least[0] > room * (1 + _SAME):
-        return Result(None, np.inf, np.inf, "layerwise-labels", _SPACE)
+        return Result(None, np.inf, np.inf, NAME, _SPACE)
     price, bound = _dual(search)
     _report(progress, search, bound)
-    if bound < search.incumbent * (1 - _STEP):
+    if bound < search.best.objective * (1 - _STEP):
         prices = [price * factor for factor in _SPREAD]
         ahead = [_remaining(problem, p) for p in prices]
         for width in _WIDTHS:
             bound = max(bound, _labels(search, prices, ahead, width))
             _report(progress, search, bound)
-            if bound >= search.incumbent * (1 - _STEP) or search.deadline.passed:
+            if bound >= search.best.objective * (1 - _STEP) or search.deadline.passed:
                 break
-    statistics = {"labels": search.labels, "widest": search.widest}
-    bound = min(bound, search.incumbent * (1 - _STEP))
-    return Result(search.decision, search.incumbent, bound, "layerwise-labels", _SPACE, statistics)
+    best.bound = min(bound, best.objective * (1 - _STEP))
+    return best.result(_SPACE, {"labels": search.labels, "widest": search.widest})
 
 
 def _report(progress: Progress | None, search: _Search, bound: float) -> None:
     if progress:
-        progress("layerwise-labels", search.incumbent, min(bound, search.incumbent))
+        progress(NAME, search.best.objective, min(bound, search.best.objective))
 
 
 def _remaining(problem: LayerwiseProblem, price: float) -> np.ndarray:
@@ -166,7 +171,7 @@ def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most:
         if layer:
             memory, seconds, state, came = _extended(search, layer, memory, seconds, state, (prices[0], ahead[0]))
         bounds = _bounds(search, layer, memory, seconds, state, prices, ahead)
-        kept = np.flatnonzero(bounds < search.incumbent * (1 - _STEP))
+        kept = np.flatnonzero(bounds < search.best.objective * (1 - _STEP))
         kept = kept[_undominated(problem, layer, memory[kept], seconds[kept], state[kept])]
         if len(kept) > most:
             order = np.argsort(bounds[kept], kind="stable")
@@ -177,15 +182,15 @@ def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most:
         search.widest = max(search.widest, len(kept))
         trail.append((state, came))
         if not len(kept):
-            return min(proven, search.incumbent)
+            return min(proven, search.best.objective)
         if search.deadline.passed:
             return min(proven, float(bounds[kept].min()))
     best = int(np.argmin(seconds))
     expected = float(seconds[best])
     search.offer(_strategies(trail, best))
-    if search.incumbent > expected * (1 + RELATIVE_TOLERANCE):
-        raise RuntimeError(f"the search and the judge disagree: {expected} against {search.incumbent}")
-    return min(proven, search.incumbent)
+    if search.best.objective > expected * (1 + RELATIVE_TOLERANCE):
+        raise RuntimeError(f"the search and the judge disagree: {expected} against {search.best.objective}")
+    return min(proven, search.best.objective)
 
 
 def _strategies(trail: list[tuple[np.ndarray, np.ndarray]], label: int) -> np.ndarray:
@@ -215,7 +220,7 @@ def _extended(
         wide_seconds = seconds[part, None] + (problem.switch_before(layer)[state[part]] + problem.time_s[layer])
         bound = wide_seconds + ahead[layer] - price * (search.room - wide_memory)
         possible = _may_fit(search, layer, wide_memory)
-        row, column = np.nonzero(possible & (bound < search.incumbent * (1 - _STEP)) & np.isfinite(wide_seconds))
+        row, column = np.nonzero(possible & (bound < search.best.objective * (1 - _STEP)) & np.isfinite(wide_seconds))
         parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
     memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return memory, seconds, state, came
@@ -267,4 +272,4 @@ def _undominated(
     return np.sort(order[kept])
 
 
-PARTITION_SOLVERS.register("layerwise-labels", PartitionSolver((LayerwiseProblem,), exact=True, run=solve_layerwise))
+PARTITION_SOLVERS.register(NAME, PartitionSolver((LayerwiseProblem,), exact=True, run=solve_layerwise))

@@ -16,15 +16,15 @@ from planner.memory import fits, room_bytes
 from planner.solvers.partition import (
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
-from planner.solvers.partition._longest_stage import STEP, LongestStage
+from planner.solvers.partition.chains import STEP, LongestStage
 from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
+from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem, switch_table
 
 NAME = "layerwise-pipeline"
 _SPACE = "all cuts into the given number of stages, all strategies of every layer"
@@ -35,13 +35,12 @@ _SPREAD = 30.0
 @dataclass
 class _Search:
     problem: LayerwisePipelineProblem
+    best: Incumbent
     seconds: np.ndarray
     """[p, L, L] time of the stage that has k + 1 stages from it to the end; a lower bound until it is solved."""
     deadline: Deadline
     solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     """By (in flight, first, last): the best strategies, none when nothing fits."""
-    objective: float = float("inf")
-    decision: LayerwisePipelineDecision | None = None
     passes: int = 0
 
 
@@ -49,7 +48,7 @@ def solve_layerwise_pipeline(
     problem: LayerwisePipelineProblem,
     *,
     time_limit_s: float = 60.0,
-    start: object = None,
+    start: LayerwisePipelineDecision | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The least iteration time (see `planner.solvers.partition.Run`).
@@ -57,29 +56,22 @@ def solve_layerwise_pipeline(
     O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts.
     """
     deadline = Deadline(time_limit_s)
-    search = _Search(problem, np.zeros(0), deadline)
-    if isinstance(start, LayerwisePipelineDecision):
-        _offer(search, start)
+    best = Incumbent(problem, NAME, plans=[start])
+    search = _Search(problem, best, np.zeros(0), deadline)
     # Every layer takes its least time somewhere, and the longest stage no less than an even share of that.
     least = float(problem.time_s.min(axis=1).sum())
-    bound = least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP)
+    best.bound = least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP)
     with contextlib.suppress(OutOfTime):
         search.seconds = _bounds(problem, deadline)
         while True:
             lowest, starts = _best_cut(search)
-            bound = max(bound, lowest)
+            best.bound = max(best.bound, lowest)
             if progress:
-                progress(NAME, search.objective, min(bound, search.objective))
-            if starts is None or bound >= search.objective * (1 - STEP) or not _solve_stages(search, starts):
+                progress(NAME, best.objective, min(best.bound, best.objective))
+            if starts is None or best.bound >= best.objective * (1 - STEP) or not _solve_stages(search, starts):
                 break
     counts = {"stages_solved": len(search.solved), "passes": search.passes}
-    return verified(problem, search.decision, search.objective, bound, NAME, _SPACE, counts)
-
-
-def _offer(search: _Search, decision: LayerwisePipelineDecision) -> None:
-    verdict = search.problem.judge(decision)
-    if verdict.feasible and verdict.objective < search.objective:
-        search.objective, search.decision = verdict.objective, decision
+    return best.result(_SPACE, counts)
 
 
 def _stops(search: _Search, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
@@ -108,7 +100,7 @@ def _solve_stages(search: _Search, starts: tuple[int, ...]) -> bool:
                     search.seconds[same, first, last] = found.objective + boundary
         chosen += search.solved[key]
     if len(chosen) == problem.layers:
-        _offer(search, LayerwisePipelineDecision(starts, tuple(chosen)))
+        search.best.offer(LayerwisePipelineDecision(starts, tuple(chosen)))
     return len(search.solved) > known
 
 
@@ -203,7 +195,7 @@ def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float)
     table = np.zeros((layers, count))
     for layer in range(layers):
         if layer:
-            switch = problem.switch_s if problem.switch_s.ndim == 2 else problem.switch_s[layer]
+            switch = switch_table(problem.switch_s, layer)
             onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
             table[:layer] = onward + cost[layer]
         table[layer] = cost[layer]

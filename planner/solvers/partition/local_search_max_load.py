@@ -15,9 +15,16 @@ import math
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
-from planner.solvers.partition._max_load_form import Form, form_of, merge_groups, reduce_form
+from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Incumbent, PartitionSolver, Progress, Result
+from planner.solvers.partition._max_load_form import (
+    Form,
+    canonical,
+    form_of,
+    merge_groups,
+    reduce_form,
+    result,
+    simple_bound,
+)
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
 
 
@@ -131,9 +138,7 @@ def solve_by_moves(
     deadline = Deadline(time_limit_s)
     form = form_of(problem)
     bound = simple_bound(form)
-    plans = [start] if start is not None else []
-    plans += [plan for _, plan in problem.trivial()]
-    begin, _ = min((usable(problem, plan) for plan in plans), key=lambda found: found[1])
+    begin = Incumbent(problem, NAME, plans=[start, *(plan for _, plan in problem.trivial())]).decision
     if begin is None:
         return result(problem, None, bound, NAME)
     better = improve(problem, begin, deadline, bound=bound, progress=progress)

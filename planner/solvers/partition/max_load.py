@@ -23,10 +23,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Progress, Result
-from planner.solvers.partition._cp_sat import careful_solver, memory_units
-from planner.solvers.partition._max_load_bounds import canonical, result, simple_bound, usable
-from planner.solvers.partition._max_load_form import Form, form_of, reduce_form
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    RELATIVE_TOLERANCE,
+    Deadline,
+    Incumbent,
+    PartitionSolver,
+    Progress,
+    Result,
+)
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, weighted_sum
+from planner.solvers.partition._max_load_form import Form, canonical, form_of, reduce_form, result, simple_bound
 from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.highs_max_load import solve_by_highs
 from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
@@ -189,7 +196,9 @@ class _Pair:
                 self.program.add(self._accelerator(mine) <= fullest)
                 self._within_memory(mine)
             else:
-                self.program.add(_total([(self._whole(form.cpu[v]), here) for v, here in mine.items()]) <= fullest)
+                self.program.add(
+                    weighted_sum([(here, self._whole(form.cpu[v])) for v, here in mine.items()]) <= fullest
+                )
         self.program.minimize(fullest)
 
     def _whole(self, milliseconds: float) -> int:
@@ -197,7 +206,7 @@ class _Pair:
 
     def _accelerator(self, mine: dict[int, cp_model.IntVar]) -> cp_model.LinearExprT:
         """Work of what it holds, and every net that it holds in part."""
-        terms = [(self._whole(self.form.acc[v]), here) for v, here in mine.items()]
+        terms = [(here, self._whole(self.form.acc[v])) for v, here in mine.items()]
         for net, cost in zip(self.form.nets, self.form.cost.tolist(), strict=True):
             pins = [mine[v] for v in net if v in mine]
             if not pins:
@@ -205,25 +214,19 @@ class _Pair:
             part = self.program.new_bool_var("part")
             for pin in pins:
                 self.program.add_implication(pin, part)
-            terms.append((self._whole(cost), part))
+            terms.append((part, self._whole(cost)))
             if len(pins) == len(net):
                 whole = self.program.new_bool_var("whole")
                 for pin in pins:
                     self.program.add_implication(whole, pin)
-                terms.append((-self._whole(cost), whole))
-        return _total(terms)
+                terms.append((whole, -self._whole(cost)))
+        return weighted_sum(terms)
 
     def _within_memory(self, mine: dict[int, cp_model.IntVar]) -> None:
         if self.form.roomy:
             return
         sizes, room = memory_units(self.form.size, self.form.problem.memory_bytes)
-        self.program.add(_total([(sizes[v], here) for v, here in mine.items()]) <= room)
-
-
-def _total(terms: Sequence[tuple[int, cp_model.IntVar]]) -> cp_model.LinearExprT:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([x for _, x in terms], [c for c, _ in terms])
+        self.program.add(weighted_sum([(here, sizes[v]) for v, here in mine.items()]) <= room)
 
 
 NAME = "max-load"
@@ -255,7 +258,7 @@ def solve_max_load(
     if problem.contiguous:
         return solve_by_ideals(problem, time_limit_s=time_limit_s, start=start, progress=progress)
     search = _Search(problem, time_limit_s, time_limit_s if work_s is None else work_s, progress)
-    search.offer(start)
+    search.best.offer(start)
     search.by_ideals()
     for turn in (search.by_moves, search.by_root, search.by_pairs, search.by_cp_sat):
         if not search.proven:
@@ -269,9 +272,8 @@ class _Search:
     def __init__(self, problem: MaxLoadProblem, time_limit_s: float, work_s: float, progress: Progress | None) -> None:
         self.problem, self.limit_s, self.work_s, self.progress = problem, time_limit_s, work_s, progress
         self.deadline = Deadline(time_limit_s)
-        self.bound = simple_bound(form_of(problem))
-        self.best: MaxLoadDecision | None = None
-        self.load = math.inf
+        self.best = Incumbent(problem, NAME)
+        self.best.bound = simple_bound(form_of(problem))
         self.work = 0.0
         self.out_of_time = False
         self.statistics: dict[str, int] = {}
@@ -284,27 +286,22 @@ class _Search:
     def proven(self) -> bool:
         """Whether there is nothing more to find, or no time to find it."""
         self.out_of_time |= self.left_s <= 0
-        return self.bound >= self.load * (1 - RELATIVE_TOLERANCE) or self.left_s <= 0
-
-    def offer(self, plan: MaxLoadDecision | None) -> None:
-        found, load = usable(self.problem, plan)
-        if load < self.load:
-            self.best, self.load = found, load
+        return self.best.bound >= self.best.objective * (1 - RELATIVE_TOLERANCE) or self.left_s <= 0
 
     def by_ideals(self) -> None:
         """The best contiguous plan."""
         limit_s = _CHAIN_SHARE * self.limit_s
-        chain = solve_by_ideals(self.problem, time_limit_s=limit_s, start=self.best, progress=self.progress)
-        self.offer(chain.decision)
+        chain = solve_by_ideals(self.problem, time_limit_s=limit_s, start=self.best.decision, progress=self.progress)
+        self.best.offer(chain.decision)
 
     def by_moves(self) -> None:
         """Tabu moves, which end by themselves."""
-        if self.best is None:
+        if self.best.decision is None:
             return
         until = self.deadline.within(_MOVES_SHARE * self.limit_s)
-        moved = improve(self.problem, self.best, until, bound=self.bound, progress=self.progress)
+        moved = improve(self.problem, self.best.decision, until, bound=self.best.bound, progress=self.progress)
         self.out_of_time |= until.passed
-        self.offer(canonical(self.problem, moved))
+        self.best.offer(canonical(self.problem, moved))
 
     def by_root(self) -> None:
         """The root of HiGHS' search."""
@@ -312,50 +309,50 @@ class _Search:
         root = solve_by_highs(
             self.problem,
             time_limit_s=until.left_s,
-            start=self.best,
+            start=self.best.decision,
             progress=self.progress,
-            bound=self.bound,
+            bound=self.best.bound,
             most_nodes=1,
         )
         self.out_of_time |= until.passed
-        self.offer(root.decision)
-        self.bound = max(self.bound, root.bound)
+        self.best.offer(root.decision)
+        self.best.bound = max(self.best.bound, root.bound)
 
     def by_pairs(self) -> None:
         """Pairs of devices divided anew."""
-        if self.best is None:
+        if self.best.decision is None:
             return
         divided = divide_anew(
             self.problem,
-            self.best,
+            self.best.decision,
             work_limit=_PAIRS_WORK * self.work_s,
             deadline=self.deadline,
-            bound=self.bound,
+            bound=self.best.bound,
             progress=self.progress,
         )
         self.work += divided.work
         self.out_of_time |= not divided.in_time
-        self.offer(canonical(self.problem, divided.plan))
+        self.best.offer(canonical(self.problem, divided.plan))
 
     def by_cp_sat(self) -> None:
         """CP-SAT on the whole problem, with the work that is left."""
         found = solve_by_cp_sat(
             self.problem,
             time_limit_s=self.left_s,
-            start=self.best,
+            start=self.best.decision,
             progress=self.progress,
-            bound=self.bound,
+            bound=self.best.bound,
             work_limit=_ENGINE_WORK * self.work_s - self.work,
         )
-        self.offer(found.decision)
-        self.bound = max(self.bound, found.bound)
+        self.best.offer(found.decision)
+        self.best.bound = max(self.best.bound, found.bound)
         self.statistics |= found.statistics
         self.out_of_time |= self.left_s < _NO_TIME_S
 
     def result(self) -> Result:
         statistics = {**self.statistics, "out_of_time": int(self.out_of_time)}
-        best = canonical(self.problem, self.best) if self.best is not None else None
-        return result(self.problem, best, min(self.bound, self.load), NAME, statistics=statistics)
+        best = canonical(self.problem, self.best.decision) if self.best.decision is not None else None
+        return result(self.problem, best, min(self.best.bound, self.best.objective), NAME, statistics=statistics)
 
 
 PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_max_load, counts_work=True))

@@ -23,8 +23,7 @@ from planner.solvers.partition import (
     Progress,
     Result,
 )
-from planner.solvers.partition._piper_choices import cheapest_choices
-from planner.solvers.partition._piper_ideals import Options, Pairs, pairs_of, run_pass
+from planner.solvers.partition._piper_ideals import Options, Pairs, cheapest_choices, pairs_of, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
 from planner.space.divisors import divisors
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage

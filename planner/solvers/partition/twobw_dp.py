@@ -14,14 +14,14 @@ from planner.memory import fits
 from planner.solvers.partition import (
     PARTITION_SOLVERS,
     Deadline,
+    Incumbent,
     OutOfTime,
     PartitionSolver,
     Progress,
     Result,
-    verified,
 )
-from planner.solvers.partition._run_sums import run_sums
-from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule
+from planner.solvers.partition.chains import least_slowest, prefix_differences, real_runs, run_sums
+from planner.space.partition.twobw import TwoBWDecision, TwoBWProblem, TwoBWSchedule, stage_bytes
 
 NAME = "twobw-dp"
 _SLACK = 1 + 1e-12
@@ -42,24 +42,16 @@ def solve_twobw(
     gradient time that a stage can have. Points that cannot beat the best are skipped.
     """
     deadline = Deadline(time_limit_s)
-    best, decision, finished, points = math.inf, None, False, 0
-    if start is not None and (verdict := problem.judge(start)).feasible:
-        best, decision = verdict.objective, start
+    best, points = Incumbent(problem, NAME, progress, [start]), 0
     with contextlib.suppress(OutOfTime):
         for point in _points(problem):
             deadline.check()
             points += 1
-            for marks in _stages(problem, point, best, deadline):
-                width, size, recompute, schedule, _ = point
-                plan = TwoBWDecision(marks, width, problem.micro_batches[size], recompute, schedule)
-                verdict = problem.judge(plan)
-                if verdict.feasible and verdict.objective < best:
-                    best, decision = verdict.objective, plan
-                    if progress:
-                        progress(NAME, best, 0.0)
-        finished = True
-    kind = "equal" if problem.equal else "unequal"
-    return verified(problem, decision, best, best if finished else 0.0, NAME, f"{kind} stages", {"points": points})
+            width, size, recompute, schedule, _ = point
+            for marks in _stages(problem, point, best.objective, deadline):
+                best.offer(TwoBWDecision(marks, width, problem.micro_batches[size], recompute, schedule))
+        best.bound = best.objective
+    return best.result(f"{'equal' if problem.equal else 'unequal'} stages", {"points": points})
 
 
 Point = tuple[int, int, bool, TwoBWSchedule, int]
@@ -114,9 +106,8 @@ class _Tables:
     def __init__(self, problem: TwoBWProblem, point: Point, count: int, deadline: Deadline) -> None:
         self.problem, self.point, self.count, self.deadline = problem, point, count, deadline
         width, size, recompute, _, _ = point
-        marks = np.arange(problem.layers + 1)
-        self.real = marks[:, None] < marks[None, :]
-        forward, backward = self._sums(problem.forward_s[size]), self._sums(problem.backward_s[size])
+        self.real = real_runs(problem.layers)
+        forward, backward = prefix_differences(problem.forward_s[size]), prefix_differences(problem.backward_s[size])
         self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes[size])
         crossing = problem.boundary_bytes[size].copy()
         crossing[0] = crossing[-1] = 0.0
@@ -124,45 +115,27 @@ class _Tables:
         self.micro_s = forward * (2 if recompute else 1) + backward + moved
         self.gradient_s = moved_bytes(Collective.ALL_REDUCE, self.weights, width) / problem.bandwidth_byte_per_s
 
-    @staticmethod
-    def _sums(figures: np.ndarray) -> np.ndarray:
-        total = np.concatenate([[0.0], np.cumsum(figures)])
-        return np.asarray(total[None, :] - total[:, None])
-
     def _fits(self, stage: int) -> np.ndarray:
         """Which runs fit on a device as that stage of the pipeline."""
         problem, (_, size, recompute, schedule, depth) = self.problem, self.point
         if math.isinf(problem.memory_bytes):
             return self.real
-        in_flight = self.count if schedule is TwoBWSchedule.GPIPE else depth
+        in_flight = schedule.in_flight(depth, self.count)
         if problem.in_flight_by_stage and schedule is not TwoBWSchedule.GPIPE:
             in_flight = min(self.count, depth - stage)
-        kept = schedule.versions(depth) * self.weights
-        if recompute:
-            kept = kept + self.saved + in_flight * problem.boundary_bytes[size][:, None]
-        else:
-            kept = kept + in_flight * self.saved
+        kept = stage_bytes(
+            schedule, self.weights, self.saved, problem.boundary_bytes[size][:, None], depth, in_flight,
+            recompute=recompute,
+        )  # fmt: skip
         needed = problem.optimizer_per_weight * self.weights + kept
         return np.asarray(self.real & fits(needed, problem.memory_bytes))
 
     def split(self, floor: np.ndarray, rounds: int, below: float) -> tuple[tuple[int, ...] | None, float]:
         """Stages that minimise the largest of `rounds` * time and `floor`; None unless that is less than `below`."""
         cost = np.maximum(rounds * self.micro_s, floor)
-        depth = self.point[-1]
-        best = np.full((depth + 1, self.problem.layers + 1), np.inf)
-        best[0, 0] = 0.0
-        choice = np.zeros(best.shape, dtype=np.int64)
-        for stage in range(depth):
-            self.deadline.check()
-            through = np.maximum(best[stage][:, None], np.where(self._fits(stage), cost, np.inf))
-            choice[stage + 1] = through.argmin(axis=0)
-            best[stage + 1] = through.min(axis=0)
-        if not best[depth, -1] < below:
-            return None, math.inf
-        marks = [self.problem.layers]
-        for stage in range(depth, 0, -1):
-            marks.append(int(choice[stage, marks[-1]]))
-        return tuple(reversed(marks)), float(best[depth, -1])
+        stages = (np.where(self._fits(stage), cost, np.inf) for stage in range(self.point[-1]))
+        slowest, marks = least_slowest(stages, self.deadline)
+        return (tuple(marks), slowest) if slowest < below else (None, math.inf)
 
 
 PARTITION_SOLVERS.register(NAME, PartitionSolver((TwoBWProblem,), exact=True, run=solve_twobw))

@@ -22,14 +22,14 @@ import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, covers_chain, even_boundaries, malformed, over_memory
 from planner.space.types import Violation
 
 
@@ -134,6 +134,9 @@ class BaPipeProblem:
         exact_features: see `features_in_flight`.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a mini-batch."""
+
     micro_batches: tuple[int, ...]
     forward_s: np.ndarray
     backward_s: np.ndarray
@@ -158,11 +161,6 @@ class BaPipeProblem:
             raise UsageError("boundary_bytes has not one figure before and behind each layer", where="boundary_bytes")
 
     @property
-    def unit(self) -> str:
-        """Seconds a mini-batch."""
-        return "s"
-
-    @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.weight_bytes)
@@ -175,15 +173,15 @@ class BaPipeProblem:
     def judge(self, decision: BaPipeDecision) -> Verdict:
         """Recompute objective and violations; O(layers)."""
         marks, schedule = decision.boundaries, decision.schedule
-        if len(marks) < 2 or marks[0] != 0 or marks[-1] != self.layers or list(marks) != sorted(set(marks)):
-            return _bad("coverage", "the stages do not hold all layers in order")
+        if not covers_chain(marks, self.layers):
+            return malformed("coverage", "the stages do not hold all layers in order")
         if len(marks) - 1 > self.devices:
-            return _bad("devices", f"{len(marks) - 1} stages on {self.devices} devices")
+            return malformed("devices", f"{len(marks) - 1} stages on {self.devices} devices")
         if decision.micro_batch not in self.micro_batches or schedule not in self.schedules:
-            return _bad("option", "a micro-batch size or schedule that is not allowed")
+            return malformed("option", "a micro-batch size or schedule that is not allowed")
         parallel = self.devices if schedule is BaPipeSchedule.DATA_PARALLEL else 1
         if self.global_batch % (decision.micro_batch * parallel):
-            return _bad("divisibility", "micro-batches do not divide the mini-batch")
+            return malformed("divisibility", "micro-batches do not divide the mini-batch")
         count = self.global_batch // (decision.micro_batch * parallel)
         if parallel > 1 or schedule is BaPipeSchedule.DATA_PARALLEL:
             return self._data_parallel(decision, count)
@@ -194,7 +192,8 @@ class BaPipeProblem:
         stages = list(itertools.pairwise(decision.boundaries))
         cut_s = [0.0] + [float(self.boundary_bytes[size, stop]) / self.bandwidth_byte_per_s for _, stop in stages]
         cut_s[-1] = 0.0
-        slots, faults = [], []
+        slots: list[float] = []
+        faults: list[Violation] = []
         for stage, (start, stop) in enumerate(stages):
             forward = math.fsum(self.forward_s[size, stage, start:stop])
             backward = math.fsum(self.backward_s[size, stage, start:stop])
@@ -215,7 +214,7 @@ class BaPipeProblem:
     def _data_parallel(self, decision: BaPipeDecision, count: int) -> Verdict:
         size = self.micro_batches.index(decision.micro_batch)
         if len(decision.boundaries) != 2:
-            return _bad("option", "data parallelism has no stages")
+            return malformed("option", "data parallelism has no stages")
         work = [
             count * (math.fsum(self.forward_s[size, device]) + math.fsum(self.backward_s[size, device]))
             for device in range(self.devices)
@@ -226,25 +225,18 @@ class BaPipeProblem:
         faults = [f for device in range(self.devices) for f in self._memory(size, device, 0, self.layers, 1)]
         return Verdict(max(work) + exchange, tuple(faults), tuple(work))
 
-    def _memory(self, size: int, device: int, start: int, stop: int, kept: int) -> list[Violation]:
+    def _memory(self, size: int, device: int, start: int, stop: int, kept: int) -> tuple[Violation, ...]:
         weights, features = self.weight_bytes[start:stop], self.feature_bytes[size, start:stop]
         needed, have = 2 * math.fsum(weights) + kept * math.fsum(features), float(self.memory_bytes[device])
-        if fits(needed, have):
-            return []
-        return [Violation("memory", device, f"device {device} keeps {needed:.0f} of {have:.0f} bytes", needed, have)]
+        return over_memory(device, needed, have, f"device {device} keeps {needed:.0f} of {have:.0f} bytes")
 
     def trivial(self) -> tuple[tuple[str, BaPipeDecision], ...]:
         """Data parallelism, one device, and the same number of layers on every device."""
         least, count = min(self.micro_batches), min(self.devices, self.layers)
-        even = tuple(round(self.layers * i / count) for i in range(count + 1))
         pipelined = [s for s in self.schedules if s is not BaPipeSchedule.DATA_PARALLEL]
         first = pipelined[0] if pipelined else self.schedules[0]
         return (
             ("data-parallel", BaPipeDecision((0, self.layers), BaPipeSchedule.DATA_PARALLEL, least)),
             ("one-device", BaPipeDecision((0, self.layers), first, least)),
-            ("even-split", BaPipeDecision(even, first, least)),
+            ("even-split", BaPipeDecision(even_boundaries(self.layers, count), first, least)),
         )
-
-
-def _bad(kind: str, message: str) -> Verdict:
-    return Verdict(math.inf, (Violation(kind, -1, message),))

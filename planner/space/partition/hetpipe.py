@@ -15,12 +15,12 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import UsageError
-from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, covers_chain, even_boundaries, malformed, over_memory
 from planner.space.types import Violation
 
 
@@ -60,6 +60,9 @@ class HetPipeProblem:
         use_all: whether every device runs a stage.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a mini-batch."""
+
     compute_s: np.ndarray
     weight_bytes: np.ndarray
     saved_bytes: np.ndarray
@@ -83,11 +86,6 @@ class HetPipeProblem:
             raise UsageError("sizes do not agree on the layers", where="saved_bytes")
 
     @property
-    def unit(self) -> str:
-        """Seconds a mini-batch."""
-        return "s"
-
-    @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.weight_bytes)
@@ -95,10 +93,10 @@ class HetPipeProblem:
     def judge(self, decision: HetPipeDecision) -> Verdict:
         """Recompute objective and violations; O(layers)."""
         marks, types = decision.boundaries, decision.types
-        if len(marks) < 2 or marks[0] != 0 or marks[-1] != self.layers or list(marks) != sorted(set(marks)):
-            return _bad("coverage", "the stages do not hold all layers in order")
+        if not covers_chain(marks, self.layers):
+            return malformed("coverage", "the stages do not hold all layers in order")
         if len(types) != len(marks) - 1 or not set(types) <= set(range(len(self.counts))):
-            return _bad("devices", "the stages do not have one type of device each")
+            return malformed("devices", "the stages do not have one type of device each")
         faults, times = [], []
         used = Counter(types)
         if any(used[kind] > have for kind, have in enumerate(self.counts)):
@@ -114,27 +112,20 @@ class HetPipeProblem:
             faults += self._memory(stage, len(types), kind, start, stop)
         return Verdict(max(times), tuple(faults), tuple(times))
 
-    def _memory(self, stage: int, stages: int, kind: int, start: int, stop: int) -> list[Violation]:
+    def _memory(self, stage: int, stages: int, kind: int, start: int, stop: int) -> tuple[Violation, ...]:
         kept = in_flight(stage, stages, self.concurrent)
         versions = (kept if self.stash_weights else 1) + self.optimizer_per_weight
         needed = versions * math.fsum(self.weight_bytes[start:stop]) + kept * math.fsum(self.saved_bytes[start:stop])
         have = float(self.memory_bytes[kind])
-        if fits(needed, have):
-            return []
-        return [Violation("memory", stage, f"stage {stage} keeps {needed:.0f} of {have:.0f} bytes", needed, have)]
+        return over_memory(stage, needed, have, f"stage {stage} keeps {needed:.0f} of {have:.0f} bytes")
 
     def trivial(self) -> tuple[tuple[str, HetPipeDecision], ...]:
         """The same number of layers on every device, types as listed; all on one device of the first type."""
         devices = [kind for kind, count in enumerate(self.counts) for _ in range(count)][: self.layers]
-        even = tuple(round(self.layers * i / len(devices)) for i in range(len(devices) + 1))
         return (
-            ("even-split", HetPipeDecision(even, tuple(devices))),
+            ("even-split", HetPipeDecision(even_boundaries(self.layers, len(devices)), tuple(devices))),
             ("one-device", HetPipeDecision((0, self.layers), (devices[0],))),
         )
-
-
-def _bad(kind: str, message: str) -> Verdict:
-    return Verdict(math.inf, (Violation(kind, -1, message),))
 
 
 def uniform_links(kinds: int, bandwidth_byte_per_s: float) -> np.ndarray:

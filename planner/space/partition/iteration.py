@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import JobError
-from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, over_memory
 from planner.space.types import Violation
 
 
@@ -60,6 +60,9 @@ class IterationProblem:
         use_all: all devices must be used, as the published search demands; else at most all.
     """
 
+    unit: ClassVar[str] = "s"
+    """Unit of the objective."""
+
     time_s: np.ndarray
     config_devices: np.ndarray
     devices: int
@@ -84,11 +87,6 @@ class IterationProblem:
             raise JobError("boundary times and levels go together", hint="give both or none")
         if self.micro_batches < 1 or self.devices < 1 or len(self.config_devices) < 1 or self.config_devices.min() < 1:
             raise JobError("micro-batches, devices and mesh sizes start at 1")
-
-    @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return "s"
 
     @property
     def layers(self) -> int:
@@ -132,15 +130,13 @@ class IterationProblem:
             seconds += float(self.boundary_s[level, stage.first])
         return seconds
 
-    def _memory(self, stage: MeshStage, position: int, in_flight: int) -> list[Violation]:
+    def _memory(self, stage: MeshStage, position: int, in_flight: int) -> tuple[Violation, ...]:
         if self.fixed_bytes is None or self.activation_bytes is None:
-            return []
+            return ()
         at = stage.first, stage.last, stage.config
         needed = float(self.fixed_bytes[at] + in_flight * self.activation_bytes[at])
-        if fits(needed, self.memory_bytes):
-            return []
         message = f"needs {needed:.0f} bytes with {in_flight} micro-batches in flight"
-        return [Violation("memory", position, message, needed, self.memory_bytes)]
+        return over_memory(position, needed, self.memory_bytes, message)
 
     def trivial(self) -> tuple[tuple[str, IterationDecision], ...]:
         """One stage on the largest mesh, and even pipelines of equal meshes, each in its fastest configuration."""

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import JobError
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, numbered_order
 from planner.space.types import Violation
 
 
@@ -56,6 +57,9 @@ class LatencyProblem:
         names: [n] for messages.
     """
 
+    unit: ClassVar[str] = "ms"
+    """Unit of the objective."""
+
     time_ms: np.ndarray
     edges: np.ndarray
     transfer_ms: np.ndarray
@@ -80,13 +84,8 @@ class LatencyProblem:
                 raise JobError(f"{name} must have shape {wanted}, not {found}")
         if n < 1 or k < 1:
             raise JobError("a latency problem needs a node and a device")
-        if len(topological(n, self.edges)) < n:
+        if len(numbered_order(n, self.edges)) < n:
             raise JobError("the graph has a cycle")
-
-    @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return "ms"
 
     @property
     def nodes(self) -> int:
@@ -100,9 +99,9 @@ class LatencyProblem:
 
     def judge(self, decision: LatencyDecision) -> Verdict:
         """Latency of a decision and every limit it breaks; the parts are the devices' last finishes."""
-        malformed = self._malformed(decision)
-        if malformed:
-            return Verdict(math.inf, malformed)
+        faults = self._malformed(decision)
+        if faults:
+            return Verdict(math.inf, faults)
         finish = [0.0] * self.nodes
         free = [0.0] * self.devices
         reads: list[list[int]] = [[] for _ in range(self.nodes)]
@@ -156,30 +155,11 @@ class LatencyProblem:
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
         """Everything on one device, for each device that is not like one before it."""
-        order = tuple(topological(self.nodes, self.edges))
+        order = numbered_order(self.nodes, self.edges)
         kinds: dict[tuple[bool, bytes], int] = {}
         for d in range(self.devices):
             kinds.setdefault((bool(self.limited[d]), self.time_ms[:, d].tobytes()), d)
         return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in kinds.values())
-
-
-def topological(count: int, edges: np.ndarray) -> list[int]:
-    """A topological order, smallest number first; shorter than `count` when there is a cycle."""
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for u, v in edges.tolist():
-        readers[u].append(v)
-    ready = [v for v in range(count - 1, -1, -1) if waiting[v] == 0]
-    order: list[int] = []
-    while ready:
-        node = ready.pop()
-        order.append(node)
-        for reader in readers[node]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                ready.append(reader)
-        ready.sort(reverse=True)
-    return order
 
 
 def latency_problem(

@@ -25,13 +25,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import JobError
-from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, malformed, over_memory
 from planner.space.types import Violation
+
+
+def switch_table(switch_s: np.ndarray, layer: int) -> np.ndarray:
+    """[S, S] time to change the layout between layer - 1 and layer, from the table of all layers or of each."""
+    table: np.ndarray = switch_s if switch_s.ndim == 2 else switch_s[layer]
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,9 @@ class LayerwiseProblem:
         strategy_names: [S] for messages.
     """
 
+    unit: ClassVar[str] = "s"
+    """Unit of the objective."""
+
     time_s: np.ndarray
     memory_bytes: np.ndarray
     switch_s: np.ndarray
@@ -72,11 +81,6 @@ class LayerwiseProblem:
             raise JobError("times, switches and memory must not be negative")
 
     @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return "s"
-
-    @property
     def layers(self) -> int:
         """L."""
         return int(self.time_s.shape[0])
@@ -88,19 +92,16 @@ class LayerwiseProblem:
 
     def switch_before(self, layer: int) -> np.ndarray:
         """[S, S] time to change the layout between layer - 1 and layer."""
-        table: np.ndarray = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
-        return table
+        return switch_table(self.switch_s, layer)
 
     def judge(self, decision: LayerwiseDecision) -> Verdict:
         """Time of a decision and every limit it breaks; the parts are the layers' times, switches included."""
         chosen = decision.strategies
         if len(chosen) != self.layers:
-            message = f"names {len(chosen)} strategies for {self.layers} layers"
-            return Verdict(float("inf"), (Violation("coverage", -1, message),))
+            return malformed("coverage", f"names {len(chosen)} strategies for {self.layers} layers")
         wrong = [layer for layer, s in enumerate(chosen) if not 0 <= s < self.strategies]
         if wrong:
-            message = f"layer {wrong[0]} has no strategy {chosen[wrong[0]]}"
-            return Verdict(float("inf"), (Violation("option", wrong[0], message),))
+            return malformed("option", f"layer {wrong[0]} has no strategy {chosen[wrong[0]]}", wrong[0])
         parts, needed = [], 0.0
         for layer, s in enumerate(chosen):
             seconds = float(self.time_s[layer, s])
@@ -113,9 +114,8 @@ class LayerwiseProblem:
             for layer, seconds in enumerate(parts)
             if not np.isfinite(seconds)
         ]
-        if not fits(needed, self.capacity_bytes):
-            message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
-            violations.append(Violation("memory", -1, message, needed, self.capacity_bytes))
+        message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
+        violations += over_memory(-1, needed, self.capacity_bytes, message)
         return Verdict(sum(parts), tuple(violations), tuple(parts))
 
     def trivial(self) -> tuple[tuple[str, LayerwiseDecision], ...]:
@@ -147,6 +147,9 @@ class LayerwisePipelineProblem:
         capacity_bytes: memory of a device.
     """
 
+    unit: ClassVar[str] = "s"
+    """Unit of the objective."""
+
     time_s: np.ndarray
     fixed_bytes: np.ndarray
     activation_bytes: np.ndarray
@@ -164,11 +167,6 @@ class LayerwisePipelineProblem:
         if not 1 <= self.stages <= self.layers or self.micro_batches < 1:
             raise JobError(f"{self.layers} layers need 1 to {self.layers} stages and a micro-batch at least")
         self.part(0, self.layers - 1, 1)  # refuses what a layer-wise problem refuses
-
-    @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return "s"
 
     @property
     def layers(self) -> int:
@@ -194,10 +192,9 @@ class LayerwisePipelineProblem:
         starts, chosen = decision.starts, decision.strategies
         ascending = all(a < b for a, b in itertools.pairwise(starts))
         if len(starts) != self.stages or starts[0] != 0 or not ascending or starts[-1] >= self.layers:
-            message = f"{self.stages} stages must begin at ascending layers, the first at 0"
-            return Verdict(float("inf"), (Violation("coverage", -1, message),))
+            return malformed("coverage", f"{self.stages} stages must begin at ascending layers, the first at 0")
         if len(chosen) != self.layers or not all(0 <= s < self.time_s.shape[1] for s in chosen):
-            return Verdict(float("inf"), (Violation("option", -1, "every layer needs one of its strategies"),))
+            return malformed("option", "every layer needs one of its strategies")
         violations, times = [], []
         for position, (first, stop) in enumerate(zip(starts, (*starts[1:], self.layers), strict=True)):
             seconds = float(self.boundary_s[first]) if first else 0.0
@@ -206,16 +203,14 @@ class LayerwisePipelineProblem:
                 s = chosen[layer]
                 seconds += float(self.time_s[layer, s])
                 if layer > first:
-                    table = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
-                    seconds += float(table[chosen[layer - 1], s])
+                    seconds += float(switch_table(self.switch_s, layer)[chosen[layer - 1], s])
                 kept = self.in_flight(position) * float(self.activation_bytes[layer, s])
                 needed += float(self.fixed_bytes[layer, s]) + kept
             times.append(seconds)
             if not np.isfinite(seconds):
                 violations.append(Violation("option", position, "a layer cannot run by its strategy"))
-            if not fits(needed, self.capacity_bytes):
-                message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
-                violations.append(Violation("memory", position, message, needed, self.capacity_bytes))
+            message = f"needs {needed:.0f} bytes of {self.capacity_bytes:.0f}"
+            violations += over_memory(position, needed, self.capacity_bytes, message)
         total = sum(times) + (self.micro_batches - 1) * max(times)
         return Verdict(total, tuple(violations), tuple(times))
 

@@ -20,13 +20,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict
 from planner.space.types import Violation
 
 
@@ -60,6 +61,9 @@ class MaxLoadProblem:
         contiguous: whether the devices must be stages of a pipeline.
     """
 
+    unit: ClassVar[str] = "ms"
+    """Loads are milliseconds."""
+
     accelerators: int
     cpus: int
     memory_bytes: float
@@ -72,11 +76,6 @@ class MaxLoadProblem:
     edges: np.ndarray
     transfer_ms: np.ndarray
     contiguous: bool = True
-
-    @property
-    def unit(self) -> str:
-        """Loads are milliseconds."""
-        return "ms"
 
     @property
     def devices(self) -> int:

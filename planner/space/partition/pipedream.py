@@ -20,20 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.memory import fits
-from planner.space.partition.pipedream_layers import Layers
+from planner.space.partition import Verdict, over_memory
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
     CutJudge,
     Frontiers,
+    Layers,
     Memory,
     StageCost,
     StashRule,
 )
-from planner.space.partition.types import Verdict
 from planner.space.types import Violation
 
 
@@ -69,6 +69,9 @@ class PipeDreamProblem:
         use_fewer: whether units may stay idle.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a minibatch."""
+
     layers: Layers
     machines: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
@@ -87,11 +90,6 @@ class PipeDreamProblem:
             raise UsageError("machines and bandwidths are positive", where="machines")
         if not self.layers.count:
             raise UsageError("there is no layer to place", where="layers")
-
-    @property
-    def unit(self) -> str:
-        """Seconds a minibatch."""
-        return "s"
 
     @property
     def devices(self) -> int:
@@ -207,13 +205,10 @@ class PlanJudge:
                 self._released_memory(level - 1, stage.inner)
 
     def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> None:
-        problem, members = self.problem, list(layers)
-        weights = math.fsum(problem.layers.weight_bytes[members])
-        saved = math.fsum(problem.layers.saved_bytes[members])
-        in_flight, have = problem.memory.in_flight(behind, replicas), problem.memory.device_bytes
-        needed = problem.memory.needed(weights, saved, received, in_flight)
-        if not fits(needed, have):
-            self._fault("memory", number, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes", needed, have)
+        memory = self.problem.memory
+        needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
+        message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
+        self.violations += over_memory(number, needed, have, message)
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))

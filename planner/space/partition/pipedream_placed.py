@@ -23,14 +23,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.memory import fits
-from planner.space.partition.pipedream_layers import Layers
-from planner.space.partition.pipedream_terms import NO_LIMIT, BoundaryBytes, CutJudge, Frontiers, Memory, StageCost
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, over_memory
+from planner.space.partition.pipedream_terms import (
+    NO_LIMIT,
+    BoundaryBytes,
+    CutJudge,
+    Frontiers,
+    Layers,
+    Memory,
+    StageCost,
+)
 from planner.space.types import Violation
 
 
@@ -99,6 +106,9 @@ class PlacedPipelineProblem:
         use_all: whether every device must be used.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a minibatch."""
+
     layers: Layers
     fanout: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
@@ -118,11 +128,6 @@ class PlacedPipelineProblem:
             raise UsageError("fanouts and bandwidths are positive", where="fanout")
         if not self.layers.count:
             raise UsageError("there is no layer to place", where="layers")
-
-    @property
-    def unit(self) -> str:
-        """Seconds a minibatch."""
-        return "s"
 
     @property
     def devices(self) -> int:
@@ -180,7 +185,9 @@ class PlacedPipelineProblem:
                 if self.transfers:
                     time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
-            faults += self._memory(stage, number, behind, received)
+            needed = self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received)
+            message = f"a device of the stage keeps {needed:.0f} of {self.memory.device_bytes:.0f} bytes"
+            faults += over_memory(number, needed, self.memory.device_bytes, message)
             before = before | set(stage.layers)
         return Verdict(max(times), tuple(faults), tuple(times))
 
@@ -202,16 +209,6 @@ class PlacedPipelineProblem:
         if self.ends is Ends.RECEIVER and number == 1:
             return seconds / stage.replicas
         return seconds / min(stage.replicas, last.replicas)
-
-    def _memory(self, stage: PlacedStage, number: int, behind: int, received: float) -> list[Violation]:
-        weights = math.fsum(self.layers.weight_bytes[list(stage.layers)])
-        saved = math.fsum(self.layers.saved_bytes[list(stage.layers)])
-        in_flight, have = self.memory.in_flight(behind, stage.replicas), self.memory.device_bytes
-        needed = self.memory.needed(weights, saved, received, in_flight)
-        if fits(needed, have):
-            return []
-        text = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
-        return [Violation("memory", number, text, needed, have)]
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
         """One device, and data parallelism over all devices."""

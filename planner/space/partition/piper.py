@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
-from planner.memory import fits
 from planner.space.divisors import check_samples, divisors
-from planner.space.partition.types import Verdict
+from planner.space.partition import Verdict, numbered_order, over_memory
 from planner.space.types import Violation
 
 
@@ -76,6 +76,9 @@ class PiperProblem:
         choice_names: [c] for messages.
     """
 
+    unit: ClassVar[str] = "s"
+    """Unit of the objective."""
+
     names: tuple[str, ...]
     choice_node: np.ndarray
     choice_tensor: np.ndarray
@@ -92,11 +95,6 @@ class PiperProblem:
     batch: int
     bandwidth_bytes_per_s: float
     choice_names: tuple[str, ...] = ()
-
-    @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return "s"
 
     @property
     def node_count(self) -> int:
@@ -126,9 +124,8 @@ class PiperProblem:
             in_flight = -(-ahead // stage.data)
             seconds, needed = stage_figures(self, stage, in_flight)
             times.append(seconds)
-            if not fits(needed, self.memory_bytes):
-                message = f"stage {position} needs {needed:.0f} bytes with {in_flight} samples in flight"
-                violations.append(Violation("memory", position, message, needed, self.memory_bytes))
+            message = f"stage {position} needs {needed:.0f} bytes with {in_flight} samples in flight"
+            violations += over_memory(position, needed, self.memory_bytes, message)
         times.reverse()
         return Verdict(max(times), tuple(violations), tuple(times))
 
@@ -273,23 +270,8 @@ def _option_violations(problem: PiperProblem, stage: PiperStage, position: int) 
 
 def _even_pipeline(problem: PiperProblem, stages: int) -> PiperDecision:
     """Nodes in topological order, cut into stages of about equal work on one device each."""
-    order = _topological(problem)
+    order = numbered_order(problem.node_count, problem.edges)
     work = np.cumsum([float(problem.time_s[problem.options(v, 1)[0]]) for v in order])
     place = np.minimum((work / max(work[-1], 1e-300) * stages).astype(int), stages - 1)
     groups = [tuple(sorted(order[i] for i in np.flatnonzero(place == s))) for s in range(stages)]
     return PiperDecision(tuple(PiperStage(g, 1, 1, (0,) * len(g)) for g in groups if g))
-
-
-def _topological(problem: PiperProblem) -> list[int]:
-    waiting = np.bincount(problem.edges[:, 1], minlength=problem.node_count)
-    order: list[int] = []
-    ready = [v for v in range(problem.node_count) if waiting[v] == 0]
-    while ready:
-        ready.sort(reverse=True)
-        node = ready.pop()
-        order.append(node)
-        for target in problem.edges[problem.edges[:, 0] == node, 1].tolist():
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                ready.append(target)
-    return order

@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.memory import fits
-from planner.space.partition.types import Verdict
+from planner.space.partition import Bytes, Verdict, covers_chain, over_memory
 from planner.space.types import Violation
 
 
@@ -58,14 +57,14 @@ class TwoBWSchedule(StrEnum):
 
 def stage_bytes(
     schedule: TwoBWSchedule,
-    weight_bytes: float,
-    saved_bytes: float,
-    input_bytes: float,
+    weight_bytes: Bytes,
+    saved_bytes: Bytes,
+    input_bytes: Bytes,
     depth: int,
     in_flight: int,
     *,
     recompute: bool,
-) -> float:
+) -> Bytes:
     """Weights and activations that a stage keeps.
 
     Args:
@@ -77,10 +76,9 @@ def stage_bytes(
         in_flight: micro-batches kept.
         recompute: whether activations are computed again for the backward pass.
     """
-    weights = schedule.versions(depth) * weight_bytes
-    if recompute:
-        return weights + saved_bytes + in_flight * input_bytes
-    return weights + in_flight * saved_bytes
+    weights: Bytes = schedule.versions(depth) * weight_bytes
+    kept: Bytes = weights + saved_bytes + in_flight * input_bytes if recompute else weights + in_flight * saved_bytes
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +127,9 @@ class TwoBWProblem:
         in_flight_by_stage: stage i keeps d - i micro-batches in flight; else all as many as the first, as published.
     """
 
+    unit: ClassVar[str] = "s"
+    """Seconds a global batch."""
+
     micro_batches: tuple[int, ...]
     forward_s: np.ndarray
     backward_s: np.ndarray
@@ -152,11 +153,6 @@ class TwoBWProblem:
             raise UsageError("tables do not agree on the number of micro-batch sizes and layers", where="forward_s")
         if not sizes or not count or self.devices < 1 or self.global_batch < 1:
             raise UsageError("nothing to decide: no size, no layer, no device or no batch", where="micro_batches")
-
-    @property
-    def unit(self) -> str:
-        """Seconds a global batch."""
-        return "s"
 
     @property
     def layers(self) -> int:
@@ -191,7 +187,7 @@ class TwoBWProblem:
     def _malformed(self, decision: TwoBWDecision) -> list[Violation]:
         faults = []
         marks = decision.boundaries
-        if len(marks) < 2 or marks[0] != 0 or marks[-1] != self.layers or list(marks) != sorted(set(marks)):
+        if not covers_chain(marks, self.layers):
             return [Violation("coverage", -1, "the stages do not hold all layers in order")]
         if self.equal and len({b - a for a, b in itertools.pairwise(marks)}) > 1:
             faults.append(Violation("option", -1, "the stages are not equal"))
@@ -206,7 +202,9 @@ class TwoBWProblem:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices", used, self.devices))
         return faults
 
-    def _memory(self, decision: TwoBWDecision, stage: int, size: int, count: int, weights: float) -> list[Violation]:
+    def _memory(
+        self, decision: TwoBWDecision, stage: int, size: int, count: int, weights: float
+    ) -> tuple[Violation, ...]:
         start, stop, depth = decision.boundaries[stage], decision.boundaries[stage + 1], decision.depth
         in_flight = decision.schedule.in_flight(depth, count)
         if self.in_flight_by_stage and decision.schedule is not TwoBWSchedule.GPIPE:
@@ -215,10 +213,8 @@ class TwoBWProblem:
         needed = self.optimizer_per_weight * weights + stage_bytes(
             decision.schedule, weights, saved, entering, depth, in_flight, recompute=decision.recompute
         )
-        if fits(needed, self.memory_bytes):
-            return []
         message = f"stage {stage} keeps {needed:.0f} of {self.memory_bytes:.0f} bytes"
-        return [Violation("memory", stage, message, needed, self.memory_bytes)]
+        return over_memory(stage, needed, self.memory_bytes, message)
 
     def trivial(self) -> tuple[tuple[str, TwoBWDecision], ...]:
         """Data parallelism over all devices, one device; smallest micro-batch, no recomputation."""
@@ -228,31 +224,3 @@ class TwoBWProblem:
             ("one-device", TwoBWDecision(whole, 1, *options)),
             ("data-parallel", TwoBWDecision(whole, self.devices, *options)),
         )
-
-
-def block_parameters(layers: int, hidden: int) -> int:
-    """Weights and biases of a transformer's blocks: 12 h^2 + 13 h each (attention, MLP of 4 h, two layer norms)."""
-    return layers * (12 * hidden**2 + 13 * hidden)
-
-
-def repeated_blocks(
-    layers: int, micro_batches: Sequence[int], forward_s: float, saved: float, entering: float, weight: float
-) -> dict[str, np.ndarray]:
-    """Tables of a model of equal blocks whose times and sizes grow with the micro-batch; backward takes twice forward.
-
-    Args:
-        layers: number of blocks.
-        micro_batches: sizes.
-        forward_s: seconds of a block for one sample.
-        saved: bytes that a block keeps of a sample.
-        entering: bytes between blocks for a sample.
-        weight: bytes of a block's weights.
-    """
-    size = np.array(micro_batches, dtype=np.float64)[:, None]
-    return {
-        "forward_s": size * np.full((1, layers), forward_s),
-        "backward_s": size * np.full((1, layers), 2 * forward_s),
-        "saved_bytes": size * np.full((1, layers), saved),
-        "boundary_bytes": size * np.full((1, layers + 1), entering),
-        "weight_bytes": np.full(layers, float(weight)),
-    }
