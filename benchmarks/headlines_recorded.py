@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
-from planner.space.cuts import balanced
-from planner.space.stage_tables import stages_of
+from planner.space.cuts import balanced, stages_of
 from planner.space.subspaces import Limits
 from planner.space.types import Job, StageChoice
 from planner.systems import get

@@ -36,8 +36,8 @@ from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
 from planner.space.asked import LIMITS, WIDTHS, in_words, without
+from planner.space.cuts import pinned_blocks
 from planner.space.jobs import mesh_problem, meshes_for, settled
-from planner.space.pins import pinned_blocks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import Candidate, Certificate, Job

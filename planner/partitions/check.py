@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from planner.errors import PlanError, Problem, UsageError
+from planner.errors import JobError, PlanError, Problem, UsageError
 from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import digest_of
 from planner.partitions.options import from_recorded
@@ -128,7 +128,7 @@ def _against(plan: PartitionPlan, instance: Instance) -> list[PartitionFinding]:
         return [PartitionFinding("instance", message + f"({theirs.fingerprint[:12]})")]
     try:
         verdict = judged(plan, instance)
-    except (PlanError, UsageError) as error:
+    except (PlanError, UsageError, JobError) as error:
         return [PartitionFinding("parts" if isinstance(error, PlanError) else "options", error.problem.message)]
     found = [PartitionFinding(v.kind, v.message, v.stage, v.needed, v.available) for v in verdict.violations]
     if not _same(verdict.objective, plan.objective.value):

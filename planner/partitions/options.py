@@ -13,7 +13,7 @@ from planner.hardware.types import Cluster
 from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.partitions.types import Scalar
 from planner.registry import did_you_mean
-from planner.space.divisors import check_samples
+from planner.space.cuts import check_samples
 from planner.units import Dimension, parse
 
 Quantity = float | int | str

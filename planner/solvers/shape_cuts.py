@@ -16,9 +16,8 @@ from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
 from planner.solvers.stage_options import StageOptions, run_pairs
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.cuts import balanced
+from planner.space.cuts import balanced, pinned_blocks
 from planner.space.jobs import precision_of
-from planner.space.pins import pinned_blocks
 from planner.space.types import Job
 from planner.space.workers import lay_workers
 

@@ -20,7 +20,7 @@ from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_figures import Figures, Outline
-from planner.space.divisors import divisors
+from planner.space.cuts import divisors
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]

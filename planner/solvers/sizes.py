@@ -13,7 +13,7 @@ from planner.exchange import recipes
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.solvers._wording import either
-from planner.space.divisors import divisors
+from planner.space.cuts import divisors
 from planner.space.types import BlockCosts, Job
 
 MOST_SIZES = 9

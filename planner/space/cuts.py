@@ -1,10 +1,22 @@
-"""Cuts of a chain into a given number of stages: the slowest stage as fast as memory allows."""
+"""How a chain is cut and samples are dealt out: the cut with the fastest slowest stage, blocks that the user wants on a
+certain stage, tables over stages of blocks i..j-1, and the ways to deal out a number of samples evenly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fnmatch
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from planner.costs.precision import Precision
+from planner.errors import JobError
+from planner.registry import did_you_mean
+from planner.space.ranges import Ranges
+from planner.space.types import BlockCosts, Job, StageChoice
 
 
 def balanced(stage_s: np.ndarray | Sequence[np.ndarray], fits: Sequence[np.ndarray]) -> tuple[int, ...] | None:
@@ -49,3 +61,138 @@ def run_sums(values: np.ndarray) -> np.ndarray:
     """[n] to [n + 1, n + 1]: the sum over i..j-1, zero for i >= j."""
     prefix = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+
+
+_PART = re.compile(r"\[\d+/\d+\]$")
+_LAYER = re.compile(r"layers?[ ._-]?(\d+)", re.IGNORECASE)
+
+
+def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """The blocks that a job keeps on stages, with the stage's number (negative ones count from the last).
+
+    What is kept is a block's name, with `*`, `?` and `[]` as in file names, or `layer3`: the fourth of the numbered
+    modules that there are most of. Where a module was cut into several blocks all of them are meant.
+
+    Raises:
+        JobError: a name that no block has.
+    """
+    modules = [_PART.sub("", name) for name in names]
+    found: dict[tuple[int, int], None] = {}
+    for wanted, stage in job.keep:
+        blocks = _matching(wanted, modules)
+        if not blocks:
+            hint = did_you_mean(wanted, list(dict.fromkeys(modules)))
+            raise JobError(f"no block is called {wanted!r}, which is to be kept on stage {stage}", hint=hint)
+        found.update(dict.fromkeys((b, stage) for b in blocks))
+    _agree(tuple(found), modules)
+    return tuple(sorted(found))
+
+
+def _agree(pins: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
+    """Later blocks are never on earlier stages, counting from the same end.
+
+    Raises:
+        JobError: two pins that no plan can have.
+    """
+    for one, first in pins:
+        for other, second in pins:
+            if (first < 0) == (second < 0) and (one <= other and first > second):
+                raise JobError(
+                    f"{modules[one]!r} cannot be on stage {first} and {modules[other]!r} on stage {second}",
+                    hint="stages are in the order of the model's blocks",
+                )
+
+
+def _matching(wanted: str, modules: Sequence[str]) -> list[int]:
+    blocks = [b for b, name in enumerate(modules) if name == wanted or fnmatch.fnmatchcase(name, wanted)]
+    layer = _LAYER.fullmatch(wanted)
+    if blocks or not layer:
+        return blocks
+    parents = Counter(name.rpartition(".")[0] for name in dict.fromkeys(modules) if name.rpartition(".")[2].isdigit())
+    if not parents:
+        return []
+    most = max(parents, key=lambda parent: (parents[parent], parent))
+    return [b for b, name in enumerate(modules) if name == f"{most}.{int(layer[1])}"]
+
+
+class StageTables:
+    """Tables of one micro-batch size, float64 [n + 1, n + 1]; meaningful for i < j.
+
+    Args:
+        costs: of the chain's blocks.
+        precision: number formats.
+        state_bytes: optimizer state of a parameter.
+
+    Attributes:
+        costs, precision, state_bytes: as given.
+        real: bool, whether i < j.
+        stage_s: forward and backward on a device of mean speed; infinite where that is no stage.
+        elements: trainable elements, shared ones once.
+        saved_bytes: activations of a micro-batch in flight.
+        workspace_bytes: the largest of a block.
+    """
+
+    def __init__(self, costs: BlockCosts, precision: Precision, state_bytes: float) -> None:
+        self.costs, self.precision, self.state_bytes = costs, precision, state_bytes
+        ranges = Ranges(costs)
+        count = len(costs.parameter_elements) + 1
+        self.real = np.arange(count)[:, None] < np.arange(count)[None, :]
+        self.stage_s = np.where(self.real, run_sums((costs.forward_s + costs.backward_s).mean(axis=0)), np.inf)
+        self.elements, self.saved_bytes, self.workspace_bytes = (
+            _framed(table) for table in (ranges.elements, ranges.saved_bytes, ranges.workspace_bytes)
+        )
+
+    def needed_bytes(self, in_flight: float, versions: int = 1) -> np.ndarray:
+        """What a device of a stage needs, the runtime's reserve left out.
+
+        Args:
+            in_flight: micro-batches whose activations it keeps.
+            versions: of its weights.
+        """
+        chosen = self.precision
+        state = (chosen.weight_bytes * versions + chosen.gradient_bytes + self.state_bytes) * self.elements
+        return np.asarray(state + self.workspace_bytes + in_flight * self.saved_bytes)
+
+
+def stages_of(boundaries: Iterable[int], replicas: int = 1) -> tuple[StageChoice, ...]:
+    """Stages between boundaries."""
+    return tuple(StageChoice(a, b, replicas) for a, b in itertools.pairwise(boundaries))
+
+
+def _framed(values: np.ndarray) -> np.ndarray:
+    """[n, n] over i..j inclusive to [n + 1, n + 1] over i..j-1."""
+    return np.pad(np.triu(values), ((0, 1), (1, 0)))
+
+
+MOST_SAMPLES = 10**12
+"""Largest batch that is dealt out; its divisors are found in about a tenth of a second."""
+
+
+def check_samples(batch: int) -> None:
+    """Refuse a batch that is too large to be dealt out.
+
+    Raises:
+        JobError: there are more than `MOST_SAMPLES`.
+    """
+    if batch > MOST_SAMPLES:
+        raise JobError(
+            f"a global batch of {batch} samples; {MOST_SAMPLES:,} are the most that can be dealt out",
+            hint="use a smaller global batch",
+        )
+
+
+def divisors(batch: int, most: int | None = None) -> tuple[int, ...]:
+    """All divisors of a number of samples, at least one, ascending; those up to `most` where it is given.
+
+    O(sqrt(batch)), or O(most) where that is less.
+
+    Raises:
+        JobError: there are more than `MOST_SAMPLES`.
+    """
+    check_samples(batch)
+    root = math.isqrt(batch)
+    if most is not None and most <= root:
+        return tuple(d for d in range(1, most + 1) if batch % d == 0)
+    small = [d for d in range(1, root + 1) if batch % d == 0]
+    found = (*small, *(batch // d for d in reversed(small) if d * d != batch))
+    return found if most is None else tuple(d for d in found if d <= most)

@@ -13,9 +13,9 @@ from planner.errors import JobError, UsageError
 from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster
+from planner.space.cuts import pinned_blocks
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import precision_of
-from planner.space.pins import pinned_blocks
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs

@@ -10,7 +10,7 @@ from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
-from planner.space.pins import pinned_blocks
+from planner.space.cuts import pinned_blocks
 from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
 from planner.space.workers import Workers
 

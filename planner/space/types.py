@@ -48,7 +48,7 @@ class Job:
         tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
         pipeline_stages: allowed numbers of pipeline stages; empty means any.
         data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
-        keep: blocks that are to be on a certain stage: name or pattern (`planner.space.pins`) and the stage's number,
+        keep: blocks that are to be on a certain stage: name or pattern (`planner.space.cuts`) and the stage's number,
             negative ones counting from the last.
         forbid: splits of operators that are not wanted, `MatMul:k` (`planner.sharding.forbidden`).
         uniform: all stages have the same number of replicas, as most training frameworks want it.

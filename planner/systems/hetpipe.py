@@ -16,7 +16,7 @@ from planner.plans.words import words_of
 from planner.solvers.layouts import uneven_share
 from planner.solvers.partition.hetpipe_dp import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
-from planner.space.stage_tables import stages_of
+from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
 from planner.systems.setting import Setting

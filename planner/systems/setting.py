@@ -13,10 +13,10 @@ from planner.hardware.types import Cluster
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
 from planner.space.asked import LIMITS, without
+from planner.space.cuts import StageTables
 from planner.space.jobs import settled
 from planner.space.pricer import Pricer, Sharded
 from planner.space.schemes import SchemeExchange, exchange_of
-from planner.space.stage_tables import StageTables
 from planner.space.terms import elements_of
 from planner.space.traffic import Sent, traffic_of
 from planner.space.types import BlockCosts, Job

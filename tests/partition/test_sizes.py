@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import planner
 from planner.errors import JobError, UsageError
 from planner.importers import piper_from_document
-from planner.space.divisors import MOST_SAMPLES, divisors
+from planner.space.cuts import MOST_SAMPLES, divisors
 from planner.space.partition.max_load import MaxLoadProblem
 from planner.space.partition.piper import piper_problem
 from tests.oracles.max_load import solve_by_enumeration

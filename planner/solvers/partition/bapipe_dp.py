@@ -24,9 +24,8 @@ from planner.solvers.partition import (
 )
 from planner.solvers.partition.chains import least_slowest, prefix_differences, real_runs, run_sums
 from planner.solvers.partition.pipedream_stages import levels_of
-from planner.space.cuts import least_need
+from planner.space.cuts import StageTables, least_need
 from planner.space.partition.bapipe import BaPipeDecision, BaPipeProblem, BaPipeSchedule, features_in_flight, pipeline_s
-from planner.space.stage_tables import StageTables
 
 TIME_LIMIT_S = 4.0
 """For one partition problem."""

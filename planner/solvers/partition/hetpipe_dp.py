@@ -26,8 +26,8 @@ from planner.solvers.partition import (
     verified,
 )
 from planner.solvers.partition.chains import prefix_differences, real_runs, run_sums
+from planner.space.cuts import StageTables
 from planner.space.partition.hetpipe import HetPipeDecision, HetPipeProblem, in_flight
-from planner.space.stage_tables import StageTables
 from planner.space.types import BlockCosts
 
 TIME_LIMIT_S = 3.0

@@ -13,10 +13,9 @@ from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.memory import fits
 from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.space.cuts import balanced, least_need
+from planner.space.cuts import StageTables, balanced, least_need, stages_of
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
 from planner.space.partition.pipedream_terms import Layers, Memory, StageCost, chain_layers
-from planner.space.stage_tables import StageTables, stages_of
 from planner.space.types import StageChoice
 
 

@@ -25,7 +25,7 @@ from planner.solvers.partition import (
 )
 from planner.solvers.partition._piper_ideals import Options, Pairs, cheapest_choices, pairs_of, run_pass
 from planner.solvers.partition._piper_stages import CAP_SLACK, Table, tables
-from planner.space.divisors import divisors
+from planner.space.cuts import divisors
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage
 
 _STEP = 1e-10

@@ -24,7 +24,7 @@ import numpy as np
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
-from planner.space.divisors import check_samples, divisors
+from planner.space.cuts import check_samples, divisors
 from planner.space.partition import Verdict, numbered_order, over_memory
 from planner.space.types import Violation
 
