@@ -27,7 +27,7 @@ from planner import Cluster, Graph, Job, Plan
 from planner.graph import layer_of
 from planner.importers import graph_from_proto
 from planner.play import StageTimes, play
-from planner.space import simulate_decision
+from planner.space import played_s
 from planner.space.evaluate import evaluate
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts, Configuration, Evaluation, StageChoice
@@ -122,7 +122,7 @@ def hand_tuned(row: Row) -> Priced:
         pricer.chain, pricer.graph_at(row.micro_batch), pricer.profiles(row.micro_batch)[0], cluster, what, row.tensor
     )
     plain, verdict = _judged(row, pricer, costs, cluster, what, 1)
-    simulated_s, chunks = simulate_decision(plain, verdict).makespan_s, 1
+    simulated_s, chunks = played_s(plain, verdict), 1
     layers = row.size.layers // row.pipeline
     for each in range(2, layers + 1):
         if layers % each == 0 and row.chunks in (0, each):

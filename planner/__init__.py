@@ -179,6 +179,7 @@ _RENAMED = {
     "comparison_marks": "comparison_report",
     "plan_keeper": "plans_of",
     "plan_schedule": "plan(..., orders=...)",
+    "simulate_decision": "space.played_s",
     "sync": "exchange",
     "validate_plan": "check_plan",
 }

@@ -86,7 +86,7 @@ def search(
         job: what is to be trained, and which choices are allowed.
         shardings: ways to share operators among several ranks; without them every replica is one device.
         progress: told about every problem that is settled.
-        simulated_s: plays a judged decision out (`planner.simulate.simulate_decision`) and says how long an iteration
+        simulated_s: plays a judged decision out (`planner.space.played_s`) and says how long an iteration
             takes; by default the critical path stands for it, which is no longer.
         any_plan: end with the first problem that has a decision, whether or not it is the fastest.
         diagnose: find out why nothing fits, and what would, where that is so.

@@ -9,7 +9,7 @@ from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.formulate import Formulator, formulate
 from planner.space.problem import StageProblem
-from planner.space.timing import Timing, play_terms, simulate_decision
+from planner.space.timing import Timing, play_terms, played_s
 from planner.space.types import (
     BlockCosts,
     Candidate,
@@ -45,5 +45,5 @@ __all__ = [
     "formulate",
     "lay_workers",
     "play_terms",
-    "simulate_decision",
+    "played_s",
 ]

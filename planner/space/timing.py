@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.play import Conditions, StageTimes, Trace, Transfers, play, run
+from planner.play import Conditions, StageTimes, Trace, Transfers, run
 from planner.play.steady import find_steady
 from planner.schedules import Schedule
 from planner.schedules.compiling import compile_orders
@@ -128,14 +128,3 @@ def certificate_alone(configuration: Configuration, stages: Sequence[StageTerms]
     """
     bound_s = min(reached_s, least_s(configuration, schedules.get(configuration.schedule), stages))
     return Certificate(bound_s, max(0.0, 1.0 - bound_s / reached_s) if reached_s > 0 else 0.0, ALONE, False)
-
-
-def simulate_decision(decision: Configuration, evaluation: Evaluation, *, transfers: Transfers | None = None) -> Trace:
-    """Play a judged decision; its copies are alike, so one is played.
-
-    Raises:
-        PlanError: the evaluation has no terms (the decision is malformed).
-    """
-    times = times_of_terms(schedules.get(decision.schedule), evaluation.stages)
-    replicas = [stage.replicas for stage in decision.stages]
-    return play(decision.schedule, replicas, decision.micro_batches, times, transfers=transfers or decision.transfers)

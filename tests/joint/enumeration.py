@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware.types import Cluster
-from planner.space import BlockCosts, Job, evaluate, simulate_decision
+from planner.space import BlockCosts, Job, evaluate, played_s
 from planner.space.types import Configuration, Evaluation, StageChoice
 
 Shelves = Mapping[int, Mapping[int, BlockCosts]]
@@ -60,11 +60,6 @@ def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Confi
                 verdict = evaluate(dict(shelf), cluster, job, decision)
                 if verdict.feasible:
                     yield decision, verdict
-
-
-def played_s(decision: Configuration, verdict: Evaluation) -> float:
-    """How long an iteration takes when a judged decision is played out."""
-    return simulate_decision(decision, verdict).makespan_s
 
 
 def best_s(found: Iterable[tuple[Configuration, Evaluation]]) -> float:

@@ -150,7 +150,6 @@ def test_improvers_then_programmes_then_engines_each_from_the_best_so_far(regist
     register("pick-cp-sat", answers("pick-cp-sat", 3, 1.0, 1.0, calls))
     register("pick-moves", answers("pick-moves", 1, 3.0, 0.0, calls), exact=False)
     register("pick-dp", answers("pick-dp", 2, 2.0, 0.5, calls))
-    register("pick-brute", answers("pick-brute", 3, 1.0, 1.0, calls))
     found = solve(Pick((4.0, 3.0, 2.0, 1.0)), time_limit_s=100)
     assert [(name, start) for name, start, _ in calls] == [("pick-moves", 0), ("pick-dp", 1), ("pick-cp-sat", 2)]
     assert [round(limit) for _, _, limit in calls] == [25, 60, 100]

@@ -13,8 +13,7 @@ from planner.hardware.types import Cluster
 from planner.solvers import Outcome, get, search
 from planner.solvers._frontier import Alike, Frontier, Task
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
-from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
-from planner.space.types import Configuration, Evaluation
+from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
@@ -24,10 +23,6 @@ def frontier(costs: BlockCosts, machine: Cluster, job: Job, objective: Objective
 
 
 OBJECTIVES = pytest.mark.parametrize("objective", [ClosedForm(), LongestChain()], ids=["closed form", "longest chain"])
-
-
-def played_s(decision: Configuration, verdict: Evaluation) -> float:
-    return simulate_decision(decision, verdict).makespan_s
 
 
 @OBJECTIVES

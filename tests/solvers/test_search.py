@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.solvers import Outcome, search
-from planner.space import BlockCosts, Formulator, Job, evaluate, simulate_decision
+from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
 from planner.space.types import Configuration, Evaluation
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
@@ -39,10 +39,6 @@ def grown(costs: BlockCosts, size: int) -> BlockCosts:
     return dataclasses.replace(
         costs, micro_batch=size, **times, **{name: getattr(costs, name) * factor for name in kinds}
     )
-
-
-def played_s(decision: Configuration, verdict: Evaluation) -> float:
-    return simulate_decision(decision, verdict).makespan_s
 
 
 def enumerated(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job) -> float:

@@ -125,8 +125,6 @@ _FRONTS = ("max-load",)
 """Solvers that let others of their family run in turn."""
 _ENGINES = ("cp-sat", "highs")
 """Parts of the names of solvers that hand the problem to a general engine."""
-_ORACLES = ("brute",)
-"""Parts of the names of solvers that try everything."""
 _IMPROVER_SHARE = 0.25
 _PROGRAMME_SHARE = 0.6
 _FIRST_TURN_SHARE = 0.3
@@ -199,7 +197,7 @@ def _feasible(problem: PartitionProblem, solver: str, time_limit_s: float) -> An
     """A feasible decision of a problem, None when none is found in time."""
     race = Race(problem, time_limit_s, None)
     for name in _chosen(problem, solver):
-        if race.decision is None and not _is(name, _ORACLES):
+        if race.decision is None:
             race.turn(name, 1.0)
     return race.decision
 
@@ -254,7 +252,7 @@ class Race:
         """Give every solver its turn."""
         self.offer_trivial()
         fronts = [name for name in names if name in _FRONTS]
-        names = fronts or [name for name in names if not _is(name, _ORACLES)] or list(names)
+        names = fronts or list(names)
         engines = [name for name in names if _is(name, _ENGINES)]
         own = sorted((name for name in names if name not in engines), key=lambda n: (_entry(n).exact, n))
         for name in own:
