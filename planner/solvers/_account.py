@@ -32,12 +32,13 @@ class Account:
 
     def lower(self, bound_s: float, *, only_bounds: bool = False) -> None:
         """Some decisions may be as fast as this; `only_bounds`: some that are never made."""
+        self.lower_beside(bound_s, only_bounds=only_bounds)
+        self._line_s = min(self._line_s, bound_s)
+
+    def lower_beside(self, bound_s: float, *, only_bounds: bool = False) -> None:
+        """The same of decisions with other schedules than pipelines with one stage on each worker."""
         self.bound_s = min(self.bound_s, bound_s)
         self._tried_s = self._tried_s if only_bounds else min(self._tried_s, bound_s)
-
-    def close_lines(self, best_s: float) -> None:
-        """All that comes now has other schedules than pipelines with one stage on each worker."""
-        self._line_s = min(best_s, self.lowest_s)
 
     def note(
         self,
@@ -88,5 +89,5 @@ class Account:
         gap = (best_s - bound_s) / best_s if best_s else 0.0
         tried_s = min(self._tried_s, best_s) if self._tried_s <= best_s * (1 + SAME) else None
         known_s = tried_s if tried_s is not None and tried_s > bound_s * (1 + SAME) else None
-        line_s = self._line_s if bound_s * (1 + SAME) < self._line_s < math.inf else None
+        line_s = min(self._line_s, best_s) if bound_s * (1 + SAME) < self._line_s < math.inf else None
         return Certificate(bound_s, gap, space, gap <= SAME, known_s, line_s)

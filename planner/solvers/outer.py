@@ -9,6 +9,7 @@ its best decisions, by the critical path and by the closed form, and those that 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -129,7 +130,7 @@ class _Search:
         self._refined: dict[tuple[int, Key], Refined] = {}
         self._effort = math.inf if self._thorough else MOST_BOUNDED
         self._shapes = ShapeSearch(
-            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._account.lower
+            cluster, self._placed, schedule_of, self._shelves, self._found, self._offered, self._account.lower_beside
         )
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
@@ -141,13 +142,17 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
-        self._search_lines(alone, floors, first, any_plan=any_plan)
+        prove = functools.partial(self._prove_lines, alone, floors, first, any_plan=any_plan)
+        if self._lines.schedules and not self._thorough:
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
+        elif self._lines.schedules:
+            prove()
         if self._others_may_pay(any_plan=any_plan):
             self._looked_at = self._job
-            if self._lines.schedules:
-                self._account.close_lines(self._found.best_s)
             thorough = self._thorough and bool(self._lines.schedules)
             self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._report)
+        if self._lines.schedules and not self._thorough:
+            prove()
         if not self._found:
             if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
@@ -157,7 +162,7 @@ class _Search:
             self._lift()
         return self._assemble(priced, trivial.candidates())
 
-    def _search_lines(
+    def _prove_lines(
         self,
         alone: Sequence[BlockCosts],
         floors: Sequence[tuple[BlockCosts, Key]],
@@ -165,14 +170,11 @@ class _Search:
         *,
         any_plan: bool,
     ) -> None:
-        """Search the schedules whose stages stand in line, if any is allowed."""
-        if not self._lines.schedules:
-            return
-        if not self._thorough:
-            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
-            first = []
+        """Bound the schedules whose stages stand in line: on few devices all that may be the fastest, on many as far
+        as the bound of everything depends on them."""
         refine = self._refine if self._thorough else self._refined_before
-        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
+        objective, tried = LongestChain(), first if self._thorough else ()
+        self._prove(self._frontier(objective, alone, floors, refine, tried), any_plan=any_plan)
 
     def _others_may_pay(self, *, any_plan: bool) -> bool:
         """Whether other schedules are worth a look: where there are no others, or where pipelines wait for long."""
@@ -409,14 +411,14 @@ class _Search:
         """Bound more closely what bounds others, as long as the bound of all depends on it."""
         left = sorted(self._account.open, key=lambda entry: (entry.bound_s, entry.task.sharding))
         for entry in left[:MOST_LIFTED]:
-            if entry.bound_s >= self._account.bound_s:
-                break
-            task, known = entry.task, entry.known
-            if task.schedule != known.problem.schedule:
-                known = known.ordered(self._formulated(task, entry.shelf))
-            solved = settle(known, self._judge(task.micro_batch), keep=1, cutoff_s=self._found.best_s)
-            self._account.bound_s = min(self._account.bound_s, max(entry.bound_s, solved.bound_s))
-        self._account.bound_s = min([self._account.bound_s, *(entry.bound_s for entry in left[MOST_LIFTED:])])
+            task, known, least_s = entry.task, entry.known, entry.bound_s
+            if least_s < self._account.bound_s:
+                if task.schedule != known.problem.schedule:
+                    known = known.ordered(self._formulated(task, entry.shelf))
+                solved = settle(known, self._judge(task.micro_batch), keep=1, cutoff_s=self._found.best_s)
+                least_s = max(least_s, solved.bound_s)
+            self._account.lower(least_s, only_bounds=True)
+        self._account.lower(min((entry.bound_s for entry in left[MOST_LIFTED:]), default=math.inf), only_bounds=True)
 
     def _solve_beside(self, problem: StageProblem, shortest_s: float) -> None:
         """Look for decisions that may be faster than the one with the shortest critical path, which says little of
