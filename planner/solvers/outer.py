@@ -9,7 +9,6 @@ its best decisions, by the critical path and by the closed form, and those that 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -142,17 +141,10 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._found.add(candidate.decision, candidate.evaluation, play=self._thorough)
         alone, floors = priced if self._alone else [], self._floors()
-        prove = functools.partial(self._prove_lines, alone, floors, first, any_plan=any_plan)
-        if self._lines.schedules and not self._thorough:
-            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
-        elif self._lines.schedules:
-            prove()
-        if self._others_may_pay(any_plan=any_plan):
-            self._looked_at = self._job
-            thorough = self._thorough and bool(self._lines.schedules)
-            self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._report)
-        if self._lines.schedules and not self._thorough:
-            prove()
+        if not self._thorough:
+            self._search_others(alone, floors, any_plan=any_plan)
+        self._search_lines(alone, floors, first, any_plan=any_plan)
+        self._search_others(alone, floors, any_plan=any_plan)
         if not self._found:
             if self._lines.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
@@ -162,7 +154,7 @@ class _Search:
             self._lift()
         return self._assemble(priced, trivial.candidates())
 
-    def _prove_lines(
+    def _search_lines(
         self,
         alone: Sequence[BlockCosts],
         floors: Sequence[tuple[BlockCosts, Key]],
@@ -170,18 +162,31 @@ class _Search:
         *,
         any_plan: bool,
     ) -> None:
-        """Bound the schedules whose stages stand in line: on few devices all that may be the fastest, on many as far
-        as the bound of everything depends on them."""
+        """Search the schedules whose stages stand in line, if any is allowed: on few devices all that may be the
+        fastest, on many what the closed form prefers, and bounds as far as that of everything depends on them."""
+        if not self._lines.schedules:
+            return
+        if not self._thorough:
+            self._prefer(self._frontier(ClosedForm(), alone, floors, self._offered, first), any_plan=any_plan)
+            first = []
         refine = self._refine if self._thorough else self._refined_before
-        objective, tried = LongestChain(), first if self._thorough else ()
-        self._prove(self._frontier(objective, alone, floors, refine, tried), any_plan=any_plan)
+        self._prove(self._frontier(LongestChain(), alone, floors, refine, first), any_plan=any_plan)
 
-    def _others_may_pay(self, *, any_plan: bool) -> bool:
-        """Whether other schedules are worth a look: where there are no others, or where pipelines wait for long."""
-        if not self._placed.schedules or not self._lines.schedules or math.isinf(self._found.best_s):
-            return bool(self._placed.schedules) and not (any_plan and self._found)
-        best = self._found.best()
-        return not any_plan and len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
+    def _search_others(
+        self, alone: Sequence[BlockCosts], floors: Sequence[tuple[BlockCosts, Key]], *, any_plan: bool
+    ) -> None:
+        """Search other schedules, once: where there are no others, or where the pipelines that are known wait for
+        long; on many devices before those, which then have less to do."""
+        others, lines = self._placed.schedules, self._lines.schedules
+        if not others or self._looked_at is self._job or (any_plan and self._found):
+            return
+        if lines and math.isfinite(self._found.best_s):
+            best = self._found.best()
+            if any_plan or len(best.stages) == 1 or not waits(best, self._judge(best.micro_batch)(best)):
+                return
+        self._looked_at = self._job
+        thorough = self._thorough and bool(lines)
+        self._shapes.run(alone, floors, any_plan=any_plan, thorough=thorough, report=self._report)
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """Why nothing fits: of schedules whose stages stand in line in general, else what came nearest."""
