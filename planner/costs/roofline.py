@@ -50,8 +50,6 @@ _PEAK_NAMES = {
 }
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
 _NARROW = frozenset({"fp8", "fp4", "int8"})
-_BACKWARD_LAUNCH_SHARE = 0.5
-"""Fitted with the launch time on launch-bound runs (docs/accuracy.md): 0.47 to 0.52."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,10 @@ class _Roofline:
         self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
         self.fast = work.fast.applies & (peaks == _vector_peak(device))
         self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
-        self.launches = (work.kernels * device.launch_s, work.back_kernels * device.launch_s * _BACKWARD_LAUNCH_SHARE)
+        self.launches = (
+            work.kernels * device.launch_s,
+            work.back_kernels * device.launch_s * device.stack.backward_launch,
+        )
         self.whole_gpu = self._gpu(1.0)
         forward, backward = map(self._with_launches, self.whole_gpu, self.launches)
         self.whole = forward, backward
