@@ -132,6 +132,9 @@ def node_work(
             result = graph.tensors[graph.nodes[i].outputs[0]]
             passes = np.array([_NORM_PASSES, _NORM_BACK_PASSES])
             beside[:, i] = passes * result.elements * sizes[result.dtype]
+    if device.stack.accumulation_bytes:
+        elements = [sum(graph.parameters[p].elements for p in weights) for weights in graph.node_parameters]
+        beside[1] += device.stack.accumulation_bytes * np.array(elements, dtype=float)
     if loss_bytes:
         _add_loss(graph, columns, beside, sizes, loss_bytes, device.stack.loss_passes)
     return Work(

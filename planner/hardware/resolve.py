@@ -116,7 +116,6 @@ _STACK_FIELDS = {
     "handover": "handover_s",
     "attention": "attention_rate",
     "loss": "loss_passes",
-    "step": "step_s",
 }
 """Fields of `Stack` that have another name in its file."""
 

@@ -180,10 +180,16 @@ class PassesFigure(Cited):
     value: tuple[NonNegativeFloat, NonNegativeFloat]
 
 
-class PortsFigure(Cited):
-    """A number of ports; 0 for all of them."""
+class CountFigure(Cited):
+    """A whole number that may be 0."""
 
     value: int = Field(strict=True, ge=0)
+
+
+class FlagFigure(Cited):
+    """Whether something is so: `true` or `false`."""
+
+    value: bool = Field(strict=True)
 
 
 class PriceFigure(Figure):
@@ -383,7 +389,9 @@ class StackFile(Strict):
     launch: TimeFigure | None = Field(None, description="host time of one forward operation, such as `65 us`")
     backward_launch: PartFigure | None = Field(None, description="part of `launch` that an operation takes in backward")
     library_launch: TimeFigure | None = Field(None, description="host time of a kernel that a library launches itself")
+    waits: FlagFigure | None = Field(None, description="whether the host waits for each kernel before it goes on")
     handover: TimeFigure | None = Field(None, description="host time of passing a micro-batch to another stage")
+    stretch: FactorFigure | None = Field(None, description="factor on the time of all work, such as `103%`")
     matrix_rate: FactorFigure | None = Field(None, description="factor on the devices' matrix efficiency")
     memory_rate: FactorFigure | None = Field(None, description="factor on the devices' memory efficiency")
     link_rate: FactorFigure | None = Field(None, description="factor on the bandwidths of links")
@@ -397,11 +405,13 @@ class StackFile(Strict):
         None, description="what a product of activations reaches of its rate where rows are no multiple of 16 bytes"
     )
     loss: PassesFigure | None = Field(None, description="times that the loss reads or writes the logits")
+    accumulation_bytes: CountFigure | None = Field(
+        None, description="bytes that adding a gradient to the sum over micro-batches moves, an element"
+    )
     overlap: PartFigure | None = Field(None, description="part of a pass's work behind which exchanges hide")
-    gather_ports: PortsFigure | None = Field(
+    gather_ports: CountFigure | None = Field(
         None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
     )
-    step: TimeFigure | None = Field(None, description="time of an iteration that work and transfers do not explain")
     allocator_cache: FactorFigure | None = Field(
         None, description="memory that the allocator reserves, over what is allocated at the peak"
     )

@@ -52,7 +52,9 @@ class Stack:
         launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
         backward_launch: part of it that an operation takes in backward.
         library_launch_s: host time of a kernel that a library launches by itself within its call.
+        waits: the host waits for each kernel before it launches the next, so that launches add to the device's time.
         handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
+        stretch: factor on the time of all work: what runs beside it, and waiting for the slowest of many ranks.
         matrix_rate: factor on the device's curve of matrix efficiency.
         memory_rate: factor on its curve of memory efficiency.
         link_rate: factor on the bandwidths of the links.
@@ -62,10 +64,10 @@ class Stack:
         unaligned_rate: what a product of two computed matrices reaches of its rate where rows are no multiple of 16
             bytes long and attention is not fused.
         loss_passes: times that the loss reads or writes its logits in forward and in backward.
+        accumulation_bytes: traffic of adding the gradient of a weight to the sum over micro-batches, an element.
         overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
-        step_s: time of an iteration that no stage's work, transfer or update explains.
         allocator_cache: memory that the allocator reserves, over what is allocated at the peak.
         sources: where each figure comes from, by its key in the file.
     """
@@ -75,7 +77,9 @@ class Stack:
     launch_s: float = 0.0
     backward_launch: float = 0.5
     library_launch_s: float = 5e-6
+    waits: bool = False
     handover_s: float = 0.0
+    stretch: float = 1.0
     matrix_rate: float = 1.0
     memory_rate: float = 1.0
     link_rate: float = 1.0
@@ -83,9 +87,9 @@ class Stack:
     causal_part: float = 1.0
     unaligned_rate: float = 1.0
     loss_passes: tuple[float, float] = (3.0, 6.0)
+    accumulation_bytes: float = 0.0
     overlap: float = 0.0
     gather_ports: int = 0
-    step_s: float = 0.0
     allocator_cache: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
