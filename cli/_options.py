@@ -72,7 +72,7 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def load_against(
     own_stack: str, *, model: str | None, dims: Sequence[str], hardware: str | None, nodes: int | None, stack: str
 ) -> tuple[Any, Any]:
-    """The graph and the cluster that a plan is held against, None for what is not named; by default under its own stack.
+    """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.
 
     Raises:
         click.UsageError: sizes without a model, or nodes without hardware.
