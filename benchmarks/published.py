@@ -70,13 +70,12 @@ def predict(run: Run) -> Prediction:
     """Price a run as it ran, stage by stage."""
     if run.machine is None:
         raise ValueError(f"{run.key} has no machine")
-    cluster = planner.load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices))
+    cluster = planner.load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices), stack=run.stack)
     job = planner.Job(
         global_batch=run.global_batch,
         precision=run.precision,
         fused_attention=run.fused_attention,
         assume_dropout=run.dropout,
-        overlap=1.0 if run.sharded else 0.0,
         forbid=NOT_SPLIT if run.ranks > 1 else (),
     )
     degrees = planner.Degrees(

@@ -14,6 +14,8 @@ _SINGLE_NODE_SOURCE = "vTrain single node"
 _DENSE = ("gpt", "mpt")
 _FORMATS = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp32": "fp32"}
 _CLUSTERS = Path(__file__).parent / "clusters"
+_TRACES = Path(__file__).parent / "stacks" / "traces.yaml"
+"""The stack of times that were composed from kernel traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,7 @@ class Run:
         key: which row of which file.
         source: short name of the publication or campaign.
         obstacle: why the planner's space has no such plan; "" when it has.
-        sharded: gradients or parameters are sharded too (ZeRO-2, ZeRO-3, FSDP); their exchange is taken to hide behind
-            work, as far as it is shorter.
+        sharded: gradients or parameters are sharded too (ZeRO-2, ZeRO-3, FSDP).
         layers, hidden, heads, ffn, vocab, seq: sizes of the transformer; 0 where not stated.
         global_batch, micro_batch: samples; 0 where not stated.
         stages, replicas: pipeline and data parallelism.
@@ -64,6 +65,7 @@ class Run:
         memory_bytes: measured peak of the fullest device; 0 where not stated.
         memory_by: "allocator" or "nvidia-smi".
         ranks: tensor parallelism, by columns and rows with whole norms and sums.
+        stack: the software that ran it.
     """
 
     key: str
@@ -91,6 +93,7 @@ class Run:
     memory_bytes: float = 0.0
     memory_by: str = ""
     ranks: int = 1
+    stack: str = ""
 
     @property
     def devices(self) -> int:
@@ -145,6 +148,7 @@ def _single_node(index: int, row: Mapping[str, Any]) -> Run:
         machine=Machine("dgx-a100", 8),
         seconds=row["iter_ms"] / 1e3,
         ranks=row["tp"],
+        stack=str(_TRACES),
     )
 
 
@@ -181,7 +185,16 @@ def _published(row: Mapping[str, Any]) -> Run:
         memory_bytes=memory * 1e9,
         memory_by="nvidia-smi" if "bigscience" in row["source"]["ref"] else "allocator" if memory else "",
         ranks=parallel["tp"] or 1,
+        stack=_stack(row["framework"] or "", gpu),
     )
+
+
+def _stack(framework: str, gpu: str) -> str:
+    """The stack of a framework as the tables name it; BigScience's launches waited on its A100s."""
+    if "Megatron-DeepSpeed (BigScience)" in framework and gpu.startswith("A100"):
+        return "bigscience-2022"
+    known = {"ZeRO-3": "deepspeed-2021", "Composer": "fsdp-2023"}
+    return next((stack for phrase, stack in known.items() if phrase in framework), "megatron-2021")
 
 
 def _format(precision: str | None) -> str:

@@ -27,6 +27,11 @@ hardware_option: Decorator = click.option(
 nodes_option: Decorator = click.option(
     "--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own."
 )
+stack_option: Decorator = click.option(
+    "--stack", default="", metavar="NAME",
+    help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
+    "or that of the plan file]",
+)  # fmt: skip
 devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
 batch_option: Decorator = click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
@@ -61,11 +66,13 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     hardware = click.option(
         "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
     )
-    return model(dims_option(hardware(nodes_option(command))))
+    return model(dims_option(hardware(nodes_option(stack_option(command)))))
 
 
-def load_against(model: str | None, dims: Sequence[str], hardware: str | None, nodes: int | None) -> tuple[Any, Any]:
-    """The graph and the cluster that a plan is held against, None for what is not named.
+def load_against(
+    own_stack: str, *, model: str | None, dims: Sequence[str], hardware: str | None, nodes: int | None, stack: str
+) -> tuple[Any, Any]:
+    """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.
 
     Raises:
         click.UsageError: sizes without a model, or nodes without hardware.
@@ -75,10 +82,11 @@ def load_against(model: str | None, dims: Sequence[str], hardware: str | None, n
     sizes = parse_dims(dims)
     if sizes and not model:
         raise click.UsageError("--dim needs --model")
-    if nodes and not hardware:
-        raise click.UsageError("--nodes needs --hardware")
+    for flag, given in (("--nodes", nodes), ("--stack", stack)):
+        if given and not hardware:
+            raise click.UsageError(f"{flag} needs --hardware")
     graph = planner.load_graph(model, dims=sizes) if model else None
-    return graph, planner.load_cluster(hardware, nodes=nodes) if hardware else None
+    return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack) if hardware else None
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]

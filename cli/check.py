@@ -28,6 +28,7 @@ def command(
     dims: tuple[str, ...],
     hardware: str | None,
     nodes: int | None,
+    stack: str,
     search_s: float,
     form: str,
 ) -> int:
@@ -46,14 +47,15 @@ def command(
     import planner
 
     if planner.is_partition_plan(plan_file):
-        given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes}
+        given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
         return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
     plan = planner.read_plan(plan_file)
-    report = planner.check_plan(plan, *load_against(model, dims, hardware, nodes), search_s=search_s)
+    against = load_against(plan.hardware.stack, model=model, dims=dims, hardware=hardware, nodes=nodes, stack=stack)
+    report = planner.check_plan(plan, *against, search_s=search_s)
     names = {"plan": plan_file, "model": model, "hardware": hardware}
-    against = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
+    known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
     ok = f"ok ({', '.join(planner.plural(number, noun) for noun, number in counts.items())})"
-    ok += f", checked against {against}" if against else ""
+    ok += f", checked against {known}" if known else ""
     remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
     return say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)

@@ -17,6 +17,7 @@ from ._report import show, written
 @_options.model_argument
 @_options.hardware_option
 @_options.nodes_option
+@_options.stack_option
 @_options.devices_option
 @_options.batch_option
 @click.option(
@@ -45,6 +46,7 @@ def command(
     model: str,
     hardware: str,
     nodes: int | None,
+    stack: str,
     devices: int | None,
     global_batch: int | None,
     systems: str | None,
@@ -69,7 +71,7 @@ def command(
     import planner
 
     graph = planner.load_graph(model, dims=_options.parse_dims(dims))
-    cluster = planner.load_cluster(hardware, nodes=nodes)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
     chosen = _names(systems)

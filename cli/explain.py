@@ -14,7 +14,13 @@ from ._report import show
 @against_options
 @format_option("text", "json", "markdown")
 def command(
-    plan_file: str, model: str | None, dims: tuple[str, ...], hardware: str | None, nodes: int | None, form: str
+    plan_file: str,
+    model: str | None,
+    dims: tuple[str, ...],
+    hardware: str | None,
+    nodes: int | None,
+    stack: str,
+    form: str,
 ) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
 
@@ -30,13 +36,15 @@ def command(
     import planner
 
     if planner.is_partition_plan(plan_file):
-        given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes}
+        given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
-    graph, cluster = load_against(model, dims, hardware, nodes)
+    graph, cluster = load_against(
+        plan.hardware.stack, model=model, dims=dims, hardware=hardware, nodes=nodes, stack=stack
+    )
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
     explanation = planner.explain_plan(plan, graph, cluster)

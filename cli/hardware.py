@@ -27,18 +27,23 @@ def command() -> None:
 
 @command.command("list", short_help="List bundled clusters or devices.")
 @click.option("--devices", is_flag=True, help="List devices instead of clusters.")
+@click.option("--stacks", is_flag=True, help="List stacks: the software that trains.")
 @format_option("table", "json")
-def list_profiles(devices: bool, form: str) -> None:
-    """List the bundled clusters, or devices.
+def list_profiles(devices: bool, stacks: bool, form: str) -> None:
+    """List the bundled clusters, devices, or stacks of software.
 
     \b
     Examples:
       shardplan hardware list
       shardplan hardware list --devices --format json
+      shardplan hardware list --stacks
     """
     import planner
 
-    show_rows(planner.devices_report() if devices else planner.clusters_report(), form)
+    if stacks and devices:
+        raise click.UsageError("--devices and --stacks are two lists: ask for one")
+    listed = planner.stacks_report if stacks else planner.devices_report if devices else planner.clusters_report
+    show_rows(listed(), form)
 
 
 @command.command("show", short_help="Show levels, figures and sources.")
@@ -57,7 +62,8 @@ def show_profile(name: str, nodes: int | None, resolved: bool, form: str | None)
     """
     import planner
 
-    cluster = planner.load_cluster(name, nodes=nodes)
+    if name in planner.hardware.stack_names() and not form:
+        form = "yaml"
     if form == "json":
         click.echo(json.dumps(planner.hardware.resolved_profile(name, nodes), indent=2))
     elif form == "yaml" and not resolved and nodes is None:
@@ -65,7 +71,7 @@ def show_profile(name: str, nodes: int | None, resolved: bool, form: str | None)
     elif form == "yaml" or (resolved and form is None):
         click.echo(planner.hardware.profile_yaml(planner.hardware.resolved_profile(name, nodes)), nl=False)
     else:
-        show(planner.cluster_report(cluster))
+        show(planner.cluster_report(planner.load_cluster(name, nodes=nodes)))
 
 
 @command.command("lint", short_help="Check profile files.")

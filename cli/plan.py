@@ -17,6 +17,7 @@ from ._report import say_where, show
 @_options.model_argument
 @click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
 @_options.nodes_option
+@_options.stack_option
 @_options.devices_option
 @_options.batch_option
 @click.option(
@@ -79,9 +80,7 @@ from ._report import say_where, show
 @click.option(
     "--overlap",
     type=click.FloatRange(0, 1),
-    default=0.0,
-    show_default=True,
-    help="Share of backward work that can hide gradient synchronisation.",
+    help="Share of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
 @_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
@@ -140,7 +139,7 @@ def command(
     dims = _options.parse_dims(options.pop("dims"))
     graph = planner.load_graph(model, dims=dims)
     hardware = options.pop("hardware")
-    cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"))
+    cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"), stack=options.pop("stack"))
     job = _job(cluster.device_count, options)
     provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     with progress_line(quiet or form == "json", counted=True) as draw:

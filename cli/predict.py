@@ -13,8 +13,8 @@ from . import _options
 from ._report import say_where, show
 
 _BESIDE = frozenset(
-    ("model", "hardware", "nodes", "devices", "dims", "global_batch", "precision", "optimizer", "overlap", "best",
-     "config", "output", "form")
+    ("model", "hardware", "nodes", "stack", "devices", "dims", "global_batch", "precision", "optimizer", "overlap",
+     "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
 
@@ -25,6 +25,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @_options.model_argument
 @_options.hardware_option
 @_options.nodes_option
+@_options.stack_option
 @_options.devices_option
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
@@ -51,7 +52,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 )
 @click.option("--optimizer", help="As in `plan`. [default: adam, or that of the plan file]")
 @click.option(
-    "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: 0]"
+    "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: the stack's]"
 )
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @_options.dims_option
@@ -61,6 +62,7 @@ def command(
     model: str,
     hardware: str,
     nodes: int | None,
+    stack: str,
     dims: tuple[str, ...],
     config: str | None,
     best: bool,
@@ -83,7 +85,7 @@ def command(
     import planner
 
     graph = planner.load_graph(model, dims=_options.parse_dims(dims))
-    cluster = planner.load_cluster(hardware, nodes=nodes)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     if config:
         _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
         asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
@@ -113,7 +115,9 @@ def _job(options: dict[str, Any], asked: Any) -> Any:  # noqa: ANN401
     """
     import planner
 
-    given = {name: options[name] for name in ("precision", "optimizer", "overlap", "devices") if options[name]}
+    given = {
+        name: options[name] for name in ("precision", "optimizer", "overlap", "devices") if options[name] is not None
+    }
     batch = options["global_batch"]
     if isinstance(asked, planner.Plan):
         return dataclasses.replace(asked.options, global_batch=batch or asked.options.global_batch, **given)

@@ -23,6 +23,7 @@ DEFAULT_TOP = 12
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
 @click.option("--measure", is_flag=True, help="Run each operator on this machine's CPU (onnxruntime) instead.")
 @click.option("--cache", type=click.Path(file_okay=False), help="Folder of kept measurements.")
+@_options.stack_option
 @_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Treat dropout nodes as absent.")
 @click.option("--assume-dropout", is_flag=True, help="Count dropout masks where transformers have them.")
@@ -76,7 +77,7 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
     _options.refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
     return planner.profile(
         graph,
-        planner.load_device(options["device"]),
+        planner.load_device(options["device"], stack=options["stack"]),
         precision=options["precision"] or "",
         micro_batch=options["micro_batch"],
         assume_dropout=options["assume_dropout"],
@@ -91,7 +92,7 @@ def _remark(precision: str, options: dict[str, Any]) -> str:
 
     if options["precision"] or not options["device"]:
         return ""
-    return planner.costs.precision_remark(precision, [planner.load_device(options["device"])])
+    return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])
 
 
 def _say_progress(done: int, total: int, operator: str) -> None:

@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from planner.hardware import Cluster as Cluster
     from planner.hardware import Device as Device
     from planner.hardware import Level as Level
+    from planner.hardware import Stack as Stack
     from planner.hardware import cluster_names as cluster_names
     from planner.hardware import device_names as device_names
     from planner.hardware import load_cluster as load_cluster
     from planner.hardware import load_device as load_device
+    from planner.hardware import load_stack as load_stack
+    from planner.hardware import stack_names as stack_names
 
     # the job and planning
     from planner import sharding as sharding
@@ -131,6 +134,7 @@ if TYPE_CHECKING:
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
+    from planner.report.catalogue import stacks_report as stacks_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.difference import diff_report as diff_report

@@ -94,6 +94,7 @@ def profile(
         fused=fused_attention,
         unfold_batchnorm=unfold_batchnorm,
         storages=storages,
+        device=device,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
     times = price(sized, work, device, chosen)

@@ -50,8 +50,6 @@ _PEAK_NAMES = {
 }
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
 _NARROW = frozenset({"fp8", "fp4", "int8"})
-_BACKWARD_LAUNCH_SHARE = 0.5
-"""Fitted with the launch time on launch-bound runs (docs/accuracy.md): 0.47 to 0.52."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ class _Roofline:
         self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
         self.fast = work.fast.applies & (peaks == _vector_peak(device))
         self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
-        self.launches = (work.kernels * device.launch_s, work.back_kernels * device.launch_s * _BACKWARD_LAUNCH_SHARE)
+        launch_s = device.launch_s * device.stack.stretch
+        self.launches = (work.kernels * launch_s, work.back_kernels * launch_s * device.stack.backward_launch)
         self.whole_gpu = self._gpu(1.0)
         forward, backward = map(self._with_launches, self.whole_gpu, self.launches)
         self.whole = forward, backward
@@ -126,10 +125,13 @@ class _Roofline:
         forward = _roof(self._products_s(work.matrix, share, rates), share * work.vector, share * work.bytes, device)
         backward = _roof(gradients, share * work.back_vector, share * work.back_bytes, device)
         forward = forward + _memory_s(share * work.beside, device)
-        return forward, backward + _memory_s(share * work.back_beside, device)
+        backward = backward + _memory_s(share * work.back_beside, device)
+        return np.asarray(device.stack.stretch * forward), np.asarray(device.stack.stretch * backward)
 
     def _with_launches(self, gpu_s: np.ndarray, launches: np.ndarray) -> np.ndarray:
         """Where a layer's launches take longer than its work, each of its nodes takes its launches' time."""
+        if self.device.stack.waits:
+            return np.asarray(gpu_s + launches)
         if not len(self.layers):
             return gpu_s
         bound = np.bincount(self.layers, launches) > np.bincount(self.layers, gpu_s)
@@ -139,6 +141,9 @@ class _Roofline:
         """Seconds, forward and backward, when each node does that part of its work. O(nodes)."""
         if share == 1.0 or not len(self.layers):
             return self.whole
+        if self.device.stack.waits:
+            forward, backward = map(np.add, self._gpu(share), self.launches)
+            return forward, backward
         made = zip(self._gpu(share), self.whole_gpu, self.launches, self.whole, strict=True)
         forward, backward = (self._part(share, *each) for each in made)
         return forward, backward

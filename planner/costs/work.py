@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import Precision
+from planner.costs.rates import kernel_rates
 from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
+from planner.hardware.types import Device
 from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
 from planner.operators.site import rule_of
 from planner.operators.specs import call_classes
@@ -32,20 +34,10 @@ _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
-_FUSED_ATTENTION_SHARE = 0.75
-"""What a fused attention kernel reaches of a plain product's rate: about 60% of an A100's peak against 80%
-(Dao 2023, FlashAttention-2: 50 to 73%)."""
-_LIBRARY_LAUNCH_SHARE = 5 / 65
-"""Host time of a kernel that a library launches within its call, over that of a framework's operation: about 5 us, the
-launch alone, of 65 us."""
 _NORM_PASSES = 3
 """Statistics, then read and write."""
 _NORM_BACK_PASSES = 5
 """Both reductions read the input and the gradient; then input and gradient in, gradient out."""
-_LOSS_PASSES = 3
-"""Log-softmax: its reductions read the logits, then read and write."""
-_LOSS_BACK_PASSES = 6
-"""Its gradient is filled with zeros; the reduction reads gradient and result; then both in, gradient out."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +91,7 @@ def node_work(
     fused: bool,
     unfold_batchnorm: bool,
     storages: Storages,
+    device: Device,
     loss_bytes: float = 0.0,
 ) -> Work:
     """Work of each node in the training precision, groups that run as one kernel put on their last node.
@@ -111,11 +104,13 @@ def node_work(
         fused: attention runs as one kernel.
         unfold_batchnorm: convolutions with a folded batch normalisation run it after themselves.
         storages: which tensors share memory.
+        device: whose software's launches, attention kernel and loss are counted.
         loss_bytes: bytes an element takes in the loss that follows a graph that ends at logits; 0 for no loss.
     """
     classes = call_classes(graph)
     own = [_float_type_of(graph, i) for i in classes.first]
-    rows = np.array([_row(specs[i], sizes[dtype]) for i, dtype in zip(classes.first, own, strict=True)])
+    library = min(1.0, device.stack.library_launch_s / (device.launch_s or math.inf))
+    rows = np.array([_row(specs[i], sizes[dtype], library) for i, dtype in zip(classes.first, own, strict=True)])
     rows = rows.reshape(-1, len(_COLUMNS))[classes.index]
     dtypes = [own[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
@@ -137,28 +132,28 @@ def node_work(
             result = graph.tensors[graph.nodes[i].outputs[0]]
             passes = np.array([_NORM_PASSES, _NORM_BACK_PASSES])
             beside[:, i] = passes * result.elements * sizes[result.dtype]
+    if device.stack.accumulation_bytes:
+        elements = [sum(graph.parameters[p].elements for p in weights) for weights in graph.node_parameters]
+        beside[1] += device.stack.accumulation_bytes * np.array(elements, dtype=float)
     if loss_bytes:
-        _add_loss(graph, columns, beside, sizes, loss_bytes)
-    share = np.ones(len(graph.nodes))
-    if fused:
-        share[[region.nodes[-1] for region in regions]] = _FUSED_ATTENTION_SHARE
+        _add_loss(graph, columns, beside, sizes, loss_bytes, device.stack.loss_passes)
     return Work(
         **columns,
         beside=beside[0],
         back_beside=beside[1],
         types=tuple(types[d] for d in dtypes),
-        matrix_share=share,
+        matrix_share=kernel_rates(graph, regions if fused else (), sizes, device),
         fast=fast_convolutions(graph, sizes),
     )
 
 
-def _row(spec: OpSpec, width: float) -> tuple[float, ...]:
+def _row(spec: OpSpec, width: float, library: float) -> tuple[float, ...]:
     d = spec.details
     forward = d.get("forward_float_elements", spec.forward_bytes / 4) * width + d.get("forward_fixed_bytes", 0.0)
     backward = d.get("backward_float_elements", spec.backward_bytes / 4) * width + d.get("backward_fixed_bytes", 0.0)
     towards = spec.input_grad_matrix_flops + d.get("recompute_matrix_flops", 0.0)
     kernels, back_kernels = (
-        count - (1 - _LIBRARY_LAUNCH_SHARE) * d.get(name, 0.0)
+        count - (1 - library) * d.get(name, 0.0)
         for name, count in (("library_kernels", spec.kernels), ("library_back_kernels", spec.backward_kernels))
     )
     return (
@@ -265,7 +260,12 @@ def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes:
 
 
 def _add_loss(
-    graph: Graph, columns: Mapping[str, np.ndarray], beside: np.ndarray, sizes: Mapping[DType, float], loss_bytes: float
+    graph: Graph,
+    columns: Mapping[str, np.ndarray],
+    beside: np.ndarray,
+    sizes: Mapping[DType, float],
+    loss_bytes: float,
+    passes: tuple[float, float],
 ) -> None:
     """A cross-entropy over the logits where the graph ends at them: cast to the loss's type, log-softmax, and back."""
     name = logits_of(graph)
@@ -274,7 +274,7 @@ def _add_loss(
     logits, at = graph.tensors[name], graph.producer[name]
     width = sizes[logits.dtype]
     cast = width + loss_bytes if loss_bytes != width else 0.0
-    beside[:, at] += logits.elements * (np.array([_LOSS_PASSES, _LOSS_BACK_PASSES]) * loss_bytes + cast)
+    beside[:, at] += logits.elements * (np.array(passes) * loss_bytes + cast)
     columns["kernels"][at] += 2 + (cast > 0)
     columns["back_kernels"][at] += 2 + (cast > 0)
 

@@ -1,6 +1,6 @@
 """Devices, links, levels and mixed pools; what a transfer and a collective cost on them."""
 
-from planner.hardware.catalog import cluster_names, device_names
+from planner.hardware.catalog import cluster_names, device_names, stack_names
 from planner.hardware.collectives import (
     ALGORITHMS,
     Terms,
@@ -11,18 +11,20 @@ from planner.hardware.collectives import (
     send_terms,
     strided_terms,
 )
-from planner.hardware.loader import lint, load_cluster, load_device, profile_json_schema
-from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level
+from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
+from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_STACK",
     "Cluster",
     "Collective",
     "CollectiveFit",
     "Curve",
     "Device",
     "Level",
+    "Stack",
     "Terms",
     "cluster_names",
     "collective_s",
@@ -32,6 +34,7 @@ __all__ = [
     "lint",
     "load_cluster",
     "load_device",
+    "load_stack",
     "moved_bytes",
     "profile_json_schema",
     "profile_template",
@@ -39,5 +42,6 @@ __all__ = [
     "profile_yaml",
     "resolved_profile",
     "send_terms",
+    "stack_names",
     "strided_terms",
 ]

@@ -37,13 +37,17 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in (profile_folder() / "devices").glob("*.yaml")))
 
 
+def stack_names() -> tuple[str, ...]:
+    """Names of the bundled stacks, sorted."""
+    return tuple(sorted(p.stem for p in (profile_folder() / "stacks").glob("*.yaml")))
+
+
 def bundled_path(name: str) -> Path | None:
-    """The file of a bundled cluster or device, None when there is none of that name."""
-    if name in cluster_names():
-        return profile_folder() / f"{name}.yaml"
-    if name in device_names():
-        return profile_folder() / "devices" / f"{name}.yaml"
-    return None
+    """The file of a bundled cluster, device or stack, None when there is none of that name."""
+    folders = {"": cluster_names(), "devices": device_names(), "stacks": stack_names()}
+    return next(
+        (profile_folder() / folder / f"{name}.yaml" for folder, names in folders.items() if name in names), None
+    )
 
 
 @cache

@@ -30,6 +30,7 @@ Payload = TypeVar("Payload", float, np.ndarray)
 
 _Affine = tuple[float, float]
 _FREE: _Affine = (0.0, 0.0)
+_GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,8 @@ def _alternatives(levels: tuple[Level, ...], kind: Collective, span: Span, concu
     fit = _fit(levels[0], kind, span.ranks) if len(tiers) == 1 else None
     if fit is not None:
         return {"measured": fit}
+    if kind in _GATHERS and any(tier.level.gather_ports for tier in tiers if tier.width > 1):
+        return {"ring": _ring(span, tiers, 1, gathers=True)}
     return _MODELS[kind](span, tiers)
 
 
@@ -261,11 +264,16 @@ def _find(level: Level, kind: Collective, ranks: int) -> CollectiveFit | None:
     return next((fit for fit in level.fits if fit.collective is kind and fit.ranks == ranks), None)
 
 
-def _ring(span: Span, tiers: Sequence[_Tier], rounds: int) -> _Affine:
-    """`rounds` times around: n-1 steps at the pace of the slowest hop, (n-1)/n of the payload through the narrowest."""
+def _ring(span: Span, tiers: Sequence[_Tier], rounds: int, *, gathers: bool = False) -> _Affine:
+    """`rounds` times around: n-1 steps at the pace of the slowest hop, (n-1)/n of the payload through the narrowest.
+
+    A gather may be held to fewer ports than there are (`Level.gather_ports`).
+    """
     steps = rounds * (span.ranks - 1)
     slowest = max(tier.latency_s for tier in tiers if tier.width > 1)
-    return steps * slowest, steps / span.ranks / min(tier.channel for tier in tiers)
+    ports = [tier.level.gather_ports * tier.device if gathers else 0.0 for tier in tiers]
+    rate = min(min(tier.channel, held or math.inf) for tier, held in zip(tiers, ports, strict=True))
+    return steps * slowest, steps / span.ranks / rate
 
 
 def _tree(span: Span, tiers: Sequence[_Tier], rounds: int) -> _Affine:

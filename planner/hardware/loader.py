@@ -8,20 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, Problem
-from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path
-from planner.hardware.types import Cluster, Device
+from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path, stack_names
+from planner.hardware.types import NO_STACK, Cluster, Device, Stack
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from planner.hardware.schema import ClusterFile, DeviceFile
+    from planner.hardware.schema import ClusterFile
+    from planner.hardware.validate import ProfileFile
 
 
-def load_cluster(name_or_path: str | Path, *, nodes: int | None = None) -> Cluster:
+DEFAULT_STACK = "megatron-2021"
+"""Today's practice."""
+
+
+def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: str | Path = "") -> Cluster:
     """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
 
     Args:
         name_or_path: `dgx-a100`, or the path of a profile.
         nodes: how many nodes; the profile's own number when absent.
+        stack: the software that trains, as in `load_stack`.
 
     Raises:
         HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes that
@@ -34,18 +40,49 @@ def load_cluster(name_or_path: str | Path, *, nodes: int | None = None) -> Clust
         raise HardwareError(f"{nodes} nodes make no cluster", hint="take 1 or more")
     spec = read_profile(name_or_path)
     from planner.hardware import resolve
-    from planner.hardware.schema import DeviceFile
+    from planner.hardware.schema import DeviceFile, StackFile
 
+    software = load_stack(stack)
+    if isinstance(spec, StackFile):
+        raise HardwareError(f"{spec.stack!r} is a stack, not a cluster", hint=f"give it as --stack {spec.stack}")
     if isinstance(spec, DeviceFile):
         if nodes not in (None, 1):
             hint = "take a cluster profile, or write one with `shardplan hardware init`"
             raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
-        return resolve.single_device(spec.device, resolve.build_device(spec.device, spec, spec.sources))
-    return resolve.build_cluster(spec, device_types(spec), nodes or spec.nodes)
+        return resolve.single_device(spec.device, resolve.build_device(spec.device, spec, spec.sources, software))
+    return resolve.build_cluster(spec, device_types(spec), nodes or spec.nodes, software)
 
 
-def load_device(name_or_path: str | Path) -> Device:
-    """A bundled device by name, or one from a YAML file.
+def load_stack(name_or_path: str | Path = "") -> Stack:
+    """The software that trains: a bundled stack by name, or one from a YAML file; `DEFAULT_STACK` without a name.
+
+    Raises:
+        HardwareError: no such stack, findings in its file, or stacks that are based on each other.
+
+    >>> load_stack("megatron-2021").launch_s
+    6.5e-05
+    """
+    from planner.hardware.resolve import build_stack
+    from planner.hardware.schema import StackFile
+
+    specs: list[StackFile] = []
+    wanted: str | Path | None = name_or_path or DEFAULT_STACK
+    while wanted:
+        spec = read_profile(wanted)
+        if not isinstance(spec, StackFile):
+            raise HardwareError(f"{wanted!s} is {spec.kind}, not a stack", hint=f"known: {', '.join(stack_names())}")
+        if spec in specs:
+            raise HardwareError(f"the stack {spec.stack!r} is based on itself", where=str(wanted), hint="change `base`")
+        specs.append(spec)
+        wanted = spec.base
+    stack = NO_STACK
+    for spec in reversed(specs):
+        stack = build_stack(spec, stack)
+    return stack
+
+
+def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
+    """A bundled device by name, or one from a YAML file, driven by a stack as in `load_stack`.
 
     Raises:
         HardwareError: no such device, or findings in its file.
@@ -55,8 +92,10 @@ def load_device(name_or_path: str | Path) -> Device:
 
     spec = read_profile(name_or_path)
     if not isinstance(spec, DeviceFile):
-        raise HardwareError(f"{name_or_path!s} is a cluster, not a device", hint=f"known: {', '.join(device_names())}")
-    return resolve.build_device(spec.device, spec, spec.sources)
+        raise HardwareError(
+            f"{name_or_path!s} is {spec.kind}, not a device", hint=f"known: {', '.join(device_names())}"
+        )
+    return resolve.build_device(spec.device, spec, spec.sources, load_stack(stack))
 
 
 def device_types(spec: ClusterFile) -> dict[str, tuple[Any, dict[str, str]]]:
@@ -84,14 +123,14 @@ def profile_json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of profile files, for editors."""
     from pydantic.json_schema import models_json_schema
 
-    from planner.hardware.schema import ClusterFile, DeviceCount, DeviceFile
+    from planner.hardware.schema import ClusterFile, DeviceCount, DeviceFile, StackFile
 
-    kinds = [(kind, "validation") for kind in (ClusterFile, DeviceFile, DeviceCount)]
+    kinds = [(kind, "validation") for kind in (ClusterFile, DeviceFile, StackFile, DeviceCount)]
     _, body = models_json_schema(kinds)  # type: ignore[arg-type]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "shardplan hardware profile",
-        "oneOf": [{"$ref": "#/$defs/ClusterFile"}, {"$ref": "#/$defs/DeviceFile"}],
+        "oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in ("ClusterFile", "DeviceFile", "StackFile")],
         "$defs": body["$defs"],
     }
 
@@ -109,14 +148,14 @@ def profile_path(name_or_path: str | Path) -> Path:
         return Path(text)
     path = bundled_path(text)
     if path is None:
-        hint = did_you_mean(text, (*cluster_names(), *device_names()))
+        hint = did_you_mean(text, (*cluster_names(), *device_names(), *stack_names()))
         if not hint.startswith("did"):
             hint = "see `shardplan hardware list`"
         raise HardwareError(f"unknown hardware {text!r}", hint=hint)
     return path
 
 
-def read_profile(name_or_path: str | Path) -> ClusterFile | DeviceFile:
+def read_profile(name_or_path: str | Path) -> ProfileFile:
     """The checked content of a profile file.
 
     Raises:
@@ -129,11 +168,11 @@ def read_profile(name_or_path: str | Path) -> ClusterFile | DeviceFile:
 
 
 @lru_cache(maxsize=256)
-def _bundled(path: Path) -> ClusterFile | DeviceFile:
+def _bundled(path: Path) -> ProfileFile:
     return _checked(path)
 
 
-def _checked(path: Path) -> ClusterFile | DeviceFile:
+def _checked(path: Path) -> ProfileFile:
     spec, problems = _check(path)
     if spec is None:
         first = problems[0]
@@ -142,7 +181,7 @@ def _checked(path: Path) -> ClusterFile | DeviceFile:
     return spec
 
 
-def _check(path: Path) -> tuple[ClusterFile | DeviceFile | None, list[Problem]]:
+def _check(path: Path) -> tuple[ProfileFile | None, list[Problem]]:
     from planner.hardware.document import read_document
     from planner.hardware.validate import validate
 

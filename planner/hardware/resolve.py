@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from planner.hardware.schema import (
     PeerLink,
     Port,
     ReserveFigure,
-    TimeFigure,
+    StackFile,
 )
-from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level
+from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.validate import arrange, too_many
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
@@ -52,7 +52,6 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
             points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
             **_assumed("shape of an A100"),
         ),
-        "launch": TimeFigure.model_construct(value=65e-6, **_assumed("one operation of an eager framework")),
     }
     return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
 
@@ -65,10 +64,12 @@ def _assumed(note: str) -> dict[str, Any]:
     return {"source": "default", "verified": False, "note": note}
 
 
-def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], price: float | None = None) -> Device:
-    """A device in SI units; `price` replaces the device's own where the node's price is known."""
+def build_device(
+    name: str, body: DeviceBody, own_sources: Mapping[str, str], stack: Stack, price: float | None = None
+) -> Device:
+    """A device in SI units, driven by a stack; `price` replaces the device's own where the node's price is known."""
     full = with_defaults(body)
-    if full.reserve is None or full.launch is None or full.matrix_efficiency is None or full.memory_efficiency is None:
+    if full.reserve is None or full.matrix_efficiency is None or full.memory_efficiency is None:
         raise HardwareError(f"device {name!r} has no defaults")
     cited: dict[str, Cited | None] = {
         "memory": full.memory,
@@ -82,25 +83,49 @@ def build_device(name: str, body: DeviceBody, own_sources: Mapping[str, str], pr
         "handover": full.handover,
         "price": full.price,
     }
+    sources = {
+        key: f"stack {stack.name}: {text}" for key, text in stack.sources.items() if key in ("launch", "handover")
+    }
+    handover_s = 0.0 if full.launch else stack.handover_s
     return Device(
         name=name,
         memory_bytes=round(full.memory.value),
         reserve_bytes=round(full.reserve.value),
         matrix_flop_per_s={str(kind): figure.value for kind, figure in full.matrix.items()},
-        matrix_efficiency=_curve(full.matrix_efficiency.points),
+        matrix_efficiency=_curve(full.matrix_efficiency.points, stack.matrix_rate),
         vector_flop_per_s=full.vector.value,
         memory_byte_per_s=full.memory_bandwidth.value,
-        memory_efficiency=_curve(full.memory_efficiency.points),
-        launch_s=full.launch.value,
-        handover_s=full.handover.value if full.handover else 0.0,
+        memory_efficiency=_curve(full.memory_efficiency.points, stack.memory_rate),
+        launch_s=full.launch.value if full.launch else stack.launch_s,
+        handover_s=full.handover.value if full.handover else handover_s,
         price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
-        sources={key: cite(item, own_sources) for key, item in cited.items() if item is not None},
+        sources=sources | {key: cite(item, own_sources) for key, item in cited.items() if item is not None},
         about=full.about,
+        stack=stack,
     )
 
 
-def _curve(points: Mapping[float, float]) -> Curve:
-    return Curve(tuple(points), tuple(points.values()))
+def _curve(points: Mapping[float, float], factor: float) -> Curve:
+    """A curve with its fractions times a factor, none above 1."""
+    return Curve(tuple(points), tuple(min(1.0, factor * part) for part in points.values()))
+
+
+_STACK_FIELDS = {
+    "launch": "launch_s",
+    "library_launch": "library_launch_s",
+    "handover": "handover_s",
+    "attention": "attention_rate",
+    "loss": "loss_passes",
+}
+"""Fields of `Stack` that have another name in its file."""
+
+
+def build_stack(spec: StackFile, base: Stack) -> Stack:
+    """A stack in SI units; what its file leaves out is the base's."""
+    cited = {key: item for key in type(spec).model_fields if isinstance(item := getattr(spec, key), Cited)}
+    sources = {key: cite(item, spec.sources) for key, item in cited.items()}
+    figures: dict[str, Any] = {_STACK_FIELDS.get(key, key): item.value for key, item in cited.items()}  # type: ignore[attr-defined]
+    return replace(base, name=spec.stack, about=spec.about, sources={**base.sources, **sources}, **figures)
 
 
 def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
@@ -112,7 +137,9 @@ def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]], nodes: int) -> Cluster:
+def build_cluster(
+    spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]], nodes: int, stack: Stack
+) -> Cluster:
     """The cluster with that many nodes; `types` has each device type of the profile with the sources of its file.
 
     Raises:
@@ -129,9 +156,9 @@ def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mappi
     pattern = [part.type for part in spec.devices for _ in range(part.count)]
     ranks = [pattern[i % len(pattern)] for i in range(node_size * nodes)]
     names = list(dict.fromkeys(ranks))
-    devices = tuple(build_device(name, types[name][0], types[name][1], price) for name in names)
+    devices = tuple(build_device(name, *types[name], stack, price) for name in names)
     device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
-    levels, sources = _levels(spec, nodes)
+    levels, sources = _levels(spec, nodes, stack)
     name = spec.cluster if nodes == spec.nodes else f"{spec.cluster} ({nodes} node{'s' if nodes > 1 else ''})"
     return Cluster(
         name=name,
@@ -145,7 +172,7 @@ def build_cluster(spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mappi
     )
 
 
-def _levels(spec: ClusterFile, nodes: int) -> tuple[tuple[Level, ...], dict[str, str]]:
+def _levels(spec: ClusterFile, nodes: int, stack: Stack) -> tuple[tuple[Level, ...], dict[str, str]]:
     """Levels that join more than one child, innermost first, and the sources of their figures."""
     levels: list[Level] = []
     sources: dict[str, str] = {}
@@ -156,7 +183,7 @@ def _levels(spec: ClusterFile, nodes: int) -> tuple[tuple[Level, ...], dict[str,
             size = min(size, left)
             left //= size
         if size > 1:
-            levels.append(_level(entry, size, child))
+            levels.append(_level(entry, size, child, stack, across=i >= len(spec.node)))
             sources.update({f"{entry.level}.{key}": text for key, text in _level_sources(entry, spec.sources).items()})
         child *= size
     if spec.node_price:
@@ -175,7 +202,8 @@ def _level_sources(entry: LevelEntry, own: Mapping[str, str]) -> dict[str, str]:
     return {key: cite(item, own) for key, item in cited.items() if item is not None}
 
 
-def _level(entry: LevelEntry, size: int, child: int) -> Level:
+def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
+    """A level; the stack's gathers are held to its ports where it goes across nodes."""
     port: Port = entry.port
     peer: PeerLink | None = entry.peer
     fits = entry.measured.rows() if entry.measured else []
@@ -186,10 +214,11 @@ def _level(entry: LevelEntry, size: int, child: int) -> Level:
         byte_per_s=port.byte_per_s * port.count,
         device_byte_per_s=port.byte_per_s * min(driven, port.count),
         latency_s=entry.latency.value,
-        efficiency=entry.efficiency.value,
+        efficiency=min(1.0, stack.link_rate * entry.efficiency.value),
         fits=tuple(CollectiveFit(kind, row.ranks, row.latency, row.bandwidth) for kind, row in fits),
         peer_byte_per_s=peer.byte_per_s if peer else None,
         torus=entry.torus or 0,
+        gather_ports=min(stack.gather_ports, port.count) if across else 0,
     )
 
 
@@ -205,11 +234,12 @@ def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Se
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
+    words, absent = ("sources", "about"), (("torus", 0), ("gather_ports", 0), *(("name", each.name) for each in levels))
+    stack = {k: v for k, v in asdict(devices[0].stack).items() if k not in ("name", *words)}
     content = {
-        "devices": [{k: v for k, v in asdict(device).items() if k not in ("sources", "about")} for device in devices],
+        "devices": [{k: v for k, v in asdict(device).items() if k not in ("stack", *words)} for device in devices],
         "ranks": runs,
-        "levels": [
-            {k: v for k, v in asdict(level).items() if k != "name" and (k, v) != ("torus", 0)} for level in levels
-        ],
+        "levels": [{k: v for k, v in asdict(level).items() if (k, v) not in absent} for level in levels],
+        "stack": stack,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

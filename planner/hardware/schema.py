@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    NonNegativeFloat,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -62,6 +63,8 @@ FlopRate = Annotated[float, _read(Dimension.FLOP_RATE, 1, _BIG), _text(Dimension
 Flops = Annotated[float, _read(Dimension.FLOPS, 1, _BIG), _text(Dimension.FLOPS)]
 Seconds = Annotated[float, _read(Dimension.SECONDS, 0, _BIG), _text(Dimension.SECONDS)]
 Fraction = Annotated[float, _read(Dimension.FRACTION, 1, 1.0), _text(Dimension.FRACTION)]
+Part = Annotated[float, _read(Dimension.FRACTION, 0, 1.0), _text(Dimension.FRACTION)]
+Factor = Annotated[float, _read(Dimension.FRACTION, 1, 10.0), _text(Dimension.FRACTION)]
 Price = Annotated[float, _read(Dimension.PRICE, 0, _BIG), _text(Dimension.PRICE)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int16"]
@@ -151,6 +154,44 @@ class FractionFigure(Figure):
     value: Fraction
 
 
+class PartFigure(Figure):
+    """A part that may be nothing, such as `50%`."""
+
+    dimension: ClassVar[Dimension] = Dimension.FRACTION
+    value: Part
+
+
+class FactorFigure(Figure):
+    """A factor around one, such as `104%`."""
+
+    dimension: ClassVar[Dimension] = Dimension.FRACTION
+    value: Factor
+
+
+class AttentionRates(Cited):
+    """Achievable fraction by pattern of device names, as `{h100*: 45%, "*": 75%}`; the first that matches holds."""
+
+    value: dict[str, Factor] = Field(min_length=1)
+
+
+class PassesFigure(Cited):
+    """Times that the logits are read or written, `[forward, backward]`."""
+
+    value: tuple[NonNegativeFloat, NonNegativeFloat]
+
+
+class CountFigure(Cited):
+    """A whole number that may be 0."""
+
+    value: int = Field(strict=True, ge=0)
+
+
+class FlagFigure(Cited):
+    """Whether something is so: `true` or `false`."""
+
+    value: bool = Field(strict=True)
+
+
 class PriceFigure(Figure):
     """A price, such as `4.10 $/h`."""
 
@@ -217,10 +258,11 @@ class DeviceBody(Strict):
     matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
     memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
     launch: TimeFigure | None = Field(
-        None, description="host time of one forward operation, kernel launch included; 65 us when absent"
+        None, description="host time of one forward operation, whatever the software; the stack's when absent"
     )
     handover: TimeFigure | None = Field(
-        None, description="host time of passing a micro-batch to another stage; none when absent"
+        None,
+        description="host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's",
     )
     price: PriceFigure | None = Field(None, description="a device and hour, such as `4.10 $/h`")
 
@@ -236,6 +278,7 @@ class DeviceBody(Strict):
 class DeviceFile(DeviceBody):
     """A file that describes one accelerator."""
 
+    kind: ClassVar = "a device"
     device: str = Field(min_length=1, description="name of the device, such as `a100-sxm-80gb`")
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
 
@@ -321,6 +364,7 @@ _DEVICES_SCHEMA = {
 class ClusterFile(Strict):
     """A file that describes a cluster."""
 
+    kind: ClassVar = "a cluster"
     cluster: str = Field(min_length=1, description="name of the cluster, such as `dgx-a100`")
     about: str = Field("", description="one line on what it is")
     devices: Annotated[
@@ -332,4 +376,43 @@ class ClusterFile(Strict):
     nodes: Count = Field(1, description="nodes when the user gives no number")
     max_nodes: Count | None = Field(None, description="most nodes there can be")
     node_price: PriceFigure | None = Field(None, description="a node and hour, such as `32.77 $/h`")
+    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
+
+
+class StackFile(Strict):
+    """A file that describes the software that trains."""
+
+    kind: ClassVar = "a stack"
+    stack: str = Field(min_length=1, description="name of the stack, such as `megatron-2021`")
+    about: str = Field("", description="one line on what it is")
+    base: str | None = Field(None, description="a stack, by name or file, that has every figure which is absent here")
+    launch: TimeFigure | None = Field(None, description="host time of one forward operation, such as `65 us`")
+    backward_launch: PartFigure | None = Field(None, description="part of `launch` that an operation takes in backward")
+    library_launch: TimeFigure | None = Field(None, description="host time of a kernel that a library launches itself")
+    waits: FlagFigure | None = Field(None, description="whether the host waits for each kernel before it goes on")
+    handover: TimeFigure | None = Field(None, description="host time of passing a micro-batch to another stage")
+    stretch: FactorFigure | None = Field(None, description="factor on the time of all work, such as `103%`")
+    matrix_rate: FactorFigure | None = Field(None, description="factor on the devices' matrix efficiency")
+    memory_rate: FactorFigure | None = Field(None, description="factor on the devices' memory efficiency")
+    link_rate: FactorFigure | None = Field(None, description="factor on the bandwidths of links")
+    attention: AttentionRates | None = Field(
+        None, description="what fused attention reaches of a plain product's rate, by pattern of device names"
+    )
+    causal_part: FractionFigure | None = Field(
+        None, description="part of the score products that fused attention does under a causal mask"
+    )
+    unaligned_rate: FractionFigure | None = Field(
+        None, description="what a product of activations reaches of its rate where rows are no multiple of 16 bytes"
+    )
+    loss: PassesFigure | None = Field(None, description="times that the loss reads or writes the logits")
+    accumulation_bytes: CountFigure | None = Field(
+        None, description="bytes that adding a gradient to the sum over micro-batches moves, an element"
+    )
+    overlap: PartFigure | None = Field(None, description="part of a pass's work behind which exchanges hide")
+    gather_ports: CountFigure | None = Field(
+        None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
+    )
+    allocator_cache: FactorFigure | None = Field(
+        None, description="memory that the allocator reserves, over what is allocated at the peak"
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")

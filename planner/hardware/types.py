@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -42,8 +43,68 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """The software that trains: what it adds to a machine, and what it reaches of it. The defaults add nothing.
+
+    Attributes:
+        name: as in its file, `megatron-2021`; "" for none.
+        about: one line on what it is.
+        launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
+        backward_launch: part of it that an operation takes in backward.
+        library_launch_s: host time of a kernel that a library launches by itself within its call.
+        waits: the host waits for each kernel before it launches the next, so that launches add to the device's time.
+        handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
+        stretch: factor on the time of all work: what runs beside it, and waiting for the slowest of many ranks.
+        matrix_rate: factor on the device's curve of matrix efficiency.
+        memory_rate: factor on its curve of memory efficiency.
+        link_rate: factor on the bandwidths of the links.
+        attention_rate: what a fused attention kernel reaches of a plain product's rate, by pattern of device names;
+            the first that matches.
+        causal_part: part of the score products that a fused attention kernel does under a causal mask.
+        unaligned_rate: what a product of two computed matrices reaches of its rate where rows are no multiple of 16
+            bytes long and attention is not fused.
+        loss_passes: times that the loss reads or writes its logits in forward and in backward.
+        accumulation_bytes: traffic of adding the gradient of a weight to the sum over micro-batches, an element.
+        overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
+        gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
+            all ports, by the cheapest algorithm.
+        allocator_cache: memory that the allocator reserves, over what is allocated at the peak.
+        sources: where each figure comes from, by its key in the file.
+    """
+
+    name: str = ""
+    about: str = ""
+    launch_s: float = 0.0
+    backward_launch: float = 0.5
+    library_launch_s: float = 5e-6
+    waits: bool = False
+    handover_s: float = 0.0
+    stretch: float = 1.0
+    matrix_rate: float = 1.0
+    memory_rate: float = 1.0
+    link_rate: float = 1.0
+    attention_rate: Mapping[str, float] = field(default_factory=lambda: {"*": 0.75})
+    causal_part: float = 1.0
+    unaligned_rate: float = 1.0
+    loss_passes: tuple[float, float] = (3.0, 6.0)
+    accumulation_bytes: float = 0.0
+    overlap: float = 0.0
+    gather_ports: int = 0
+    allocator_cache: float = 1.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def attention_on(self, device: str) -> float:
+        """What fused attention reaches of a plain product's rate on a device of that name."""
+        return next((rate for pattern, rate in self.attention_rate.items() if fnmatchcase(device, pattern)), 1.0)
+
+
+NO_STACK = Stack()
+"""Kernels that start by themselves, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator.
+    """One accelerator, and the software that drives it.
 
     Attributes:
         name: as in the profile, `a100-sxm-80gb`.
@@ -59,6 +120,7 @@ class Device:
         sources: where each figure comes from, by its key in the profile, with notes and "not verified" where so.
         about: one line on what it is.
         handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
+        stack: the software; its launch and hand-over hold where the profile has none of its own.
     """
 
     name: str
@@ -74,6 +136,7 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
     handover_s: float = 0.0
+    stack: Stack = NO_STACK
 
     @property
     def usable_bytes(self) -> int:
@@ -110,6 +173,8 @@ class Level:
             point to point (a mesh or torus); None behind a switch, where one peer can take all of `device_byte_per_s`.
         torus: dimensions of the torus as which the groups of this tier are wired, its sides taken equal; 0 for none.
             What passes the middle of a torus limits an all-to-all.
+        gather_ports: ports of a group that carry a gather or a scatter, which then goes around a ring; 0 for all of
+            them, by the cheapest algorithm.
     """
 
     name: str
@@ -121,6 +186,7 @@ class Level:
     fits: tuple[CollectiveFit, ...] = ()
     peer_byte_per_s: float | None = None
     torus: int = 0
+    gather_ports: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +217,11 @@ class Cluster:
     def device_count(self) -> int:
         """Number of devices (ranks)."""
         return len(self.device_types)
+
+    @property
+    def stack(self) -> Stack:
+        """The software that trains on all devices."""
+        return self.devices[0].stack
 
     def device(self, rank: int) -> Device:
         """The device of a rank."""

@@ -13,14 +13,16 @@ from pydantic import BaseModel, ValidationError
 from planner.errors import Problem
 from planner.hardware.catalog import citations, device_names
 from planner.hardware.document import Document, Location
-from planner.hardware.schema import ClusterFile, DeviceFile
+from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
 from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-ProfileFile = ClusterFile | DeviceFile
+ProfileFile = ClusterFile | DeviceFile | StackFile
+_KINDS: Mapping[str, type[ProfileFile]] = {"cluster": ClusterFile, "device": DeviceFile, "stack": StackFile}
+"""What a profile describes, by the key that names it."""
 
 
 def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
@@ -43,11 +45,15 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[ProfileFile | None, list[Problem]]:
-    if ("cluster" in data) == ("device" in data):
-        message = "a profile has either 'cluster' or 'device'" if "cluster" in data else "missing field 'cluster'"
-        hint = "start with `cluster: NAME` for a cluster or `device: NAME` for a single device"
+    kinds = [key for key in _KINDS if key in data]
+    if len(kinds) != 1:
+        several = f"a profile has either {' or '.join(map(repr, kinds))}"
+        message = several if kinds else "missing field 'cluster'"
+        hint = (
+            "start with `cluster: NAME` for a cluster, `device: NAME` for a single device or `stack: NAME` for software"
+        )
         return None, [document.problem((), message, hint)]
-    model = ClusterFile if "cluster" in data else DeviceFile
+    model = _KINDS[kinds[0]]
     own = _mapping(data, "device_types")
     context = {
         "sources": {**citations(), **_mapping(data, "sources")},

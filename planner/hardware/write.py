@@ -46,9 +46,11 @@ def resolved_profile(name_or_path: str | Path, nodes: int | None = None) -> dict
         HardwareError: as `load_cluster`.
     """
     from planner.hardware.resolve import with_defaults
-    from planner.hardware.schema import DeviceFile
+    from planner.hardware.schema import DeviceFile, StackFile
 
     spec = read_profile(name_or_path)
+    if isinstance(spec, StackFile):
+        return _with_sources({"stack": spec.stack, **_plain(spec)}, spec.sources)
     if isinstance(spec, DeviceFile):
         if nodes not in (None, 1):
             raise HardwareError(
@@ -94,7 +96,7 @@ def _plain(model: BaseModel) -> dict[str, Any]:
         return {"ranks": model.ranks, "latency": render(model.latency, Dimension.SECONDS), "bandwidth": rate}
     found: dict[str, Any] = {}
     dimension = getattr(model, "dimension", None)
-    fields = [name for name in type(model).model_fields if name not in ("device", "sources")]
+    fields = [name for name in type(model).model_fields if name not in ("device", "stack", "sources")]
     for name in sorted(fields, key=lambda name: name in Cited.model_fields):
         value = getattr(model, name)
         if name == "value" and dimension is not None:
@@ -164,7 +166,7 @@ def profile_template(name_or_path: str | Path, name: str) -> str:
     spec = read_profile(name_or_path)
     if not isinstance(spec, ClusterFile):
         raise HardwareError(
-            f"{spec.device!r} is a device, not a cluster", hint="start from one of `shardplan hardware list`"
+            f"{str(name_or_path)!r} is {spec.kind}, not a cluster", hint="start from one of `shardplan hardware list`"
         )
     text = profile_text(name_or_path).splitlines()
     start = next(i for i, line in enumerate(text) if line and not line.startswith("#"))

@@ -300,11 +300,18 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         f"{options.precision} training with {options.optimizer}; {loss}",
         "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
         _dropout(plan),
+        *_software(plan),
         _exchange(plan),
         *_recomputation(plan),
         *_semantics(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
+
+
+def _software(plan: Plan) -> tuple[str, ...]:
+    """Whose host times, kernels and overlap are assumed."""
+    stack = plan.hardware.stack
+    return (f"host times, kernels and overlap are those of the stack {stack}",) if stack else ()
 
 
 def _exchange(plan: Plan) -> str:

@@ -87,6 +87,7 @@ class HardwareSection:
         device_count: devices of the cluster, also those that the plan leaves idle.
         devices: device type by rank, neighbours together.
         levels: tiers of links, innermost first.
+        stack: the software that is assumed to train, by name or file; a part of the fingerprint. "" in plans of before.
     """
 
     name: str
@@ -94,6 +95,7 @@ class HardwareSection:
     device_count: int
     devices: tuple[DeviceRun, ...]
     levels: tuple[LinkLevel, ...]
+    stack: str = ""
 
     @property
     def nodes(self) -> int:

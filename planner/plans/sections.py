@@ -82,7 +82,9 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
         LinkLevel(v.name, v.size, float(v.byte_per_s), float(v.device_byte_per_s), float(v.latency_s))
         for v in cluster.levels
     )
-    return HardwareSection(cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels)
+    return HardwareSection(
+        cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels, cluster.stack.name
+    )
 
 
 def micro_batches_section(decision: Configuration) -> MicroBatches:

@@ -78,10 +78,11 @@ def require_sound(plan: Plan) -> None:
 def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
     """Findings about a plan and the hardware it is said to be for."""
     if plan.hardware.fingerprint != cluster.fingerprint:
-        message = (
-            f"the plan is for {plan.hardware.name} (fingerprint {plan.hardware.fingerprint[:12]}), "
-            f"not {cluster.name} (fingerprint {cluster.fingerprint[:12]})"
-        )
+        own = f"{plan.hardware.name} (fingerprint {plan.hardware.fingerprint[:12]})"
+        other = f"{cluster.name} (fingerprint {cluster.fingerprint[:12]})"
+        if plan.hardware.stack != cluster.stack.name:
+            own, other = f"{own} under {plan.hardware.stack or 'no stack'}", f"{other} under {cluster.stack.name}"
+        message = f"the plan is for {own}, not {other}"
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
     wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(cluster)))
     found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner.hardware import cluster_names, device_names, load_cluster, load_device
+from planner.hardware import cluster_names, device_names, load_cluster, load_device, load_stack, stack_names
 from planner.report.hardware import half_peak
 from planner.report.tables import Cell, Form, Report, Section, data_table, table
 
@@ -54,6 +54,26 @@ def devices_report() -> Report:
     }  # fmt: skip
     names = ("name", "memory_bytes", "memory_byte_per_s", "peak_flop_per_s", "about")
     shown = table(columns, (tuple(row[name] for name in names) for row in rows))
+    return Report("", (Section(table=shown),), data_table(rows, rows[0]))
+
+
+def stacks_report() -> Report:
+    """The bundled stacks of software."""
+    rows: list[dict[str, Cell]] = []
+    for stack in map(load_stack, stack_names()):
+        rows.append(
+            {
+                "name": stack.name,
+                "launch_s": stack.launch_s,
+                "handover_s": stack.handover_s,
+                "overlap": stack.overlap,
+                "about": stack.about,
+            }
+        )
+    columns = {
+        "name": Form.NAME, "launch": Form.SECONDS, "handover": Form.SECONDS, "overlap": Form.SHARE, "about": Form.TEXT,
+    }  # fmt: skip
+    shown = table(columns, (tuple(row.values()) for row in rows))
     return Report("", (Section(table=shown),), data_table(rows, rows[0]))
 
 

@@ -38,7 +38,7 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     title = (
         f"{model.name} ({short_count(model.parameters, 4)} parameters) on {hardware.name} "
         f"({hardware.device_count} devices), {plan.options.precision}{f' ({remark})' if remark else ''}, "
-        f"{plan.options.optimizer}"
+        f"{plan.options.optimizer}{f', stack {hardware.stack}' if hardware.stack else ''}"
     )
     sections = [Section(lines=(_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
     sections += _stages(plan)

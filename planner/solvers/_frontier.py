@@ -241,7 +241,7 @@ class Frontier:
             sync_s=sync[:, 0],
             sync_s_per_element=sync[:, 1],
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
-            overlap=self._job.overlap,
+            overlap=self._formulator.overlap,
         )
         return Reach(self._formulator.needs(costs, task.zero), share, self._objective)
 

@@ -23,7 +23,7 @@ from planner.schedules import get
 from planner.space.asked import allowing
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
-from planner.space.jobs import precision_of
+from planner.space.jobs import overlap_of, precision_of
 from planner.space.layouts import Layouts
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
@@ -176,7 +176,7 @@ class _Batch:
         return held, charged
 
     def _times(self) -> None:
-        costs, overlap = self.costs, self.job.overlap
+        costs, overlap = self.costs, overlap_of(self.job, self.cluster)
         forward_s = self._runs(costs.forward_s)
         part = costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated
         repeat_s = np.where(self.repeats_all, forward_s, self._runs(part)) * self.again

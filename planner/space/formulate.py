@@ -15,7 +15,7 @@ from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster
 from planner.space.cuts import pinned_blocks
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
-from planner.space.jobs import precision_of
+from planner.space.jobs import overlap_of, precision_of
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
@@ -98,7 +98,7 @@ class Formulator:
         if job.recompute not in ("never", "always", "auto"):
             raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
         self._cluster, self._job = cluster, job
-        self._precision = precision_of(job, cluster)
+        self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
@@ -152,7 +152,7 @@ class Formulator:
             max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
-            overlap=job.overlap,
+            overlap=self.overlap,
             replicas=placement.replicas,
             shardings=np.full(len(placement.replicas), costs.sharding, dtype=np.int64),
             place=placement.place,

@@ -57,7 +57,7 @@ def check_job(job: Job) -> None:
             )
     if job.recompute not in _RECOMPUTE:
         raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(_RECOMPUTE)}")
-    if not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1:
+    if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
 
 
@@ -175,7 +175,8 @@ def spread_ranks(graph: Graph) -> int:
 
 
 def settled(job: Job, cluster: Cluster) -> Job:
-    """The job with a precision: its own, or the best that all devices it may use compute in.
+    """The job with a precision and an overlap: its own, or the best that all devices it may use compute in, and the
+    stack's.
 
     Raises:
         JobError: a field of the job makes no sense, or a device that it may use does not compute in its precision.
@@ -186,9 +187,14 @@ def settled(job: Job, cluster: Cluster) -> Job:
     chosen = job.precision or best_precision(used)
     for device in used:
         supported_precision(chosen, device)
-    return dataclasses.replace(job, precision=chosen)
+    return dataclasses.replace(job, precision=chosen, overlap=overlap_of(job, cluster))
 
 
 def precision_of(job: Job, cluster: Cluster) -> Precision:
     """The precision of a job, settled or not."""
     return precision(job.precision or settled(job, cluster).precision)
+
+
+def overlap_of(job: Job, cluster: Cluster) -> float:
+    """The part of a pass's work behind which exchanges hide, of a job, settled or not."""
+    return cluster.stack.overlap if job.overlap is None else job.overlap

@@ -21,7 +21,7 @@ from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.jobs import precision_of
+from planner.space.jobs import overlap_of, precision_of
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms
 from planner.space.workers import Workers
@@ -180,7 +180,8 @@ def _terms(
     replicas = Replicas(cluster, groups[index], _concurrent(setting, index), chosen, configuration.zero)
     *pass_s, sync_s = _exchanges_s(setting, replicas, own, held)
     beside = len(configuration.stages) > 1 and not setting.schedule.weight_policy.synchronous
-    exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, job.overlap * backward_s - pass_s[1]))
+    overlap = overlap_of(job, cluster)
+    exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, overlap * backward_s - pass_s[1]))
     receive_s, return_s = _transfers_s(setting, costs, groups, index)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
     unit_bytes, working_bytes = _activations(setting, costs, choice, repeated)
@@ -188,8 +189,8 @@ def _terms(
     kept = in_flight * unit_bytes + working_bytes
     updated = held / charged if charged else 0.0
     return StageTerms(
-        forward_s=forward_s + max(0.0, pass_s[0] - job.overlap * forward_s),
-        backward_s=backward_s + max(0.0, pass_s[1] - job.overlap * backward_s),
+        forward_s=forward_s + max(0.0, pass_s[0] - overlap * forward_s),
+        backward_s=backward_s + max(0.0, pass_s[1] - overlap * backward_s),
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,

@@ -59,7 +59,8 @@ class Job:
         dropout: dropout masks are drawn and kept.
         assume_dropout: put masks where transformers drop out when the graph has no dropout nodes (exports for
             inference have none).
-        overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1).
+        overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1); None for that of
+            the cluster's stack (`planner.space.jobs.settled`).
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of block by block.
     """
@@ -83,7 +84,7 @@ class Job:
     fused_attention: bool = True
     dropout: bool = True
     assume_dropout: bool = False
-    overlap: float = 0.0
+    overlap: float | None = None
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
 

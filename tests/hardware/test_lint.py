@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import HardwareError
-from planner.hardware import lint, load_cluster, load_device
+from planner.hardware import lint, load_cluster, load_device, load_stack
 
 GOOD = """\
 cluster: lab
@@ -190,12 +190,14 @@ def test_a_device_of_few_words_gets_defaults(tmp_path: Path) -> None:
     path.write_text(DEVICE)
     device = load_device(path)
     assert device.reserve_bytes == 2_000_000_000
-    assert device.launch_s == 65e-6
-    assert device.handover_s == 0.0
+    stack = load_stack()
+    assert (device.launch_s, device.handover_s) == (stack.launch_s, stack.handover_s)
+    path.write_text(DEVICE + "launch: 7 us\n")
+    assert (load_device(path).launch_s, load_device(path).handover_s) == (7e-6, 0.0)
     # the sizes of an A100's curve, moved by 70/312 and 600/2039
     assert device.matrix_efficiency.sizes == (22e6, 220e6, 3.6e9, 29e9, 2.2e12)
     assert device.memory_efficiency.sizes == (29e3, 290e3, 2.9e6, 29e6)
-    assert device.sources["launch"].startswith("default of the program; not verified")
+    assert device.sources["launch"].startswith(f"stack {stack.name}: ")
     assert device.sources["memory"] == "no source given"
 
 
