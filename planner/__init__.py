@@ -70,6 +70,10 @@ if TYPE_CHECKING:
     from planner.space import StageChoice as StageChoice
     from planner.space.named import Degrees as Degrees
 
+    # measured runs to figures of one's own
+    from planner import calibration as calibration
+    from planner.calibration import calibrate as calibrate
+
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
     from planner.check import CheckReport as CheckReport
@@ -131,6 +135,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_markdown as report_to_markdown
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
+    from planner.report.calibration import calibration_report as calibration_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
