@@ -32,6 +32,9 @@ stack_option: Decorator = click.option(
     help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
     "or that of the plan file]",
 )  # fmt: skip
+costs_option: Decorator = click.option(
+    "--costs", metavar="FILE", help="Seconds of the model's operators, as `profile -o` writes them, in place of rules."
+)
 devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
 batch_option: Decorator = click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
@@ -66,11 +69,18 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     hardware = click.option(
         "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
     )
-    return model(dims_option(hardware(nodes_option(stack_option(command)))))
+    return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
 def load_against(
-    own_stack: str, *, model: str | None, dims: Sequence[str], hardware: str | None, nodes: int | None, stack: str
+    own_stack: str,
+    *,
+    model: str | None,
+    dims: Sequence[str],
+    costs: str | None,
+    hardware: str | None,
+    nodes: int | None,
+    stack: str,
 ) -> tuple[Any, Any]:
     """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.
 
@@ -79,13 +89,13 @@ def load_against(
     """
     import planner
 
-    sizes = parse_dims(dims)
-    if sizes and not model:
-        raise click.UsageError("--dim needs --model")
+    for flag, some in (("--dim", dims), ("--costs", costs)):
+        if some and not model:
+            raise click.UsageError(f"{flag} needs --model")
     for flag, given in (("--nodes", nodes), ("--stack", stack)):
         if given and not hardware:
             raise click.UsageError(f"{flag} needs --hardware")
-    graph = planner.load_graph(model, dims=sizes) if model else None
+    graph = load_graph(model, dims, costs) if model else None
     return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack) if hardware else None
 
 
@@ -178,6 +188,14 @@ def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: s
     if stray:
         flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
         raise planner.UsageError(f"{flag} does not apply to {what}", hint=hint)
+
+
+def load_graph(model: str, dims: Sequence[str], costs: str | None = None) -> Any:  # noqa: ANN401
+    """The model with the sizes of its dimensions, and the costs of its operators where a file has them."""
+    import planner
+
+    graph = planner.load_graph(model, dims=parse_dims(dims))
+    return planner.costs.with_costs(graph, read_file(costs), shown_name(costs)) if costs else graph
 
 
 def parse_dims(values: Sequence[str]) -> dict[str, int]:

@@ -26,6 +26,7 @@ def command(
     plan_file: str,
     model: str | None,
     dims: tuple[str, ...],
+    costs: str | None,
     hardware: str | None,
     nodes: int | None,
     stack: str,
@@ -47,10 +48,12 @@ def command(
     import planner
 
     if planner.is_partition_plan(plan_file):
-        given = {"--dim": dims, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
+        given = {"--dim": dims, "--costs": costs, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
         return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
     plan = planner.read_plan(plan_file)
-    against = load_against(plan.hardware.stack, model=model, dims=dims, hardware=hardware, nodes=nodes, stack=stack)
+    against = load_against(
+        plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
+    )
     report = planner.check_plan(plan, *against, search_s=search_s)
     names = {"plan": plan_file, "model": model, "hardware": hardware}
     known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])

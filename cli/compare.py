@@ -33,6 +33,7 @@ from ._report import show, written
 @click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
 @_options.optimizer_option
 @_options.dims_option
+@_options.costs_option
 @_options.format_option("text", "json", "markdown", "csv")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
 @click.option(
@@ -54,6 +55,7 @@ def command(
     precision: str | None,
     optimizer: str,
     dims: tuple[str, ...],
+    costs: str | None,
     form: str,
     plot: str | None,
     plans_folder: str | None,
@@ -70,7 +72,7 @@ def command(
     """
     import planner
 
-    graph = planner.load_graph(model, dims=_options.parse_dims(dims))
+    graph = _options.load_graph(model, dims, costs)
     cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)

@@ -17,6 +17,7 @@ def command(
     plan_file: str,
     model: str | None,
     dims: tuple[str, ...],
+    costs: str | None,
     hardware: str | None,
     nodes: int | None,
     stack: str,
@@ -36,14 +37,21 @@ def command(
     import planner
 
     if planner.is_partition_plan(plan_file):
-        given = {"--model": model, "--dim": dims, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
+        given = {
+            "--model": model,
+            "--dim": dims,
+            "--costs": costs,
+            "--hardware": hardware,
+            "--nodes": nodes,
+            "--stack": stack,
+        }
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
     graph, cluster = load_against(
-        plan.hardware.stack, model=model, dims=dims, hardware=hardware, nodes=nodes, stack=stack
+        plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
     )
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)

@@ -91,6 +91,7 @@ from ._report import say_where, show
 )
 @_options.strict_option
 @_options.dims_option
+@_options.costs_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
     "--format",
@@ -136,8 +137,7 @@ def command(
     if not options["hardware"]:
         raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
     options = {name: value for name, value in options.items() if name not in OWN}
-    dims = _options.parse_dims(options.pop("dims"))
-    graph = planner.load_graph(model, dims=dims)
+    graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
     hardware = options.pop("hardware")
     cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"), stack=options.pop("stack"))
     job = _job(cluster.device_count, options)

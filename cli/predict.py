@@ -13,8 +13,8 @@ from . import _options
 from ._report import say_where, show
 
 _BESIDE = frozenset(
-    ("model", "hardware", "nodes", "stack", "devices", "dims", "global_batch", "precision", "optimizer", "overlap",
-     "best", "config", "output", "form")
+    ("model", "hardware", "nodes", "stack", "devices", "dims", "costs", "global_batch", "precision", "optimizer",
+     "overlap", "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
 
@@ -56,6 +56,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 )
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @_options.dims_option
+@_options.costs_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
 @_options.format_option("text", "json")
 def command(
@@ -64,6 +65,7 @@ def command(
     nodes: int | None,
     stack: str,
     dims: tuple[str, ...],
+    costs: str | None,
     config: str | None,
     best: bool,
     output: str | None,
@@ -84,7 +86,7 @@ def command(
     """
     import planner
 
-    graph = planner.load_graph(model, dims=_options.parse_dims(dims))
+    graph = _options.load_graph(model, dims, costs)
     cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     if config:
         _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")

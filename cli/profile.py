@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 from . import _options
 from ._report import show
 
-_ANY = frozenset({"model", "dims", "micro_batch", "form", "top"})
+_ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
 _KEPT = frozenset({"attention", "no_dropout"})
 DEFAULT_TOP = 12
 
@@ -30,8 +31,9 @@ DEFAULT_TOP = 12
 @_options.format_option("table", "json", "csv")
 @click.option("--top", type=click.IntRange(min=1), default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
 @_options.strict_option
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write seconds of all operators, for `--costs`.")
 @click.pass_context
-def command(ctx: click.Context, /, model: str, form: str, top: int, **options: Any) -> None:  # noqa: ANN401
+def command(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
     """Price MODEL (an ONNX file or a bundled model's name): totals, costliest layers and operators, coverage.
 
     `--format csv` lists every node; `json` holds the whole report.
@@ -41,11 +43,16 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, **options: A
       shardplan profile model.onnx --device h100-sxm-80gb
       shardplan profile llama3-8b --device a100-sxm-80gb --dim seq=4096 --micro-batch 2
       shardplan profile model.onnx --measure --format json
+      shardplan profile model.onnx --measure -o measured.json
+      shardplan plan model.onnx -H pool.yaml -b 64 --costs measured.json
     """
     import planner
 
-    graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))
+    graph = _options.load_graph(model, options["dims"])
     priced = _price(ctx, graph, options)
+    if output:
+        planner.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
+        click.echo(f"costs written to {output}; plan by them with --costs {output}", err=True)
     _options.refuse_others(
         ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
     )

@@ -2,6 +2,7 @@
 
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.measured import measure
+from planner.costs.own import costs_document, with_costs
 from planner.costs.precision import (
     OPTIMIZER_STATE_BYTES,
     PRECISIONS,
@@ -21,6 +22,7 @@ __all__ = [
     "Precision",
     "Profile",
     "cost_report",
+    "costs_document",
     "imported_profile",
     "is_priced",
     "measure",
@@ -28,4 +30,5 @@ __all__ = [
     "precision",
     "precision_remark",
     "profile",
+    "with_costs",
 ]

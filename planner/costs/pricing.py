@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.costs.imported import imported_profile, is_priced
+from planner.costs.own import by_own_costs
 from planner.costs.precision import Precision, supported_precision
 from planner.costs.roofline import price
 from planner.costs.types import Profile
@@ -43,7 +44,8 @@ def profile(
 ) -> Profile:
     """Price every node of a graph on a device by the roofline.
 
-    A graph that carries measured times of its own (`imported_profile`) is priced by those, whatever the device.
+    A graph that carries measured times of its own (`imported_profile`) is priced by those, whatever the device; one
+    that was given costs from a file (`with_costs`) takes its seconds from there.
 
     Args:
         graph: the graph.
@@ -99,7 +101,7 @@ def profile(
     )
     times = price(sized, work, device, chosen)
     outputs, workspace = tensor_bytes(sized, sizes)
-    return Profile(
+    priced = Profile(
         device=device.name,
         precision=chosen.name,
         micro_batch=sized.batch,
@@ -117,6 +119,7 @@ def profile(
         notes=(*times.notes, *saved_notes(sized, options)),
         by_share=times.at,
     )
+    return by_own_costs(sized, priced)
 
 
 def saved_options(
