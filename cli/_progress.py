@@ -54,3 +54,13 @@ def best_so_far(incumbent: float, bound: float, unit: str) -> str:
         return text
     gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
     return f"best {incumbent:.6g} {unit}, {text}, gap {gap:.2%}"
+
+
+def say_progress(done: int, total: int, what: str) -> None:
+    """Say on a terminal what is being measured."""
+    import click
+
+    if sys.stderr.isatty():
+        end = "\r" if done + 1 < total else "\r\x1b[K"
+        click.echo(f"measuring {done + 1}/{total} {what:<24}", nl=False, err=True)
+        click.echo(end, nl=False, err=True)

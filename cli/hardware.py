@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ._options import format_option
+from ._options import format_option, refuse_others
+from ._progress import say_progress
 from ._report import show, show_rows
 
 
@@ -106,23 +107,34 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...]) -> None:
 @command.command("init", short_help="Write a commented profile to edit.")
 @click.option("--from", "base", default="dgx-a100", show_default=True, help="Profile to start from, a name or a file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; standard output when absent.")
+@click.option("--measure", is_flag=True, help="Measure this machine's processor instead, as a device of its own.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
-def init_profile(base: str, output: Path | None, force: bool) -> None:
+@click.pass_context
+def init_profile(ctx: click.Context, base: str, output: Path | None, measure: bool, force: bool) -> None:
     """Write a commented profile to make your own from; as written it lints clean.
+
+    With --measure it is a device: matrix products, copies and single calls in fp32 on this machine's processor. A stack
+    without launches of its own (`launch`) leaves the measured one. Other accelerators, and links, are not measured.
 
     \b
     Examples:
       shardplan hardware init -o mine.yaml
       shardplan hardware init --from ethernet-25g -o lab.yaml
+      shardplan hardware init --measure -o laptop.yaml
     """
     import planner
 
-    text = planner.hardware.profile_template(base, output.stem if output else f"my-{Path(base).stem}")
+    if output is not None and os.path.exists(output) and not force:
+        raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
+    if measure:
+        refuse_others(ctx, {"measure", "output", "force"}, "--measure")
+        found = planner.hardware.measure_machine(say_progress)
+        text = planner.hardware.measured_profile_text(found, output.stem if output else "this-machine")
+    else:
+        text = planner.hardware.profile_template(base, output.stem if output else f"my-{Path(base).stem}")
     if output is None:
         click.echo(text, nl=False)
         return
-    if os.path.exists(output) and not force:
-        raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
     planner.write_whole(output, text)
     click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import _options
+from ._progress import say_progress
 from ._report import show
 
 _ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
@@ -74,7 +75,7 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
         )
         cache = Path(options["cache"]) if options["cache"] else None
         return planner.costs.measure(
-            graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=_say_progress, **attention
+            graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=say_progress, **attention
         )
     if planner.costs.is_priced(graph):
         _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
@@ -100,12 +101,3 @@ def _remark(precision: str, options: dict[str, Any]) -> str:
     if options["precision"] or not options["device"]:
         return ""
     return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])
-
-
-def _say_progress(done: int, total: int, operator: str) -> None:
-    import sys
-
-    if sys.stderr.isatty():
-        end = "\r" if done + 1 < total else "\r\x1b[K"
-        click.echo(f"measuring {done + 1}/{total} {operator:<24}", nl=False, err=True)
-        click.echo(end, nl=False, err=True)

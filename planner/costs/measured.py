@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, OutputError, UsageError
 from planner.files import write_whole
 from planner.graph import Graph, Note, NoteLevel
+from planner.hardware import machine_name
 from planner.operators.batching import rebatch
 from planner.operators.saved import element_bytes, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
@@ -49,19 +49,6 @@ class Timing:
 
     seconds: float | None
     reason: str = ""
-
-
-def machine_name() -> str:
-    """What a measurement is bound to besides the software: processor and number of cores."""
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores"
 
 
 def default_cache_folder() -> Path:

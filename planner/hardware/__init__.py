@@ -12,6 +12,7 @@ from planner.hardware.collectives import (
     strided_terms,
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
+from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
@@ -35,6 +36,9 @@ __all__ = [
     "load_cluster",
     "load_device",
     "load_stack",
+    "machine_name",
+    "measure_machine",
+    "measured_profile_text",
     "moved_bytes",
     "profile_json_schema",
     "profile_template",
