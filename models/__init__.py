@@ -52,6 +52,7 @@ __all__ = [
     "model_types",
     "names",
     "options",
+    "size_of",
 ]
 
 
@@ -91,8 +92,8 @@ def _entry(group: Mapping[str, Any], row: list[Any]) -> _Entry:
     given = dict(zip(group["columns"], row, strict=True))
     config = {"model_type": group["model_type"], **group.get("config", {})}
     config |= {key: value for key, value in given.items() if key not in _KNOWN}
-    about = {"family": kind.family, "seq": None, "active": None}
-    about |= {key: value for key, value in (group | given).items() if key in _KNOWN}
+    about: dict[str, Any] = {"family": kind.family, "seq": None, "active": None}
+    about |= {key: value for key, value in {**group, **given}.items() if key in _KNOWN}
     about.setdefault("layers", config.get(option_names(kind).get("layers", "")))
     about["max_seq"] = config.get(kind.positions, kind.keys[kind.positions].default) if kind.positions else None
     return _Entry(ModelInfo(**about), config)
@@ -145,7 +146,7 @@ def changed(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
     if base in _entries():
         config = _entries()[base].config
     else:
-        of_family = {kind.family: name for name, kind in reversed(types.items())}
+        of_family = {kind.family: name for name, kind in reversed(list(types.items()))}
         name = base if base in types else of_family.get(base, base)
         config = {"model_type": name}
     return with_options(config, choices, types)
@@ -188,10 +189,24 @@ def build_config(
     """
     configuration = understand(document, model_types(), _data()["irrelevant"])
     kind, notes = configuration.model_type, list(configuration.notes)
-    usual = min(USUAL_SEQ, configuration.values.get(kind.positions) or USUAL_SEQ) if kind.reads_sequence else None
+    most = configuration.values.get(kind.positions or "max_position_embeddings")
+    usual = min(USUAL_SEQ, most or USUAL_SEQ) if kind.reads_sequence else None
     if seq is None and usual is not None:
         notes.append(f"a sequence of {usual} is assumed; another one is given by --dim seq=N")
+    if configuration.values.get("num_nextn_predict_layers"):
+        notes.append("predictors of further tokens are built; num_nextn_predict_layers 0 leaves them out")
     return _built(name, configuration, batch, seq, usual, ""), tuple(notes)
+
+
+def size_of(**config: Any) -> object:  # noqa: ANN401
+    """Sizes that a configuration states, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
+
+    Raises:
+        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: required keys are missing, or sizes make no sense.
+    """
+    configuration = understand(config, model_types(), ())
+    return configuration.model_type.size(configuration.values)
 
 
 def _built(
@@ -208,7 +223,7 @@ def _built(
 def build_custom(
     size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None, source: str = ""
 ) -> onnx.ModelProto:
-    """Build a model of any size, as `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
+    """Build a model of any size, as `size_of` or `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
 
     Args:
         size: an instance of a builder's size class.

@@ -149,16 +149,16 @@ class Attention:
         last = ops.expand_batch(g, g.constant([seq - 1], ElementType.INT32), x)
         total = g.constant(seq, ElementType.INT32)
         sinks = g.parameter("sinks", (self.heads,), fill=0.0)
-        window = {"local_window_size": self.window} if 0 < self.window < seq else {}
-        return g.node(
+        attributes: dict[str, int | float] = {"num_heads": self.heads, "kv_num_heads": self.kv_heads}
+        attributes["scale"] = self.scale or 1.0 / math.sqrt(self.head_dim)
+        if 0 < self.window < seq:
+            attributes["local_window_size"] = self.window
+        return g.node_with(
             "com.microsoft.GroupQueryAttention",
             [q, k, v, None, None, last, total, None, None, None, None, sinks],
-            (batch, seq, self.heads * self.head_dim),
-            num_heads=self.heads,
-            kv_num_heads=self.kv_heads,
-            scale=self.scale or 1.0 / math.sqrt(self.head_dim),
-            **window,
-        )
+            [((batch, seq, self.heads * self.head_dim), x.dtype)],
+            attributes=attributes,
+        )[0]
 
 
 def fused_attention(
@@ -175,13 +175,13 @@ def fused_attention(
         window: a query sees that many keys, its own the last; 0 for all before it.
         softcap: bound that scores are bent to; 0 for none.
     """
-    attributes: dict[str, int | float] = {}
+    attributes: dict[str, int | float] = {"is_causal": 1, "scale": scale}
     if 0 < window < q.shape[2]:
         g.require_opset(25)
         attributes["left_window_size"] = window - 1
     if softcap:
         attributes["softcap"] = softcap
-    return g.node("Attention", [q, k, v], (*q.shape[:3], v.shape[3]), is_causal=1, scale=scale, **attributes)
+    return g.node_with("Attention", [q, k, v], [((*q.shape[:3], v.shape[3]), q.dtype)], attributes=attributes)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +195,7 @@ class LatentAttention:
         plain: elements of a head's query and key that are not turned by position.
         rotary: those that are; a key's are shared by all heads.
         value: width of a head's value.
+        bias: the projections of the hidden state, and to it, have biases.
     """
 
     heads: int
@@ -203,6 +204,7 @@ class LatentAttention:
     plain: int
     rotary: Rotary
     value: int
+    bias: bool = False
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
         """What the layer makes of [b, s, hidden]."""
@@ -210,9 +212,8 @@ class LatentAttention:
         q = layers.split_heads(g, self._queries(g, x, shared, self.heads * width), self.heads)
         q_plain, q_turned = ops.split(g, q, (self.plain, turned), 3)
         q = ops.concat(g, (q_plain, _turned(g, q_turned, self.rotary, shared)), 3)
-        row, k_turned = ops.split(
-            g, layers.linear(g, x, self.kv_rank + turned, "kv_a_proj_with_mqa", bias=False), (self.kv_rank, turned), 2
-        )
+        both = layers.linear(g, x, self.kv_rank + turned, "kv_a_proj_with_mqa", bias=self.bias)
+        row, k_turned = ops.split(g, both, (self.kv_rank, turned), 2)
         row = layers.rms_norm(g, row, "kv_a_layernorm", epsilon=shared.epsilon)
         both = layers.linear(g, row, self.heads * (self.plain + self.value), "kv_b_proj", bias=False)
         k_plain, v = ops.split(g, layers.split_heads(g, both, self.heads), (self.plain, self.value), 3)
@@ -221,11 +222,11 @@ class LatentAttention:
         k_turned = g.node("Expand", [k_turned, g.constant([1, self.heads, 1, 1])], repeated)
         k = ops.concat(g, (k_plain, k_turned), 3)
         merged = layers.merge_heads(g, fused_attention(g, q, k, v, 1.0 / math.sqrt(width)))
-        return layers.linear(g, merged, x.shape[2], "o_proj", bias=False)
+        return layers.linear(g, merged, x.shape[2], "o_proj", bias=self.bias)
 
     def _queries(self, g: GraphBuilder, x: Value, shared: Shared, width: int) -> Value:
         if not self.q_rank:
             return layers.linear(g, x, width, "q_proj", bias=False)
-        row = layers.linear(g, x, self.q_rank, "q_a_proj", bias=False)
+        row = layers.linear(g, x, self.q_rank, "q_a_proj", bias=self.bias)
         row = layers.rms_norm(g, row, "q_a_layernorm", epsilon=shared.epsilon)
         return layers.linear(g, row, width, "q_b_proj", bias=False)

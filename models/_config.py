@@ -11,19 +11,21 @@ from ._types import Key, ModelBuildError, ModelType, UnknownModelError
 
 MOST_LAYERS = 10_000
 """Layers that a configuration may ask for: more are a slip of the pen."""
+LARGEST = 1 << 40
+"""What no size of a model reaches."""
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim", "d_kv"),
+    "kv-heads": ("num_key_value_heads",),
+    "head-dim": ("head_dim", "d_kv"),
     "ffn": ("intermediate_size", "n_inner", "d_ff"),
     "vocab": ("vocab_size",),
     "positions": ("max_position_embeddings", "n_positions"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "top_k": ("num_experts_per_tok",),
-    "expert_ffn": ("moe_intermediate_size",),
+    "top-k": ("num_experts_per_tok",),
+    "expert-ffn": ("moe_intermediate_size",),
     "window": ("sliding_window",),
 }
 """What options of the command line are called, and the keys that they may stand for, the first that a type has."""
@@ -44,9 +46,7 @@ class Configuration:
     notes: tuple[str, ...]
 
 
-def understand(
-    document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]
-) -> Configuration:
+def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]) -> Configuration:
     """Check a configuration and fill in defaults.
 
     Args:
@@ -60,15 +60,15 @@ def understand(
     """
     outer, notes = document, []
     if isinstance(document.get("text_config"), Mapping):
-        document = {"tie_word_embeddings": outer.get("tie_word_embeddings"), **document["text_config"]}
-        document.setdefault("model_type", outer.get("model_type"))
+        shared = {key: outer.get(key) for key in ("model_type", "tie_word_embeddings")}
+        document = {**shared, **document["text_config"]}
         parts = sorted(key for key in outer if key.endswith("_config") and key not in ("text_config", *irrelevant))
         if parts:
             notes.append(f"only the language model is built; left out: {', '.join(parts)}")
     kind = type_named(document.get("model_type"), types)
     values = _values(document, kind)
     unknown = sorted(set(document) - set(kind.keys) - set(irrelevant) - {"model_type"})
-    unknown = [key for key in unknown if not key.startswith("_")]
+    unknown = [key for key in unknown if not key.startswith("_") and document[key] is not None]
     if unknown:
         notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
     return Configuration(kind, values, tuple(notes))
@@ -99,7 +99,12 @@ def _values(document: Mapping[str, Any], kind: ModelType) -> dict[str, Any]:
     given = {key: document[key] for key in kind.keys if document.get(key) is not None}
     missing = [key for key, entry in kind.keys.items() if entry.required and key not in given]
     if missing:
-        raise ModelBuildError(f"the configuration lacks {', '.join(map(repr, missing))}", "add the keys")
+        shown = dict(zip(kind.keys, option_names(kind), strict=True))
+        options = " ".join(f"--{shown[key]}" for key in missing)
+        raise ModelBuildError(
+            f"the configuration lacks {', '.join(map(repr, missing))}",
+            f"add the keys; they are {options} of `models build`",
+        )
     for key, value in given.items():
         _check(key, kind.keys[key], value)
     for key in SHORT_NAMES["layers"]:
@@ -110,11 +115,14 @@ def _values(document: Mapping[str, Any], kind: ModelType) -> dict[str, Any]:
 
 def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
     """Refuse a value of the wrong type, and sizes below 1 (0 where that is what leaving the key out means)."""
-    accepted = (int, float) if entry.kind is float else entry.kind
+    accepted = (int, float) if entry.kind is float else (entry.kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and entry.kind is not bool):
         raise ModelBuildError(f"{key} is {value!r}", f"give a value of type {entry.kind.__name__}")
-    if entry.kind is int and value < (0 if not entry.required and not entry.default else 1):
+    number: Any = value
+    if entry.kind is int and number < (1 if entry.required or entry.default else 0):
         raise ModelBuildError(f"{key} is {value}", "give a positive number")
+    if entry.kind in (int, float) and not abs(number) <= LARGEST:
+        raise ModelBuildError(f"{key} is {value}", f"give {LARGEST} or less")
 
 
 def with_options(
@@ -128,22 +136,22 @@ def with_options(
     """
     kind = type_named(document.get("model_type"), types)
     names = option_names(kind)
+    accepted = {key: key for key in kind.keys} | {name.replace("-", "_"): key for name, key in names.items()}
     changed = dict(document)
     for option, text in options.items():
-        key = names.get(option.replace("-", "_"))
+        key = accepted.get(option.replace("-", "_"))
         if key is None:
-            hint = f"{close_names(option, names)}options of {document['model_type']}: {', '.join(sorted(names))}"
-            raise ModelBuildError(f"{document['model_type']} has no option {option!r}", hint)
+            hint = close_names(option, (*names, "batch", "seq", "output", "family"))
+            hint += f"options of {document['model_type']}: {' '.join(f'--{name}' for name in names)}"
+            raise ModelBuildError(f"{document['model_type']} has no option --{option}", hint)
         changed[key] = _read(key, kind.keys[key].kind, text)
     return changed
 
 
 def option_names(kind: ModelType) -> dict[str, str]:
-    """Keys by the names of their options: their own, and a short one where there is one."""
-    names = {key: key for key in kind.keys}
-    for short, keys in SHORT_NAMES.items():
-        names |= {short: key for key in keys[::-1] if key in kind.keys}
-    return names
+    """Keys by the names of their options, in the order of the type's keys: a short name, or the key's own."""
+    short = {next((key for key in keys if key in kind.keys), ""): name for name, keys in SHORT_NAMES.items()}
+    return {short.get(key, key).replace("_", "-"): key for key in kind.keys}
 
 
 def _read(key: str, kind: type, text: str) -> Any:  # noqa: ANN401
@@ -155,5 +163,7 @@ def _read(key: str, kind: type, text: str) -> Any:  # noqa: ANN401
             return [int(item) if item.lstrip("-").isdigit() else item for item in text.split(",")]
         return kind(text)
     except (KeyError, ValueError):
-        wanted = {bool: "true or false", list: "items separated by commas"}.get(kind, f"a value of type {kind.__name__}")
+        wanted = {bool: "true or false", list: "items separated by commas"}.get(
+            kind, f"a value of type {kind.__name__}"
+        )
         raise ModelBuildError(f"{key} cannot be {text!r}", f"give {wanted}") from None

@@ -1,7 +1,7 @@
 """The decoder that all families of today share: a stack of residual branches between an embedding and a head.
 
-A layer is one or two branches, each a normalisation and a block: attention, a scan, a feed-forward layer or a mixture of
-experts. What a family is follows from its branches; its file says how a configuration becomes them. Written with the
+A layer is one or two branches, each a normalisation and a block: attention, a scan, a feed-forward layer or a mixture
+of experts. What a family is follows from its branches; its file says how a configuration becomes them. Written with the
 fused operators of operator set 23, newer ones where a layer needs them. Weights have the names and layouts of the
 Hugging Face checkpoints of LLaMA.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from . import _layers as layers
 from . import _ops as ops
-from ._attention import Attention, LatentAttention, Rotary, Shared, rotary_tables
+from ._attention import Attention, LatentAttention, Shared, rotary_tables
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import MoE, mixture
 

@@ -136,11 +136,14 @@ class DeltaNet:
         return ops.reshape(g, x, (0, 0, self.value_heads * width))
 
     def _decay(self, g: GraphBuilder, x: Value) -> Value:
-        """Logarithm of what each head's state keeps at each token: `-exp(A_log) softplus(a + dt_bias)`."""
-        rate = ops.unary(g, "Exp", g.parameter("A_log", (self.value_heads,), fill=0.0))
+        """Logarithm of what each head's state keeps at each token: `-exp(A_log) softplus(a + dt_bias)`.
+
+        The product is written as the exponential of a sum, so that no operator reads weights alone.
+        """
         step = layers.linear(g, x, self.value_heads, "a_proj", bias=False)
         step = ops.unary(g, "Softplus", ops.add(g, step, g.parameter("dt_bias", (self.value_heads,), fill=0.0)))
-        return ops.unary(g, "Neg", ops.mul(g, rate, step))
+        rate = g.parameter("A_log", (self.value_heads,), fill=0.0)
+        return ops.unary(g, "Neg", ops.unary(g, "Exp", ops.add(g, ops.unary(g, "Log", step), rate)))
 
 
 def _convolved(g: GraphBuilder, x: Value, name: str, kernel: int, bias: bool) -> Value:

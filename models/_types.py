@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 Config = Mapping[str, Any]
 """A configuration with a value for every key of its type."""
 

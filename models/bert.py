@@ -13,7 +13,6 @@ from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
 from ._types import Config, Key, ModelType, required
 
-
 OPSET = 20
 EPSILON = 1e-12
 
@@ -30,6 +29,7 @@ class BertSize:
         vocab: words.
         positions: rows of the position table, the longest sequence.
         tied: the head's matrix is the word embedding, `decoder`; else `output_layer` with one of its own.
+        segments: rows of the table of segments.
         next_sentence: add the pooler and the next-sentence head, a second output [batch, 2].
     """
 
@@ -41,6 +41,7 @@ class BertSize:
     positions: int = 512
     tied: bool = True
     next_sentence: bool = False
+    segments: int = 2
 
 
 def construct(size: BertSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -65,7 +66,7 @@ def construct(size: BertSize, g: GraphBuilder, batch: int, seq: int) -> None:
 
 def _embeddings(size: BertSize, g: GraphBuilder, ids: Value, segments: Value) -> tuple[Value, Value]:
     x, words = layers.embedding(g, ids, size.vocab, size.hidden, "word_embeddings")
-    segment, _ = layers.embedding(g, segments, 2, size.hidden, "token_type_embeddings")
+    segment, _ = layers.embedding(g, segments, size.segments, size.hidden, "token_type_embeddings")
     places = layers.positions(g, ids.shape[1])
     position, _ = layers.embedding(g, places, size.positions, size.hidden, "position_embeddings")
     x = ops.add(g, ops.add(g, x, segment), position)
@@ -124,6 +125,7 @@ def _size(c: Config) -> BertSize:
         c["max_position_embeddings"],
         c["tie_word_embeddings"],
         c["next_sentence"],
+        c["type_vocab_size"],
     )
 
 
@@ -135,6 +137,7 @@ _KEYS = {
     "vocab_size": Key(int, 30522),
     "max_position_embeddings": Key(int, 512),
     "tie_word_embeddings": Key(bool, True),
+    "type_vocab_size": Key(int, 2),
     "next_sentence": Key(bool, False),
 }
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, Kimi K2: latent attention, many small experts beside a shared one, prediction of further tokens."""
+"""DeepSeek-V2 and V3, Kimi K2: latent attention, many small experts beside a shared one, further tokens predicted."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def _size(c: Config) -> DecoderSize:
         c["qk_nope_head_dim"],
         rotary,
         c["v_head_dim"],
+        c["attention_bias"],
     )
     dense = transformer_layer(attention, FeedForward(c["intermediate_size"], activation(c)))
     sparse = transformer_layer(attention, _experts(c))
@@ -46,7 +47,7 @@ def _experts(c: Config) -> Experts:
 
 
 _KEYS: Mapping[str, Key] = {
-    **{key: entry for key, entry in DECODER.items() if key not in ("num_key_value_heads", "head_dim", "attention_bias")},
+    **{key: entry for key, entry in DECODER.items() if key not in ("num_key_value_heads", "head_dim")},
     "q_lora_rank": Key(int),
     "kv_lora_rank": Key(int, 512),
     "qk_nope_head_dim": Key(int, 128),

@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: a scaled embedding tied to the head, wide heads, gated GELU; 2 and 3 with windows and norms after blocks.
+"""Gemma 1 to 3: a scaled embedding tied to the head, wide heads, gated GELU; windows and norms after blocks in 2 and 3.
 
 RMSNorm's scale is written as one weight, where Gemma adds 1 to it.
 """

@@ -28,6 +28,3 @@ _KEYS = {
 }
 
 MODEL_TYPES = {"gpt_neox": ModelType("gpt_neox", _KEYS, _size)}
-
-
-

@@ -24,6 +24,7 @@ DECODER: Mapping[str, Key] = {
     "rope_theta": Key(float, 10_000.0),
     "attention_bias": Key(bool, False),
     "tie_word_embeddings": Key(bool, False),
+    "max_position_embeddings": Key(int),
 }
 """Keys that all decoders have."""
 
@@ -103,9 +104,7 @@ def _qwen_dense(c: Config) -> DecoderSize:
 def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> tuple[FeedForward | Experts, ...]:
     """The feed-forward part of each layer: experts in every so many, but not where a list says so."""
     step, only = c["decoder_sparse_step"], set(c["mlp_only_layers"])
-    return tuple(
-        sparse if i not in only and (i + 1) % step == 0 else dense for i in range(c["num_hidden_layers"])
-    )
+    return tuple(sparse if i not in only and (i + 1) % step == 0 else dense for i in range(c["num_hidden_layers"]))
 
 
 def _qwen_sparse(c: Config) -> DecoderSize:

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: a pattern of single branches, Mamba-2, attention without positions, feed-forward, experts."""
+"""Nemotron-H and Nemotron 3: a pattern of Mamba-2, attention without positions, feed-forward and experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer
 from ._moe import MoE
 from ._scan import Mamba2
 from ._types import Config, Key, ModelBuildError, ModelType
-from .llama import DECODER, activation, attention_of, decoder_of
+from .llama import DECODER, activation, attention_of, decoder_of, head_width
 
 
 def _blocks(c: Config) -> Mapping[str, Block]:
@@ -21,10 +21,11 @@ def _blocks(c: Config) -> Mapping[str, Block]:
         c["n_groups"],
         c["conv_kernel"],
         c["chunk_size"],
-        c["mamba_proj_bias"],
+        c["mamba_proj_bias"] or c["use_bias"],
         c["use_conv_bias"],
     )
-    attention = attention_of(c, out_bias=c["attention_bias"])
+    width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
+    attention = attention_of(c, head_dim=width, out_bias=c["attention_bias"])
     blocks: dict[str, Block] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
         blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
@@ -79,6 +80,8 @@ _KEYS: Mapping[str, Key] = {
     "conv_kernel": Key(int, 4),
     "chunk_size": Key(int, 128),
     "mamba_proj_bias": Key(bool, False),
+    "use_bias": Key(bool, False),
+    "attention_head_dim": Key(int),
     "use_conv_bias": Key(bool, True),
     "n_routed_experts": Key(int),
     "num_experts_per_tok": Key(int, 1),

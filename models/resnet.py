@@ -12,7 +12,6 @@ from . import _ops as ops
 from ._graph import GraphBuilder, Value
 from ._types import Config, Key, ModelType, required
 
-
 OPSET = 20
 WIDTHS = (64, 128, 256, 512)
 

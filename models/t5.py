@@ -16,7 +16,6 @@ from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
 from ._types import Config, Key, ModelBuildError, ModelType, required
 
-
 OPSET = 23
 EPSILON = 1e-6
 BUCKETS = 32
@@ -34,6 +33,7 @@ class T5Size:
         head_dim: width of one head (heads * head_dim may differ from hidden).
         ffn: inner width of the feed-forward layer.
         vocab: words.
+        tied: the head is the transposed word embedding; else `lm_head` has a weight of its own (version 1.1).
         gated: feed-forward layers are gated with GELU (version 1.1) instead of plain with ReLU.
         moe: some blocks have experts in place of the feed-forward layer.
     """
@@ -44,6 +44,7 @@ class T5Size:
     head_dim: int
     ffn: int
     vocab: int = 32128
+    tied: bool = True
     gated: bool = False
     moe: MoE | None = None
 
@@ -56,6 +57,9 @@ def construct(size: T5Size, g: GraphBuilder, batch: int, seq: int) -> None:
         words = g.parameter("weight", (size.vocab, size.hidden))
     encoded = _stack(size, g, words, source, None)
     decoded = _stack(size, g, words, target, encoded)
+    if not size.tied:
+        g.output(layers.linear(g, decoded, size.vocab, "lm_head", bias=False))
+        return
     decoded = ops.scale(g, decoded, size.hidden**-0.5)
     with g.scope("lm_head"):
         g.output(layers.tied_linear(g, decoded, words))
@@ -152,17 +156,23 @@ _FORMS = {"relu": False, "gated-gelu": True}
 
 def _size(c: Config) -> T5Size:
     if c["feed_forward_proj"] not in _FORMS:
-        raise ModelBuildError(f"feed_forward_proj {c['feed_forward_proj']!r} is not known", f"known: {', '.join(_FORMS)}")
+        raise ModelBuildError(
+            f"feed_forward_proj {c['feed_forward_proj']!r} is not known", f"known: {', '.join(_FORMS)}"
+        )
     if c["num_decoder_layers"] not in (None, c["num_layers"]):
         raise ModelBuildError(
             f"{c['num_layers']} encoder layers and {c['num_decoder_layers']} of the decoder", "give the same number"
+        )
+    if (c["relative_attention_num_buckets"], c["relative_attention_max_distance"]) != (BUCKETS, MAX_DISTANCE):
+        raise ModelBuildError(
+            "relative positions in other buckets than T5's", f"{BUCKETS} up to {MAX_DISTANCE} are known"
         )
     gated, moe = _FORMS[c["feed_forward_proj"]], None
     if c.get("num_experts"):
         every = c["expert_layer_period"]
         moe = MoE(c["num_experts"], 1, 1.25, every, renormalise=False, dispatch=Dispatch.EINSUM, gated=gated)
     widths = (c["num_layers"], c["d_model"], c["num_heads"], c["d_kv"], c["d_ff"], c["vocab_size"])
-    return T5Size(*widths, gated=gated, moe=moe)
+    return T5Size(*widths, c["tie_word_embeddings"], gated, moe)
 
 
 _KEYS = {
@@ -174,6 +184,9 @@ _KEYS = {
     "vocab_size": Key(int, 32128),
     "num_decoder_layers": Key(int),
     "feed_forward_proj": Key(str, "relu"),
+    "relative_attention_num_buckets": Key(int, BUCKETS),
+    "relative_attention_max_distance": Key(int, MAX_DISTANCE),
+    "tie_word_embeddings": Key(bool, True),
 }
 _SWITCH = {**_KEYS, "num_experts": Key(int, 8), "expert_layer_period": Key(int, 2)}
 

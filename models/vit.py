@@ -12,7 +12,6 @@ from . import _ops as ops
 from ._graph import GraphBuilder, Value
 from ._types import Config, Key, ModelType, required
 
-
 OPSET = 20
 EPSILON = 1e-12
 
@@ -93,7 +92,7 @@ def _size(c: Config) -> ViTSize:
         c["intermediate_size"],
         c["patch_size"],
         c["image_size"],
-        c["num_labels"],
+        c["num_labels"] or len(c["id2label"] or ()) or 1000,
     )
 
 
@@ -104,7 +103,8 @@ _KEYS = {
     "intermediate_size": required(),
     "patch_size": Key(int, 16),
     "image_size": Key(int, 224),
-    "num_labels": Key(int, 1000),
+    "num_labels": Key(int),
+    "id2label": Key(dict),
 }
 
 MODEL_TYPES = {"vit": ModelType("vit", _KEYS, _size, reads_sequence=False)}

@@ -251,7 +251,7 @@ Rule(infer=_grouped_results, ranks=_GROUPED, heavy=True).register("com.microsoft
 @Rule(
     ports=(0, 1, 2, 11),
     infer=_grouped_results,
-    weights={11: Role.OTHER},
+    weights={11: Role.ADDED},
     ranks=_GROUPED,
     heavy=True,
     joint=JointCut.RING,

@@ -105,7 +105,7 @@ def _spec(site: Site, nest: LoopNest, scan: _Scan, saved: tuple[Saved, ...], ker
 
 @Rule(
     travel=partial(along_nests, broadcast=False),
-    weights={4: Role.OTHER, 5: Role.SCALE, 6: Role.BIAS},
+    weights={4: Role.ADDED, 5: Role.SCALE, 6: Role.BIAS},
     infer=as_first,
     ranks={**dict.fromkeys(range(4), (3,)), **dict.fromkeys((4, 5, 6), (1,))},
     heavy=True,
