@@ -199,7 +199,7 @@ def build_config(
 
 
 def size_of(**config: Any) -> object:  # noqa: ANN401
-    """Sizes that a configuration states, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
+    """Sizes of a configuration, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
 
     Raises:
         UnknownModelError: no or an unknown `model_type`.
