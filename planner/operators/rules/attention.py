@@ -250,6 +250,7 @@ Rule(infer=_grouped_results, ranks=_GROUPED, heavy=True).register("com.microsoft
 
 @Rule(
     ports=(0, 1, 2, 11),
+    travel=partial(along_nests, broadcast=False),
     infer=_grouped_results,
     weights={11: Role.ADDED},
     ranks=_GROUPED,
