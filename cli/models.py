@@ -1,7 +1,8 @@
-"""`shardplan models`: list the bundled models, write one as an ONNX file."""
+"""`shardplan models`: list the bundled models and what can be built, write one as an ONNX file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -18,21 +19,32 @@ def command() -> None:
     Examples:
       shardplan models list --family llama
       shardplan models build llama3-70b -o llama3-70b.onnx --seq 4096
+      shardplan models build --family llama --layers 40 --hidden 5120 --heads 40 --ffn 13824 --vocab 32000 -o mine.onnx
     """
 
 
 @command.command("list")
-@click.option("--family", metavar="NAME", help="Only models of this family.")
+@click.option("--family", metavar="NAME", help="Only models of this family, and the options of its builders.")
 @format_option("table", "json")
 def list_models(family: str | None, form: str) -> None:
     """List the bundled models: name, family, parameters, layers, usual sequence length, source.
+
+    With --family also the options that `models build` takes for its sizes.
 
     \b
     Examples:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    from planner import UsageError, bundled_families, bundled_info, bundled_names, did_you_mean, models_report
+    from planner import (
+        UsageError,
+        bundled_families,
+        bundled_info,
+        bundled_names,
+        bundled_options,
+        did_you_mean,
+        models_report,
+    )
 
     families = bundled_families()
     if family is not None and family not in families:
@@ -40,26 +52,74 @@ def list_models(family: str | None, form: str) -> None:
     found = [bundled_info(name) for name in bundled_names()]
     found = [info for info in found if family in (None, info.family)]
     show_rows(models_report(found), form)
+    if family is None or form != "table":
+        return
+    for model_type, (listed, options) in bundled_options().items():
+        if listed == family:
+            click.echo(f"\noptions of {model_type}: {' '.join(f'--{name}' for name in options)}")
 
 
-@command.command("build")
-@click.argument("name")
+@command.command("build", context_settings={"ignore_unknown_options": True})
+@click.argument("name", required=False)
+@click.option("--family", metavar="NAME", help="Build of this family, or model_type, with sizes of your own.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in one forward pass.")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length; the model's usual one when absent.")
-def build_model(name: str, output: Path, batch: int, seq: int | None) -> None:
-    """Write a bundled model as an ONNX file: graph and shapes, weights without data.
+@click.argument("sizes", nargs=-1, type=click.UNPROCESSED, metavar="[--SIZE VALUE]...")
+def build_model(
+    name: str | None, family: str | None, output: Path, batch: int, seq: int | None, sizes: tuple[str, ...]
+) -> None:
+    """Write a model as an ONNX file: graph and shapes, weights without data.
+
+    NAME is a bundled model; its sizes can be changed by further options (`--layers 16`), which `models list --family`
+    shows. With --family all sizes are your own.
 
     \b
-    Example:
+    Examples:
       shardplan models build megatron-1t -o megatron-1t.onnx --batch 2 --seq 2048
+      shardplan models build llama3-8b --layers 16 -o half.onnx
+      shardplan models build --family llama --layers 40 --hidden 5120 --heads 40 --ffn 13824 --vocab 32000 -o mine.onnx
     """
-    from planner import build_bundled, bundled_info, write_whole
+    from planner import UsageError, build_bundled, build_configured, bundled_config, bundled_info, write_whole
 
-    info = bundled_info(name)
-    data = build_bundled(name, batch=batch, seq=seq).SerializeToString(deterministic=True)
+    if family is not None and name is not None:
+        sizes, name = (name, *sizes), None
+    if (base := family or name) is None:
+        raise UsageError("no model is named", hint="give the NAME of a bundled model, or --family and its sizes")
+    choices = _choices(sizes)
+    notes: tuple[str, ...] = ()
+    if family is None and not choices:
+        info = bundled_info(base)
+        model = build_bundled(base, batch=batch, seq=seq)
+        length = "" if info.seq is None else f", sequence {seq or info.seq}"
+    else:
+        config = bundled_config(base, choices)
+        model, notes = build_configured(config, name=output.stem, batch=batch, seq=seq)
+        length = "" if seq is None else f", sequence {seq}"
+    data = model.SerializeToString(deterministic=True)
     write_whole(output, data)
-    length = "" if info.seq is None else f", sequence {seq or info.seq}"
-    click.echo(f"wrote {output}: {name}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
+    click.echo(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+def _choices(words: Sequence[str]) -> dict[str, str]:
+    """`--layers 40 --hidden=5120` as values by option.
+
+    Raises:
+        UsageError: a word that is no option, or an option without a value.
+    """
+    from planner import UsageError
+
+    choices, left = {}, list(words)
+    while left:
+        word = left.pop(0)
+        option, joined, value = word.partition("=")
+        if not option.startswith("--"):
+            raise UsageError(f"{word!r} is not an option", hint="sizes are given as --layers 40")
+        if not joined and (not left or left[0].startswith("--")):
+            raise UsageError(f"{option} lacks its value", hint=f"give {option} VALUE")
+        choices[option.removeprefix("--")] = value if joined else left.pop(0)
+    return choices

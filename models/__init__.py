@@ -6,49 +6,103 @@
 
 The graph has real operators, names, module paths and shapes, but its weights are initializers whose data file does not
 exist, so that a model of a trillion parameters is a small file. Graphs end at logits, without loss and softmax.
+
+A model is a configuration in the keys of Hugging Face's `config.json`. Those of the bundled models are rows of
+`bundled.toml`; anyone else's is built the same way.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
+import tomllib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ._config import Configuration, close_names, option_names, understand, with_options
 from ._graph import GraphBuilder
-from ._types import Entry, ModelBuildError, ModelInfo, UnknownModelError
+from ._types import ModelBuildError, ModelInfo, ModelType, UnknownModelError
 
 if TYPE_CHECKING:
     import onnx
 
-FAMILIES = ("gpt", "llama", "bert", "t5", "moe", "vit", "resnet", "vgg", "gnmt", "dlrm")
+BUILDERS = (
+    "gpt", "llama", "gemma", "gpt_oss", "llama4", "deepseek", "nemotron", "qwen3_next", "gpt_neox",
+    "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
+)  # fmt: skip
+"""Modules of builders; each says in `MODEL_TYPES` what configurations it takes."""
+
+USUAL_SEQ = 4096
+"""Sequence length of a configuration where none is asked for, unless its position table is shorter."""
 
 __all__ = [
-    "FAMILIES",
+    "BUILDERS",
     "ModelBuildError",
     "ModelInfo",
+    "ModelType",
     "UnknownModelError",
     "build",
+    "build_config",
     "build_custom",
+    "changed",
     "families",
     "info",
+    "model_types",
     "names",
+    "options",
+    "size_of",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A bundled model: what is known of it, and its configuration."""
+
+    info: ModelInfo
+    config: Mapping[str, Any]
+
+
 @functools.cache
-def _entries() -> Mapping[str, Entry]:
-    """All bundled models by name, in the order of families and sizes."""
-    modules = [importlib.import_module(f"{__name__}.{family}") for family in FAMILIES]
-    return {name: entry for module in modules for name, entry in module.MODELS.items()}
+def model_types() -> Mapping[str, ModelType]:
+    """All types of models by the name that a configuration's `model_type` has."""
+    modules = [importlib.import_module(f"{__name__}.{builder}") for builder in BUILDERS]
+    return {name: kind for module in modules for name, kind in module.MODEL_TYPES.items()}
 
 
-def _entry(name: str) -> Entry:
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "bundled.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _entries() -> Mapping[str, _Entry]:
+    """All bundled models by name, in the order of the data."""
+    entries = (_entry(group, row) for group in _data()["group"] for row in group["rows"])
+    return {entry.info.name: entry for entry in entries}
+
+
+_KNOWN = {field.name for field in fields(ModelInfo)}
+
+
+def _entry(group: Mapping[str, Any], row: list[Any]) -> _Entry:
+    """One row of a group."""
+    kind = model_types()[group["model_type"]]
+    given = dict(zip(group["columns"], row, strict=True))
+    config = {"model_type": group["model_type"], **group.get("config", {})}
+    config |= {key: value for key, value in given.items() if key not in _KNOWN}
+    about: dict[str, Any] = {"family": kind.family, "seq": None, "active": None}
+    about |= {key: value for key, value in {**group, **given}.items() if key in _KNOWN}
+    about.setdefault("layers", config.get(option_names(kind).get("layers", "")))
+    about["max_seq"] = config.get(kind.positions, kind.keys[kind.positions].default) if kind.positions else None
+    return _Entry(ModelInfo(**about), config)
+
+
+def _named(name: str) -> _Entry:
     entries = _entries()
     if name not in entries:
-        close = difflib.get_close_matches(name.lower(), entries, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(entries)}"
+        hint = close_names(name, entries).strip() or f"known: {', '.join(entries)}"
         raise UnknownModelError(f"no bundled model is called {name!r}", hint)
     return entries[name]
 
@@ -59,8 +113,8 @@ def names() -> tuple[str, ...]:
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families of builders."""
-    return FAMILIES
+    """Names of the families that bundled models are listed under."""
+    return tuple(dict.fromkeys(entry.info.family for entry in _entries().values()))
 
 
 def info(name: str) -> ModelInfo:
@@ -69,7 +123,33 @@ def info(name: str) -> ModelInfo:
     Raises:
         UnknownModelError: no bundled model has that name; the hint names the closest ones.
     """
-    return _entry(name).info
+    return _named(name).info
+
+
+def options(model_type: str) -> Mapping[str, str]:
+    """Names of the options by which sizes of a type of model are given, and the keys of its configuration they set."""
+    return option_names(model_types()[model_type])
+
+
+def changed(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration of a bundled model, of a type, or of a family's first type, with sizes of one's own.
+
+    Args:
+        base: a name from `names`, `model_types` or `families`.
+        choices: values as text by the names of `options`: `{"layers": "40", "hidden": "5120"}`.
+
+    Raises:
+        UnknownModelError: `base` names nothing.
+        ModelBuildError: an option that the type does not have, or a value that it cannot have.
+    """
+    types = model_types()
+    if base in _entries():
+        config = _entries()[base].config
+    else:
+        of_family = {kind.family: name for name, kind in reversed(list(types.items()))}
+        name = base if base in types else of_family.get(base, base)
+        config = {"model_type": name}
+    return with_options(config, choices, types)
 
 
 def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelProto:
@@ -84,49 +164,97 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
         UnknownModelError: no bundled model has that name.
         ModelBuildError: a batch or sequence length that the model cannot have.
     """
-    entry = _entry(name)
+    entry = _named(name)
+    configuration = understand(entry.config, model_types(), ())
+    return _built(name, configuration, batch, seq, entry.info.seq, entry.info.source)
+
+
+def build_config(
+    document: Mapping[str, Any], *, name: str = "custom", batch: int = 1, seq: int | None = None
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Build a model of a configuration as Hugging Face's `config.json` states it.
+
+    Args:
+        document: keys and values, `model_type` among them.
+        name: name of the graph.
+        batch: samples in one forward pass.
+        seq: sequence length; 4096, or as many as the position table allows, when absent.
+
+    Returns:
+        The model, and notes on what was assumed, left out or not understood.
+
+    Raises:
+        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: required keys are missing, or sizes make no sense.
+    """
+    configuration = understand(document, model_types(), _data()["irrelevant"])
+    kind, notes = configuration.model_type, list(configuration.notes)
+    most = configuration.values.get(kind.positions or "max_position_embeddings")
+    usual = min(USUAL_SEQ, most or USUAL_SEQ) if kind.reads_sequence else None
+    if seq is None and usual is not None:
+        notes.append(f"a sequence of {usual} is assumed; another one is given by --dim seq=N")
+    if configuration.values.get("num_nextn_predict_layers"):
+        notes.append("predictors of further tokens are built; num_nextn_predict_layers 0 leaves them out")
+    return _built(name, configuration, batch, seq, usual, ""), tuple(notes)
+
+
+def size_of(**config: Any) -> object:  # noqa: ANN401
+    """Sizes of a configuration, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
+
+    Raises:
+        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: required keys are missing, or sizes make no sense.
+    """
+    configuration = understand(config, model_types(), ())
+    return configuration.model_type.size(configuration.values)
+
+
+def _built(
+    name: str, configuration: Configuration, batch: int, seq: int | None, usual: int | None, source: str
+) -> onnx.ModelProto:
     if batch < 1:
         raise ModelBuildError(f"batch {batch} is not positive", "give a batch of 1 or more")
-    g = GraphBuilder(name, opset=entry.opset, source=entry.info.source)
-    entry.construct(g, batch, _sequence(entry.info, seq))
-    return g.finish()
+    kind = configuration.model_type
+    most = configuration.values[kind.positions] if kind.positions else None
+    length = _sequence(name, usual, most, seq)
+    return build_custom(kind.size(configuration.values), batch=batch, seq=length, name=name, source=source)
 
 
 def build_custom(
-    size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None
+    size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None, source: str = ""
 ) -> onnx.ModelProto:
-    """Build a model of any size, as `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
+    """Build a model of any size, as `size_of` or `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
 
     Args:
-        size: an instance of a family's size class.
+        size: an instance of a builder's size class.
         batch: samples in one forward pass.
         seq: sequence length, for families that read one.
         name: name of the graph.
         seed: when given, weights hold reproducible random values, for models small enough to run.
+        source: where the sizes come from, written into the file.
 
     Raises:
-        TypeError: `size` is no size of a family here.
+        TypeError: `size` is no size of a builder here.
     """
     module = importlib.import_module(type(size).__module__)
     if not module.__name__.startswith(f"{__name__}.") or not hasattr(module, "construct"):
         raise TypeError(f"{type(size).__name__} is no size of a bundled family")
-    g = GraphBuilder(name, opset=module.OPSET, seed=seed)
+    g = GraphBuilder(name, opset=module.OPSET, source=source, seed=seed)
     module.construct(size, g, batch, seq)
     return g.finish()
 
 
-def _sequence(info: ModelInfo, seq: int | None) -> int:
+def _sequence(name: str, usual: int | None, most: int | None, seq: int | None) -> int:
     """The sequence length to build at; 0 for a model that reads none."""
-    if info.seq is None:
+    if usual is None:
         if seq is not None:
-            raise ModelBuildError(f"{info.name} reads no sequence", "leave the sequence length out")
+            raise ModelBuildError(f"{name} reads no sequence", "leave the sequence length out")
         return 0
-    length = info.seq if seq is None else seq
+    length = usual if seq is None else seq
     if length < 1:
-        raise ModelBuildError(f"sequence length {length} is not positive", f"{info.name} is usually run at {info.seq}")
-    if info.max_seq is not None and length > info.max_seq:
+        raise ModelBuildError(f"sequence length {length} is not positive", f"{name} is usually run at {usual}")
+    if most is not None and length > most:
         raise ModelBuildError(
-            f"sequence length {length} is more than the {info.max_seq} positions of {info.name}",
-            f"ask for {info.max_seq} or less",
+            f"sequence length {length} is more than the {most} positions of {name}", f"ask for {most} or less"
         )
     return length

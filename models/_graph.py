@@ -24,8 +24,17 @@ class ElementType(IntEnum):
     """Element types by the numbers that ONNX files use."""
 
     FLOAT = 1
+    INT32 = 6
     INT64 = 7
     BOOL = 9
+
+
+_NUMPY_TYPES = {
+    ElementType.FLOAT: "float32",
+    ElementType.INT32: "int32",
+    ElementType.INT64: "int64",
+    ElementType.BOOL: "bool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class GraphBuilder:
 
     Args:
         name: name of the graph.
-        opset: version of the default operator set.
+        opset: version of the default operator set; `require_opset` raises it.
         source: where the sizes come from, written into the file.
         seed: when given, fill the weights with reproducible random values.
     """
@@ -86,6 +95,11 @@ class GraphBuilder:
             yield
         finally:
             self._scopes.pop()
+
+    def require_opset(self, version: int) -> None:
+        """Raise the version of the default operator set to the first that has an operator, where it is older."""
+        entry = self._model.opset_import[0]
+        entry.version = max(entry.version, version)
 
     def _unique(self, label: str) -> str:
         """A tensor name inside the current module that is not yet taken."""
@@ -132,8 +146,7 @@ class GraphBuilder:
         """A small constant table or scalar; equal ones are stored once and shared, as exporters do."""
         import numpy as np
 
-        numpy_type = {ElementType.FLOAT: np.float32, ElementType.INT64: np.int64, ElementType.BOOL: np.bool_}[dtype]
-        array: np.ndarray = np.asarray(data, dtype=numpy_type)
+        array: np.ndarray = np.asarray(data, dtype=_NUMPY_TYPES[dtype])
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             value = Value(self._claim(f"const_{len(self._constants)}"), array.shape, dtype)
@@ -165,11 +178,18 @@ class GraphBuilder:
         label: str = "",
         attributes: Mapping[str, Attribute] | None = None,
     ) -> tuple[Value, ...]:
-        """Add an operator with any number of results, each of a given shape and element type."""
-        label = label or op.lower()
+        """Add an operator with any number of results, each of a given shape and element type.
+
+        An operator outside the standard's domain is named with its domain: "com.microsoft.GroupQueryAttention".
+        """
+        domain, _, kind = op.rpartition(".")
+        label = label or kind.lower()
+        if domain and all(entry.domain != domain for entry in self._model.opset_import):
+            self._model.opset_import.add(domain=domain, version=1)
         outputs = tuple(Value(self._unique(label), shape, dtype) for shape, dtype in results)
         node = self._graph.node.add(
-            op_type=op,
+            op_type=kind,
+            domain=domain or None,
             name=outputs[0].name,
             input=[value.name if value is not None else "" for value in inputs],
             output=[value.name for value in outputs],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
+
+Activation = Callable[[GraphBuilder, Value], Value]
 
 MASKED = -3.4028234663852886e38
 """What is added to an attention score that must not count: the lowest float32."""
@@ -48,6 +51,12 @@ def rms_norm(g: GraphBuilder, x: Value, name: str, *, epsilon: float) -> Value:
         return g.node("RMSNormalization", [x, scale], x.shape, axis=-1, epsilon=epsilon)
 
 
+def unit_rms(g: GraphBuilder, x: Value) -> Value:
+    """Root-mean-square normalisation over the last dimension without weights."""
+    unit = g.node("LpNormalization", [x], x.shape, axis=-1, p=2)
+    return ops.scale(g, unit, math.sqrt(x.shape[-1]))
+
+
 def gelu(g: GraphBuilder, x: Value, *, tanh: bool = False) -> Value:
     """Gaussian error linear unit, exact or by the tanh approximation."""
     return g.node("Gelu", [x], x.shape, approximate="tanh" if tanh else "none")
@@ -56,6 +65,34 @@ def gelu(g: GraphBuilder, x: Value, *, tanh: bool = False) -> Value:
 def silu(g: GraphBuilder, x: Value) -> Value:
     """`x * sigmoid(x)`."""
     return ops.mul(g, x, ops.unary(g, "Sigmoid", x))
+
+
+def relu(g: GraphBuilder, x: Value) -> Value:
+    """The positive part."""
+    return ops.unary(g, "Relu", x)
+
+
+def squared_relu(g: GraphBuilder, x: Value) -> Value:
+    """The square of the positive part (Nemotron)."""
+    positive = relu(g, x)
+    return ops.mul(g, positive, positive)
+
+
+def _tanh_gelu(g: GraphBuilder, x: Value) -> Value:
+    return gelu(g, x, tanh=True)
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "relu": relu,
+    "relu2": squared_relu,
+}
+"""Activations by the names that configuration files use."""
 
 
 def split_heads(g: GraphBuilder, x: Value, heads: int) -> Value:

@@ -8,15 +8,13 @@ are dropped (the residual connection carries them). All experts run as one batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-
-Activation = Callable[[GraphBuilder, Value], Value]
+from ._layers import Activation
 
 
 class Dispatch(StrEnum):
@@ -40,6 +38,11 @@ class MoE:
         renormalise: make the gate's weights of the chosen experts sum to 1.
         dispatch: how tokens reach their experts.
         gated: experts are gated (two inner matrices, kept as one) instead of plain.
+        sigmoid: the gate scores each expert on its own by a sigmoid, instead of all by a softmax.
+        correction: a bias that only the choice of experts sees, which balances them without a loss (DeepSeek-V3).
+        scale: factor on the weights of the chosen experts.
+        bias: gate and experts have biases.
+        latent: width that experts read and make, reached by projections before and after; 0 for that of the tokens.
     """
 
     experts: int
@@ -49,6 +52,11 @@ class MoE:
     renormalise: bool = True
     dispatch: Dispatch = Dispatch.GATHER
     gated: bool = False
+    sigmoid: bool = False
+    correction: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    latent: int = 0
 
     def capacity(self, tokens: int) -> int:
         """Places that an expert has for a group of tokens."""
@@ -75,8 +83,17 @@ class _Routing:
 
 def mixture(g: GraphBuilder, x: Value, moe: MoE, ffn: int, activation: Activation) -> Value:
     """A mixture-of-experts feed-forward layer of [b, s, hidden]."""
-    capacity = moe.capacity(x.shape[1])
     routing = _route(g, x, moe)
+    if not moe.latent:
+        return _dispatched(g, x, routing, moe, ffn, activation)
+    narrow = layers.linear(g, x, moe.latent, "fc1_latent_proj", bias=False)
+    made = _dispatched(g, narrow, routing, moe, ffn, activation)
+    return layers.linear(g, made, x.shape[2], "fc2_latent_proj", bias=False)
+
+
+def _dispatched(g: GraphBuilder, x: Value, routing: _Routing, moe: MoE, ffn: int, activation: Activation) -> Value:
+    """What the chosen experts make of [b, s, width], weighted and summed for each token."""
+    capacity = moe.capacity(x.shape[1])
     if moe.dispatch is Dispatch.EINSUM:
         dispatch, combine = _einsum_matrices(g, routing, moe, capacity)
         rows = ops.matmul(g, ops.transpose(g, dispatch, (0, 2, 1)), x)
@@ -95,16 +112,25 @@ def mixture(g: GraphBuilder, x: Value, moe: MoE, ffn: int, activation: Activatio
 def _route(g: GraphBuilder, x: Value, moe: MoE) -> _Routing:
     """Gate, choose the best experts, count each choice's place in its expert."""
     batch, seq, _ = x.shape
-    probabilities = ops.softmax(g, layers.linear(g, x, moe.experts, "gate", bias=False))
+    logits = layers.linear(g, x, moe.experts, "gate", bias=moe.bias)
+    scores = ops.unary(g, "Sigmoid", logits) if moe.sigmoid else ops.softmax(g, logits)
+    ranked = scores
+    if moe.correction:
+        with g.scope("gate"):
+            ranked = ops.add(g, scores, g.parameter("e_score_correction_bias", (moe.experts,), fill=0.0))
     result = (batch, seq, moe.top_k)
     weight, index = g.node_with(
         "TopK",
-        [probabilities, g.constant([moe.top_k])],
+        [ranked, g.constant([moe.top_k])],
         [(result, ElementType.FLOAT), (result, ElementType.INT64)],
         attributes={"axis": -1},
     )
+    if moe.correction:
+        weight = g.node("GatherElements", [scores, index], result, axis=2)
     if moe.renormalise:
         weight = ops.binary(g, "Div", weight, ops.reduce_sum(g, weight, 2, keepdims=True))
+    if moe.scale != 1.0:
+        weight = ops.scale(g, weight, moe.scale)
     expert = ops.reshape(g, ops.transpose(g, index, (0, 2, 1)), (0, -1))
     chosen = ops.one_hot(g, expert, moe.experts)
     before = g.node("CumSum", [chosen, g.constant(1)], chosen.shape, exclusive=1)
@@ -137,17 +163,19 @@ def _experts(g: GraphBuilder, rows: Value, moe: MoE, capacity: int, ffn: int, ac
         x = ops.transpose(g, ops.reshape(g, rows, (0, moe.experts, capacity, hidden)), (1, 0, 2, 3))
         x = ops.reshape(g, x, (moe.experts, -1, hidden))
         if moe.gated:
-            inner = ops.matmul(g, x, _expert_weight(g, "gate_up_proj", (moe.experts, 2 * ffn, hidden)))
-            gate, up = ops.split(g, inner, (ffn, ffn), 2)
-            x = ops.mul(g, activation(g, gate), up)
-            x = ops.matmul(g, x, _expert_weight(g, "down_proj", (moe.experts, hidden, ffn)))
+            gate, up = ops.split(g, _expert_product(g, x, "gate_up_proj", 2 * ffn, moe), (ffn, ffn), 2)
+            x = _expert_product(g, ops.mul(g, activation(g, gate), up), "down_proj", hidden, moe)
         else:
-            x = activation(g, ops.matmul(g, x, _expert_weight(g, "wi", (moe.experts, ffn, hidden))))
-            x = ops.matmul(g, x, _expert_weight(g, "wo", (moe.experts, hidden, ffn)))
+            x = activation(g, _expert_product(g, x, "wi", ffn, moe))
+            x = _expert_product(g, x, "wo", hidden, moe)
         x = ops.transpose(g, ops.reshape(g, x, (moe.experts, -1, capacity, hidden)), (1, 0, 2, 3))
         return ops.reshape(g, x, (0, moe.experts * capacity, hidden))
 
 
-def _expert_weight(g: GraphBuilder, name: str, shape: tuple[int, int, int]) -> Value:
-    """The weights of all experts [experts, outputs, inputs], transposed for a batched matrix product."""
-    return ops.transpose(g, g.parameter(name, shape), (0, 2, 1))
+def _expert_product(g: GraphBuilder, x: Value, name: str, features: int, moe: MoE) -> Value:
+    """Each expert's product of its rows [experts, rows, inputs] with its own weight [outputs, inputs]."""
+    weight = g.parameter(name, (moe.experts, features, x.shape[2]))
+    product = ops.matmul(g, x, ops.transpose(g, weight, (0, 2, 1)))
+    if not moe.bias:
+        return product
+    return ops.add(g, product, g.parameter(f"{name}_bias", (moe.experts, 1, features), fill=0.0))

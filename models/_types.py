@@ -1,15 +1,17 @@
-"""What is known of a bundled model without building it."""
+"""What is known of a bundled model without building it, and how a configuration becomes a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ._graph import GraphBuilder
+Config = Mapping[str, Any]
+"""A configuration with a value for every key of its type."""
 
 
 class ModelBuildError(ValueError):
-    """A bundled model that does not exist or cannot be built at the size asked for.
+    """A model that does not exist or cannot be built at the size asked for.
 
     Args:
         message: what is wrong, one line.
@@ -23,7 +25,7 @@ class ModelBuildError(ValueError):
 
 
 class UnknownModelError(ModelBuildError, LookupError):
-    """No bundled model has that name."""
+    """No bundled model, or no type of model, has that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,11 @@ class ModelInfo:
 
     Attributes:
         name: what it is called on the command line, `llama3-70b`.
-        family: the builder that makes it, `llama`.
+        family: what it is listed under, `llama`.
         description: one line for people.
         layers: number of repeated blocks (encoder plus decoder, or weighted layers of a convolutional net).
         parameters: published number of trained weights, tied ones counted once; rounded where the source rounds.
+        active: those that one token uses, embedding and head included; None where all are.
         seq: sequence length it is built at unless another is asked for; None for models that read no sequence.
         max_seq: longest sequence its position table allows; None when there is no such limit.
         source: where the sizes come from.
@@ -46,21 +49,46 @@ class ModelInfo:
     description: str
     layers: int
     parameters: int
+    active: int | None
     seq: int | None
     max_seq: int | None
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A bundled model: what is known of it, and how to build it.
+class Key:
+    """One key of a configuration.
 
     Attributes:
-        info: what is known without building.
-        opset: operator set that its graph uses.
-        construct: adds the model to an empty graph at a batch size and a sequence length (0 for models without one).
+        kind: type of its value; a whole number where a fraction is expected is one.
+        default: value where the configuration has none.
+        required: the configuration must have it.
     """
 
-    info: ModelInfo
-    opset: int
-    construct: Callable[[GraphBuilder, int, int], None]
+    kind: type
+    default: Any = None
+    required: bool = False
+
+
+def required(kind: type = int) -> Key:
+    """A key that a configuration must have."""
+    return Key(kind, required=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """What a configuration's `model_type` names.
+
+    Attributes:
+        family: what its models are listed under.
+        keys: keys that its configurations may have, by name.
+        size: a configuration with a value for every key to sizes of the builder, whose module constructs the graph.
+        positions: key of the longest sequence that its position table allows; "" where there is no such table.
+        reads_sequence: whether the model reads a sequence, whose length is chosen.
+    """
+
+    family: str
+    keys: Mapping[str, Key]
+    size: Callable[[Config], object]
+    positions: str = ""
+    reads_sequence: bool = True

@@ -6,13 +6,12 @@ the Hugging Face checkpoints.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Config, Key, ModelType, required
 
 OPSET = 20
 EPSILON = 1e-12
@@ -30,6 +29,7 @@ class BertSize:
         vocab: words.
         positions: rows of the position table, the longest sequence.
         tied: the head's matrix is the word embedding, `decoder`; else `output_layer` with one of its own.
+        segments: rows of the table of segments.
         next_sentence: add the pooler and the next-sentence head, a second output [batch, 2].
     """
 
@@ -41,6 +41,7 @@ class BertSize:
     positions: int = 512
     tied: bool = True
     next_sentence: bool = False
+    segments: int = 2
 
 
 def construct(size: BertSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -65,7 +66,7 @@ def construct(size: BertSize, g: GraphBuilder, batch: int, seq: int) -> None:
 
 def _embeddings(size: BertSize, g: GraphBuilder, ids: Value, segments: Value) -> tuple[Value, Value]:
     x, words = layers.embedding(g, ids, size.vocab, size.hidden, "word_embeddings")
-    segment, _ = layers.embedding(g, segments, 2, size.hidden, "token_type_embeddings")
+    segment, _ = layers.embedding(g, segments, size.segments, size.hidden, "token_type_embeddings")
     places = layers.positions(g, ids.shape[1])
     position, _ = layers.embedding(g, places, size.positions, size.hidden, "position_embeddings")
     x = ops.add(g, ops.add(g, x, segment), position)
@@ -114,23 +115,30 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 
 
-_BERT = "Devlin et al. 2018, BERT; released checkpoints"
-_CHIMERA = "Li and Hoefler 2021, Chimera, table 4"
-
-_SIZES = {
-    "bert-base": (BertSize(12, 768, 12, 3072), 109_514_298, 512, "BERT, masked-word head", _BERT),
-    "bert-large": (BertSize(24, 1024, 16, 4096), 335_174_458, 512, "BERT, masked-word head", _BERT),
-    "bert-48": (
-        BertSize(48, 1024, 16, 4096, tied=False, next_sentence=True),
-        669_790_012, 128, "BERT of 48 layers, both pre-training heads, head not tied", _CHIMERA,
-    ),
-}  # fmt: skip
-
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "bert", text, size.layers, count, seq, size.positions, source),
-        OPSET,
-        functools.partial(construct, size),
+def _size(c: Config) -> BertSize:
+    return BertSize(
+        c["num_hidden_layers"],
+        c["hidden_size"],
+        c["num_attention_heads"],
+        c["intermediate_size"],
+        c["vocab_size"],
+        c["max_position_embeddings"],
+        c["tie_word_embeddings"],
+        c["next_sentence"],
+        c["type_vocab_size"],
     )
-    for name, (size, count, seq, text, source) in _SIZES.items()
+
+
+_KEYS = {
+    "num_hidden_layers": required(),
+    "hidden_size": required(),
+    "num_attention_heads": required(),
+    "intermediate_size": required(),
+    "vocab_size": Key(int, 30522),
+    "max_position_embeddings": Key(int, 512),
+    "tie_word_embeddings": Key(bool, True),
+    "type_vocab_size": Key(int, 2),
+    "next_sentence": Key(bool, False),
 }
+
+MODEL_TYPES = {"bert": ModelType("bert", _KEYS, _size, "max_position_embeddings")}

@@ -6,13 +6,12 @@ make one logit of that. Weights have the names of the original implementation.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Key, ModelType, required
 
 OPSET = 20
 
@@ -73,28 +72,19 @@ def _interactions(g: GraphBuilder, rows: list[Value], width: int) -> Value:
     return ops.gather(g, ops.reshape(g, products, (0, count * count)), g.constant(lower), axis=1)
 
 
-_TERABYTE = DLRMSize(
-    (39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208, 11938, 155, 4, 976,
-     14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36),
-    128, (512, 256, 128), (1024, 1024, 512, 256, 1),
-)  # fmt: skip
-_KAGGLE = DLRMSize(
-    (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
-     2173, 4, 7046547, 18, 15, 286181, 105, 142572),
-    16, (512, 256, 64, 16), (512, 256, 1),
-)  # fmt: skip
-_NAUMOV = "Naumov et al. 2019, Deep Learning Recommendation Model"
-
-_SIZES = {
-    "dlrm-kaggle": (_KAGGLE, 540_000_000, "Criteo Kaggle tables", f"{_NAUMOV}; sizes of its Kaggle benchmark"),
-    "dlrm": (_TERABYTE, 24_036_595_969, "Criteo Terabyte tables", f"{_NAUMOV}; MLPerf training v1.0 sizes"),
+_KEYS = {
+    "tables": required(list),
+    "width": required(),
+    "bottom": required(list),
+    "top": required(list),
+    "dense": Key(int, 13),
 }
 
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "dlrm", text, len(size.bottom) + len(size.top), count, None, None, source),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, (size, count, text, source) in _SIZES.items()
+MODEL_TYPES = {
+    "dlrm": ModelType(
+        "dlrm",
+        _KEYS,
+        lambda c: DLRMSize(tuple(c["tables"]), c["width"], tuple(c["bottom"]), tuple(c["top"]), c["dense"]),
+        reads_sequence=False,
+    ),
 }

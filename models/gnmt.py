@@ -7,13 +7,12 @@ the first decoder layer queries the encoder's states and its context feeds every
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Key, ModelType, required
 
 OPSET = 20
 
@@ -98,19 +97,8 @@ def _lstm(g: GraphBuilder, x: Value, hidden: int, name: str, *, directions: int 
         return ops.reshape(g, ops.transpose(g, y, (0, 2, 1, 3)), (0, 0, 2 * hidden))
 
 
-_WU = "Wu et al. 2016, Google's Neural Machine Translation System: 8 encoder and 8 decoder layers of 1024"
-_PIPEDREAM = "Narayanan et al. 2019, PipeDream: 4 encoder and 4 decoder layers of 1024"
+_KEYS = {"num_layers": required(), "hidden_size": Key(int, 1024), "vocab_size": Key(int, 32000)}
 
-_SIZES = {
-    "gnmt-8": (GNMTSize(4, vocab=32320), 193_765_952, _PIPEDREAM),
-    "gnmt-16": (GNMTSize(8), 276_735_232, _WU),
-}
-
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "gnmt", "LSTM encoder and decoder with attention", 2 * size.layers, count, 50, None, source),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, (size, count, source) in _SIZES.items()
+MODEL_TYPES = {
+    "gnmt": ModelType("gnmt", _KEYS, lambda c: GNMTSize(c["num_layers"], c["hidden_size"], c["vocab_size"])),
 }

@@ -6,14 +6,14 @@ the names and layouts of the GPT-2 checkpoints: `transformer.h.7.mlp.c_fc.weight
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._moe import MoE, mixture
-from ._types import Entry, ModelInfo
+from ._moe import Dispatch, MoE, mixture
+from ._types import Config, Key, ModelType, required
+from .llama import activation
 
 OPSET = 20
 
@@ -31,7 +31,7 @@ class GPTSize:
         head_dim: width of one head; 0 for hidden / heads.
         ffn: inner width of the feed-forward layer; 0 for four times hidden.
         tied: the head is the transposed word embedding, `lm_head`; else `output_layer` with a weight of its own.
-        relu: ReLU instead of GELU.
+        activation: a name of `ACTIVATIONS`.
         moe: some blocks have experts in place of the feed-forward layer.
     """
 
@@ -43,7 +43,7 @@ class GPTSize:
     head_dim: int = 0
     ffn: int = 0
     tied: bool = True
-    relu: bool = False
+    activation: str = "gelu_new"
     moe: MoE | None = None
 
 
@@ -82,14 +82,10 @@ def _block(size: GPTSize, g: GraphBuilder, x: Value, mask: Value, layer: int) ->
 
 
 def _feed_forward(size: GPTSize, g: GraphBuilder, x: Value, layer: int) -> Value:
-    ffn = size.ffn or 4 * size.hidden
+    ffn, activate = size.ffn or 4 * size.hidden, layers.ACTIVATIONS[size.activation]
     if size.moe is not None and size.moe.is_sparse(layer):
-        return mixture(g, x, size.moe, ffn, functools.partial(_activation, size))
-    return _conv1d(g, _activation(size, g, _conv1d(g, x, ffn, "c_fc")), size.hidden, "c_proj")
-
-
-def _activation(size: GPTSize, g: GraphBuilder, x: Value) -> Value:
-    return ops.unary(g, "Relu", x) if size.relu else layers.gelu(g, x, tanh=True)
+        return mixture(g, x, size.moe, ffn, activate)
+    return _conv1d(g, activate(g, _conv1d(g, x, ffn, "c_fc")), size.hidden, "c_proj")
 
 
 def _conv1d(g: GraphBuilder, x: Value, features: int, name: str) -> Value:
@@ -99,60 +95,38 @@ def _conv1d(g: GraphBuilder, x: Value, features: int, name: str) -> Value:
         return ops.add(g, product, g.parameter("bias", (features,), fill=0.0))
 
 
-_GPT2 = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners; released checkpoints"
-_GPT3 = "Brown et al. 2020, Language Models are Few-Shot Learners, table 2.1"
-_MEGATRON = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters, table 1"
-_SHOEYBI = "Shoeybi et al. 2019, Megatron-LM, table 2"
-_CHIMERA = "Li and Hoefler 2021, Chimera, table 4"
-
-
-def _sizes() -> list[tuple[str, GPTSize, int, int, str, str]]:
-    """Name, size, published parameters, default sequence, description, source."""
-    gpt2 = [
-        ("gpt2", 12, 768, 12, 124_439_808),
-        ("gpt2-medium", 24, 1024, 16, 354_823_168),
-        ("gpt2-large", 36, 1280, 20, 774_030_080),
-        ("gpt2-xl", 48, 1600, 25, 1_557_611_200),
-    ]
-    gpt3 = [
-        ("gpt3-125m", 12, 768, 12, 125_000_000),
-        ("gpt3-350m", 24, 1024, 16, 350_000_000),
-        ("gpt3-760m", 24, 1536, 16, 760_000_000),
-        ("gpt3-1.3b", 24, 2048, 16, 1_300_000_000),
-        ("gpt3-2.7b", 32, 2560, 32, 2_700_000_000),
-        ("gpt3-6.7b", 32, 4096, 32, 6_700_000_000),
-        ("gpt3-13b", 40, 5120, 40, 13_000_000_000),
-        ("gpt3-175b", 96, 12288, 96, 175_000_000_000),
-    ]
-    megatron = [
-        ("megatron-1.7b", 24, 2304, 24, 1_700_000_000),
-        ("megatron-3.6b", 30, 3072, 32, 3_600_000_000),
-        ("megatron-7.5b", 36, 4096, 32, 7_500_000_000),
-        ("megatron-18b", 40, 6144, 48, 18_400_000_000),
-        ("megatron-39b", 48, 8192, 64, 39_100_000_000),
-        ("megatron-76b", 60, 10240, 80, 76_100_000_000),
-        ("megatron-145b", 80, 12288, 96, 145_600_000_000),
-        ("megatron-310b", 96, 16384, 128, 310_100_000_000),
-        ("megatron-530b", 105, 20480, 128, 529_600_000_000),
-        ("megatron-1t", 128, 25600, 160, 1_008_000_000_000),
-    ]
-    rows = [(n, GPTSize(a, h, k, 50257, 1024), p, 1024, "GPT-2", _GPT2) for n, a, h, k, p in gpt2]
-    note = "GPT-3, all attention dense; 13b at width 5120, 1.3b with 16 heads"
-    rows += [(n, GPTSize(a, h, k, 50257, 2048), p, 2048, note, _GPT3) for n, a, h, k, p in gpt3]
-    rows += [(n, GPTSize(a, h, k, 51200, 2048), p, 2048, "Megatron-LM GPT", _MEGATRON) for n, a, h, k, p in megatron]
-    rows.append(
-        ("megatron-8.3b", GPTSize(72, 3072, 32, 51200, 1024), 8_300_000_000, 1024, "Megatron-LM GPT-2", _SHOEYBI)
+def _size(c: Config) -> GPTSize:
+    moe = None
+    if c["num_experts"]:
+        top_k, every = c["num_experts_per_tok"], c["expert_layer_period"]
+        moe = MoE(c["num_experts"], top_k, every=every, dispatch=Dispatch.EINSUM)
+    return GPTSize(
+        c["n_layer"],
+        c["n_embd"],
+        c["n_head"],
+        c["vocab_size"],
+        c["n_positions"],
+        c["head_dim"] or 0,
+        c["n_inner"] or 0,
+        c["tie_word_embeddings"],
+        activation(c, "activation_function"),
+        moe,
     )
-    wide = GPTSize(64, 1280, 20, 50257, 1024, tied=False)
-    rows.append(("gpt2-64", wide, 1_389_327_360, 632, "GPT-2 of 64 blocks, head not tied", _CHIMERA))
-    return rows
 
 
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "gpt", text, size.layers, count, seq, size.positions, source),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, size, count, seq, text, source in _sizes()
+_KEYS = {
+    "n_layer": required(),
+    "n_embd": required(),
+    "n_head": required(),
+    "vocab_size": Key(int, 50257),
+    "n_positions": Key(int, 1024),
+    "head_dim": Key(int),
+    "n_inner": Key(int),
+    "activation_function": Key(str, "gelu_new"),
+    "tie_word_embeddings": Key(bool, True),
+    "num_experts": Key(int),
+    "num_experts_per_tok": Key(int, 2),
+    "expert_layer_period": Key(int, 2),
 }
+
+MODEL_TYPES = {"gpt2": ModelType("gpt", _KEYS, _size, "n_positions")}

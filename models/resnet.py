@@ -5,13 +5,12 @@ Weights have torchvision's names; the 1.5 variant (stride in the 3 x 3 convoluti
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Config, Key, ModelType, required
 
 OPSET = 20
 WIDTHS = (64, 128, 256, 512)
@@ -86,23 +85,15 @@ def _normalised(g: GraphBuilder, x: Value, channels: int, kernel: int, stride: i
     return normalised
 
 
-_HE = "He et al. 2015, Deep Residual Learning for Image Recognition, table 1; torchvision"
+def _size(c: Config) -> ResNetSize:
+    return ResNetSize(tuple(c["blocks"]), c["bottleneck"], c["num_labels"], c["image_size"])
 
-_SIZES = {
-    "resnet18": (ResNetSize((2, 2, 2, 2), False), 18, 11_689_512),
-    "resnet34": (ResNetSize((3, 4, 6, 3), False), 34, 21_797_672),
-    "resnet50": (ResNetSize((3, 4, 6, 3), True), 50, 25_557_032),
-    "resnet101": (ResNetSize((3, 4, 23, 3), True), 101, 44_549_160),
-    "resnet152": (ResNetSize((3, 8, 36, 3), True), 152, 60_192_808),
+
+_KEYS = {
+    "blocks": required(list),
+    "bottleneck": Key(bool, True),
+    "num_labels": Key(int, 1000),
+    "image_size": Key(int, 224),
 }
 
-MODELS = {
-    name: Entry(
-        ModelInfo(
-            name, "resnet", "ResNet v1.5 with batch normalisation in training mode", depth, count, None, None, _HE
-        ),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, (size, depth, count) in _SIZES.items()
-}
+MODEL_TYPES = {"resnet": ModelType("resnet", _KEYS, _size, reads_sequence=False)}

@@ -7,15 +7,14 @@ Hugging Face checkpoints.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._moe import MoE, mixture
-from ._types import Entry, ModelInfo
+from ._moe import Dispatch, MoE, mixture
+from ._types import Config, Key, ModelBuildError, ModelType, required
 
 OPSET = 23
 EPSILON = 1e-6
@@ -34,6 +33,7 @@ class T5Size:
         head_dim: width of one head (heads * head_dim may differ from hidden).
         ffn: inner width of the feed-forward layer.
         vocab: words.
+        tied: the head is the transposed word embedding; else `lm_head` has a weight of its own (version 1.1).
         gated: feed-forward layers are gated with GELU (version 1.1) instead of plain with ReLU.
         moe: some blocks have experts in place of the feed-forward layer.
     """
@@ -44,6 +44,7 @@ class T5Size:
     head_dim: int
     ffn: int
     vocab: int = 32128
+    tied: bool = True
     gated: bool = False
     moe: MoE | None = None
 
@@ -56,6 +57,9 @@ def construct(size: T5Size, g: GraphBuilder, batch: int, seq: int) -> None:
         words = g.parameter("weight", (size.vocab, size.hidden))
     encoded = _stack(size, g, words, source, None)
     decoded = _stack(size, g, words, target, encoded)
+    if not size.tied:
+        g.output(layers.linear(g, decoded, size.vocab, "lm_head", bias=False))
+        return
     decoded = ops.scale(g, decoded, size.hidden**-0.5)
     with g.scope("lm_head"):
         g.output(layers.tied_linear(g, decoded, words))
@@ -105,18 +109,14 @@ def _attention(size: T5Size, g: GraphBuilder, x: Value, memory: Value, name: str
 def _feed_forward(size: T5Size, g: GraphBuilder, x: Value, layer: int) -> Value:
     if size.moe is not None and size.moe.is_sparse(layer):
         with g.scope("mlp"):
-            return mixture(g, x, size.moe, size.ffn, layers.gelu if size.gated else _relu)
+            return mixture(g, x, size.moe, size.ffn, layers.gelu if size.gated else layers.relu)
     with g.scope("DenseReluDense"):
         if size.gated:
             gate = layers.gelu(g, layers.linear(g, x, size.ffn, "wi_0", bias=False), tanh=True)
             inner = ops.mul(g, gate, layers.linear(g, x, size.ffn, "wi_1", bias=False))
         else:
-            inner = _relu(g, layers.linear(g, x, size.ffn, "wi", bias=False))
+            inner = layers.relu(g, layers.linear(g, x, size.ffn, "wi", bias=False))
         return layers.linear(g, inner, size.hidden, "wo", bias=False)
-
-
-def _relu(g: GraphBuilder, x: Value) -> Value:
-    return ops.unary(g, "Relu", x)
 
 
 def _position_bias(size: T5Size, g: GraphBuilder, seq: int, *, bidirectional: bool) -> Value:
@@ -151,21 +151,46 @@ def _buckets(g: GraphBuilder, distance: Value, *, bidirectional: bool) -> Value:
     return bucket if offset is None else ops.add(g, bucket, offset)
 
 
-_T5 = "Raffel et al. 2019, Exploring the Limits of Transfer Learning; released checkpoints"
+_FORMS = {"relu": False, "gated-gelu": True}
 
-_SIZES = {
-    "t5-small": (T5Size(6, 512, 8, 64, 2048), 60_506_624),
-    "t5-base": (T5Size(12, 768, 12, 64, 3072), 222_903_552),
-    "t5-large": (T5Size(24, 1024, 16, 64, 4096), 737_668_096),
-    "t5-3b": (T5Size(24, 1024, 32, 128, 16384), 2_851_598_336),
-    "t5-11b": (T5Size(24, 1024, 128, 128, 65536), 11_307_321_344),
+
+def _size(c: Config) -> T5Size:
+    if c["feed_forward_proj"] not in _FORMS:
+        raise ModelBuildError(
+            f"feed_forward_proj {c['feed_forward_proj']!r} is not known", f"known: {', '.join(_FORMS)}"
+        )
+    if c["num_decoder_layers"] not in (None, c["num_layers"]):
+        raise ModelBuildError(
+            f"{c['num_layers']} encoder layers and {c['num_decoder_layers']} of the decoder", "give the same number"
+        )
+    if (c["relative_attention_num_buckets"], c["relative_attention_max_distance"]) != (BUCKETS, MAX_DISTANCE):
+        raise ModelBuildError(
+            "relative positions in other buckets than T5's", f"{BUCKETS} up to {MAX_DISTANCE} are known"
+        )
+    gated, moe = _FORMS[c["feed_forward_proj"]], None
+    if c.get("num_experts"):
+        every = c["expert_layer_period"]
+        moe = MoE(c["num_experts"], 1, 1.25, every, renormalise=False, dispatch=Dispatch.EINSUM, gated=gated)
+    widths = (c["num_layers"], c["d_model"], c["num_heads"], c["d_kv"], c["d_ff"], c["vocab_size"])
+    return T5Size(*widths, c["tie_word_embeddings"], gated, moe)
+
+
+_KEYS = {
+    "num_layers": required(),
+    "d_model": required(),
+    "num_heads": required(),
+    "d_kv": Key(int, 64),
+    "d_ff": required(),
+    "vocab_size": Key(int, 32128),
+    "num_decoder_layers": Key(int),
+    "feed_forward_proj": Key(str, "relu"),
+    "relative_attention_num_buckets": Key(int, BUCKETS),
+    "relative_attention_max_distance": Key(int, MAX_DISTANCE),
+    "tie_word_embeddings": Key(bool, True),
 }
+_SWITCH = {**_KEYS, "num_experts": Key(int, 8), "expert_layer_period": Key(int, 2)}
 
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "t5", "T5, the target a quarter of the sequence", 2 * size.layers, count, 512, None, _T5),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, (size, count) in _SIZES.items()
+MODEL_TYPES = {
+    "t5": ModelType("t5", _KEYS, _size),
+    "switch_transformers": ModelType("moe", _SWITCH, _size),
 }

@@ -5,13 +5,12 @@ Weights have torchvision's names.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Key, ModelType, required
 
 OPSET = 20
 
@@ -93,22 +92,21 @@ _ALEXNET = VGGSize(
     (Conv(64, 11, 4, 2), Pool(3), Conv(192, 5, 1, 2), Pool(3), Conv(384), Conv(256), Conv(256), Pool(3)),
     linear=(1, 4, 6),
 )
-_VGG = "Simonyan and Zisserman 2014, Very Deep Convolutional Networks, table 1; torchvision"
-_KRIZHEVSKY = "Krizhevsky 2014, One weird trick for parallelizing convolutional neural networks; torchvision"
 
-_SIZES = {
-    "alexnet": (_ALEXNET, 8, 61_100_840, _KRIZHEVSKY),
-    "vgg11": (_vgg(1, 1, 2, 2, 2), 11, 132_863_336, _VGG),
-    "vgg13": (_vgg(2, 2, 2, 2, 2), 13, 133_047_848, _VGG),
-    "vgg16": (_vgg(2, 2, 3, 3, 3), 16, 138_357_544, _VGG),
-    "vgg19": (_vgg(2, 2, 4, 4, 4), 19, 143_667_240, _VGG),
-}
 
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "vgg", "plain convolutional net, 224 x 224 images", depth, count, None, None, source),
-        OPSET,
-        functools.partial(construct, size),
-    )
-    for name, (size, depth, count, source) in _SIZES.items()
+_PLAIN = {"num_labels": Key(int, 1000), "image_size": Key(int, 224)}
+
+MODEL_TYPES = {
+    "vgg": ModelType(
+        "vgg",
+        {"groups": required(list), **_PLAIN},
+        lambda c: replace(_vgg(*c["groups"]), classes=c["num_labels"], image=c["image_size"]),
+        reads_sequence=False,
+    ),
+    "alexnet": ModelType(
+        "vgg",
+        _PLAIN,
+        lambda c: replace(_ALEXNET, classes=c["num_labels"], image=c["image_size"]),
+        reads_sequence=False,
+    ),
 }

@@ -5,13 +5,12 @@ Weights have the names and layouts of the Hugging Face checkpoints.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import GraphBuilder, Value
-from ._types import Entry, ModelInfo
+from ._types import Config, Key, ModelType, required
 
 OPSET = 20
 EPSILON = 1e-12
@@ -85,21 +84,27 @@ def _layer(size: ViTSize, g: GraphBuilder, x: Value) -> Value:
     return ops.add(g, changed, x)
 
 
-_DOSOVITSKIY = "Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, table 1"
-_TOUVRON = "Touvron et al. 2020, Training data-efficient image transformers, table 1"
-
-_SIZES = {
-    "vit-s16": (ViTSize(12, 384, 6, 1536), 22_050_664, _TOUVRON),
-    "vit-b16": (ViTSize(12, 768, 12, 3072), 86_567_656, _DOSOVITSKIY),
-    "vit-l16": (ViTSize(24, 1024, 16, 4096), 304_326_632, _DOSOVITSKIY),
-    "vit-h14": (ViTSize(32, 1280, 16, 5120, patch=14), 632_045_800, _DOSOVITSKIY),
-}
-
-MODELS = {
-    name: Entry(
-        ModelInfo(name, "vit", "Vision Transformer, 224 x 224 images", size.layers, count, None, None, source),
-        OPSET,
-        functools.partial(construct, size),
+def _size(c: Config) -> ViTSize:
+    return ViTSize(
+        c["num_hidden_layers"],
+        c["hidden_size"],
+        c["num_attention_heads"],
+        c["intermediate_size"],
+        c["patch_size"],
+        c["image_size"],
+        c["num_labels"] or len(c["id2label"] or ()) or 1000,
     )
-    for name, (size, count, source) in _SIZES.items()
+
+
+_KEYS = {
+    "num_hidden_layers": required(),
+    "hidden_size": required(),
+    "num_attention_heads": required(),
+    "intermediate_size": required(),
+    "patch_size": Key(int, 16),
+    "image_size": Key(int, 224),
+    "num_labels": Key(int),
+    "id2label": Key(dict),
 }
+
+MODEL_TYPES = {"vit": ModelType("vit", _KEYS, _size, reads_sequence=False)}

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from planner import operators as operators
     from planner.api import load_graph as load_graph
     from planner.bundled import build_bundled as build_bundled
+    from planner.bundled import build_configured as build_configured
+    from planner.bundled import bundled_config as bundled_config
     from planner.bundled import bundled_families as bundled_families
     from planner.bundled import bundled_info as bundled_info
     from planner.bundled import bundled_names as bundled_names
+    from planner.bundled import bundled_options as bundled_options
     from planner.graph import Graph as Graph
     from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -66,6 +67,52 @@ def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.
     except models.ModelBuildError as error:
         _refuse(error)
     return model
+
+
+def build_configured(
+    config: Mapping[str, Any], *, name: str, batch: int = 1, seq: int | None = None
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Build the model of a Hugging Face configuration; the notes say what was assumed or not understood.
+
+    Args:
+        config: keys and values as in `config.json`.
+        name: name of the graph.
+        batch: samples in one forward pass.
+        seq: sequence length; the usual one when absent.
+
+    Raises:
+        UsageError: no builder for its `model_type`, missing keys, or sizes that make no sense.
+    """
+    models = _models()
+    try:
+        built: tuple[onnx.ModelProto, tuple[str, ...]] = models.build_config(config, name=name, batch=batch, seq=seq)
+    except models.ModelBuildError as error:
+        _refuse(error)
+    return built
+
+
+def bundled_config(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration of a bundled model or of a type of model, with sizes of one's own.
+
+    Args:
+        base: a name of a bundled model, of a family, or of a `model_type`.
+        choices: values as text by option (`bundled_options`).
+
+    Raises:
+        UsageError: `base` names nothing, or an option that it does not have.
+    """
+    models = _models()
+    try:
+        config: dict[str, Any] = models.changed(base, choices)
+    except models.ModelBuildError as error:
+        _refuse(error)
+    return config
+
+
+def bundled_options() -> dict[str, tuple[str, dict[str, str]]]:
+    """By `model_type`: the family it is listed under, and its options with the keys of config.json that they set."""
+    models = _models()
+    return {name: (kind.family, dict(models.options(name))) for name, kind in models.model_types().items()}
 
 
 def _refuse(error: Any) -> NoReturn:  # noqa: ANN401

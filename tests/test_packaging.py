@@ -32,3 +32,9 @@ def test_every_hardware_profile_is_package_data() -> None:
     listed = {path for pattern in patterns for path in folder.glob(pattern)}
     assert listed == set(folder.rglob("*.yaml"))
     assert len(listed) > 50
+
+
+def test_the_sizes_of_the_bundled_models_are_package_data() -> None:
+    patterns = _settings()["package-data"]["planner.models"]  # type: ignore[index]
+    listed = {path.name for pattern in patterns for path in (ROOT / "models").glob(pattern)}
+    assert listed == {path.name for path in (ROOT / "models").iterdir() if path.suffix not in (".py", "")}

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from cli.main import main
+from planner import load_graph
 
 
 def _run(*arguments: object) -> int:
@@ -44,9 +45,41 @@ def test_build_writes_a_readable_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
 
 
+def test_a_family_is_listed_with_the_options_of_its_builders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("models", "list", "--family", "deepseek") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (options,) = (line.split() for line in lines if line.startswith("options of deepseek_v3:"))
+    assert {"--layers", "--hidden", "--experts", "--top-k", "--q-lora-rank"} <= set(options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parameters"),
+    [
+        (("llama3-8b", "--layers", "16"), 8_030_261_248 - 16 * 218_112_000),
+        (
+            ("--family", "llama", "--layers=2", "--hidden", "64", "--heads", "4", "--ffn", "96", "--vocab", "100"),
+            2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64,
+        ),
+    ],
+)
+def test_build_takes_sizes_of_ones_own(
+    sizes: tuple[str, ...], parameters: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine.onnx"
+    assert _run("models", "build", *sizes, "-o", target, "--seq", "16") == 0
+    assert "sequence 16" in capsys.readouterr().out
+    assert sum(p.elements for p in load_graph(target).parameters) == parameters
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (("build", "--family", "llama", "--layer", "4", "-o", "x.onnx"), 2, "did you mean 'layers'"),
+        (("build", "--family", "llama", "--layers", "4", "-o", "x.onnx"), 2, "they are --hidden --heads --ffn --vocab"),
+        (("build", "--family", "lama", "-o", "x.onnx"), 2, "did you mean 'llama'"),
+        (("build", "gpt2", "--layers", "-o", "x.onnx"), 2, "--layers lacks its value"),
+        (("build", "gpt2", "4", "-o", "x.onnx"), 2, "'4' is not an option"),
+        (("build", "-o", "x.onnx"), 2, "no model is named"),
         (("build", "lama3-70b", "-o", "x.onnx"), 2, "did you mean 'llama3-70b'"),
         (("build", "gpt2", "-o", "x.onnx", "--seq", "4096"), 2, "more than the 1024 positions of gpt2"),
         (("build", "resnet50", "-o", "x.onnx", "--seq", "8"), 2, "reads no sequence"),

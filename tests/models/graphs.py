@@ -83,3 +83,57 @@ def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
 def values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Weights and constants by name."""
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def with_scans_written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with each state-space scan as what it stands for: the standard's linear attention."""
+    if all(node.op_type != "StateSpaceScan" for node in model.graph.node):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    shapes, nodes = shapes_of(model), list(copy.graph.node)
+    del copy.graph.node[:]
+    for node in nodes:
+        copy.graph.node.extend(_scan(copy, node, shapes) if node.op_type == "StateSpaceScan" else [node])
+    return copy
+
+
+def _scan(model: onnx.ModelProto, node: onnx.NodeProto, shapes: Shapes) -> list[onnx.NodeProto]:
+    """`y = C^T S + D x`, `S = exp(-s exp(A_log)) S + B (s x)^T`, `s = softplus(step + bias)`; B and C are a group's."""
+    sizes = {a.name: a.i for a in node.attribute}
+    heads, groups, prefix = sizes["num_heads"], sizes["num_groups"], f"{node.name}/"
+    x, b, c, step, a_log, skip, bias = node.input
+    width, state = shapes[x][2] // heads, shapes[b][2] // groups
+    nodes: list[onnx.NodeProto] = []
+
+    def constant(*numbers: int) -> str:
+        name = f"{prefix}{len(model.graph.initializer)}"
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers, np.int64), name))
+        return name
+
+    def made(op: str, *inputs: str, results: int = 1, **attributes: Any) -> str:
+        name = f"{prefix}{op}{len(nodes)}"
+        outputs = [name, f"{name}_state"][:results]
+        nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name=name, **attributes))
+        return name
+
+    def repeated(directions: str) -> str:
+        parts = made("Unsqueeze", made("Reshape", directions, constant(0, 0, groups, state)), constant(3))
+        parts = made("Expand", parts, constant(1, 1, 1, heads // groups, 1))
+        return made("Reshape", parts, constant(0, 0, heads * state))
+
+    def per_head(tensor: str) -> str:
+        return made("Reshape", tensor, constant(0, 0, heads, width))
+
+    size = made("Softplus", made("Add", step, bias))
+    decay = made("Neg", made("Mul", size, made("Exp", a_log)))
+    value = made("Mul", per_head(x), made("Unsqueeze", size, constant(3)))
+    flat = made("Reshape", value, constant(0, 0, heads * width))
+    y = made(
+        "LinearAttention", repeated(c), repeated(b), flat, "", decay, results=2,
+        q_num_heads=heads, kv_num_heads=heads, update_rule="gated", scale=1.0,
+    )  # fmt: skip
+    kept = made("Mul", per_head(x), made("Unsqueeze", skip, constant(1)))
+    total = made("Add", per_head(y), kept)
+    nodes.append(onnx.helper.make_node("Reshape", [total, constant(0, 0, heads * width)], [node.output[0]]))
+    return nodes

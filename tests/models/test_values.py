@@ -11,16 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
-from models import bert, dlrm, gnmt, gpt, llama, resnet, t5, vgg, vit
+from models import bert, dlrm, gnmt, gpt, resnet, t5, vgg, vit
 from models._graph import ElementType, GraphBuilder
 from models._moe import Dispatch, MoE, mixture
-from tests.models.graphs import check, run, values
+from tests.models.graphs import check, run, values, with_scans_written_out
 
 pytest.importorskip("onnxruntime")
 
 Array = np.ndarray
 Weights = Mapping[str, Array]
 BATCH, SEQ, VOCAB = 2, 8, 50
+
+
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 24, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def _decoder(model_type: str = "llama", **changes: Any) -> Any:
+    """Sizes of a tiny decoder."""
+    return models.size_of(model_type=model_type, **(SMALL | changes))
 
 
 def _ids(rows: int = VOCAB, *shape: int) -> Array:
@@ -78,17 +89,17 @@ def _rotate(x: Array, theta: float) -> Array:
     return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
 
 
-def _numpy_llama(w: Weights, ids: Array, size: llama.LlamaSize) -> Array:
+def _numpy_llama(w: Weights, ids: Array, layers: int, heads: int, kv_heads: int, theta: float) -> Array:
     x = w["model.embed_tokens.weight"][ids]
-    group = size.heads // size.kv_heads
-    for layer in range(size.layers):
+    group = heads // kv_heads
+    for layer in range(layers):
         block = f"model.layers.{layer}"
         y = _rms_norm(w, f"{block}.input_layernorm", x)
         q, k, v = (
-            _heads(y @ w[f"{block}.self_attn.{name}_proj.weight"].T, heads)
-            for name, heads in (("q", size.heads), ("k", size.kv_heads), ("v", size.kv_heads))
+            _heads(y @ w[f"{block}.self_attn.{name}_proj.weight"].T, count)
+            for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
-        q, k = _rotate(q, size.theta), _rotate(k, size.theta)
+        q, k = _rotate(q, theta), _rotate(k, theta)
         attended = _causal_attention(q, k.repeat(group, 1), v.repeat(group, 1))
         x = x + attended @ w[f"{block}.self_attn.o_proj.weight"].T
         y = _rms_norm(w, f"{block}.post_attention_layernorm", x)
@@ -106,11 +117,10 @@ def test_gpt_equals_numpy() -> None:
 
 
 def test_llama_equals_numpy() -> None:
-    size = llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, theta=500.0)
-    model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
+    model = models.build_custom(_decoder(rope_theta=500.0), batch=BATCH, seq=SEQ, seed=1)
     ids = _ids()
     (logits,) = run(model, {"input_ids": ids})
-    np.testing.assert_allclose(logits, _numpy_llama(values(model), ids, size), atol=2e-5)
+    np.testing.assert_allclose(logits, _numpy_llama(values(model), ids, 2, 4, 2, 500.0), atol=2e-5)
 
 
 def _mixture(moe: MoE, x: Array, ffn: int) -> tuple[Array, Weights]:
@@ -190,19 +200,65 @@ def test_padding_does_not_reach_the_words() -> None:
     assert not np.allclose(a[:, 5:], b[:, 5:], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        gpt.GPTSize(2, 16, 4, VOCAB, 16),
-        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB),
-        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, head_dim=8, qk_norm=True, tied=True),
-    ],
-)
-def test_words_do_not_see_later_ones(size: Any) -> None:
-    model = models.build_custom(size, batch=1, seq=SEQ, seed=1)
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+    "v_head_dim": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+MAMBA = {
+    "mamba_num_heads": 4, "mamba_head_dim": 3, "ssm_state_size": 5, "n_groups": 2, "hybrid_override_pattern": "ME*-",
+    "num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6,
+    "moe_shared_expert_intermediate_size": 8,
+}  # fmt: skip
+SPARSE = {"num_experts_per_tok": 2, "moe_intermediate_size": 6}
+DELTA = {
+    "shared_expert_intermediate_size": 6, "full_attention_interval": 2, "head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 3, "linear_value_head_dim": 5,
+}  # fmt: skip
+LLAMA4 = {
+    "head_dim": 4, "num_experts_per_tok": 2, "attention_chunk_size": 3, "intermediate_size_mlp": 20,
+    "interleave_moe_layer_step": 2, "num_hidden_layers": 4,
+}  # fmt: skip
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 3}
+
+
+def _newer(experts: int) -> dict[str, Any]:
+    """Tiny sizes of each kind of decoder, of which two experts are chosen for a token."""
+    return {
+        "mistral, window": _decoder("mistral", sliding_window=3),
+        "qwen2": _decoder("qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=1),
+        "mixtral": _decoder("mixtral", num_local_experts=experts),
+        "qwen3, experts": _decoder("qwen3_moe", **SPARSE, num_experts=experts),
+        "qwen3-next": _decoder("qwen3_next", **SPARSE, **DELTA, num_experts=experts),
+        "gemma": _decoder("gemma", head_dim=8),
+        "gemma 2": _decoder("gemma2", **GEMMA),
+        "gemma 3": _decoder("gemma3_text", **GEMMA, num_hidden_layers=6),
+        "gpt-oss": _decoder("gpt_oss", head_dim=8, num_local_experts=experts, num_experts_per_tok=2, sliding_window=3),
+        "llama 4": _decoder("llama4_text", **LLAMA4, num_local_experts=experts),
+        "deepseek": _decoder("deepseek_v3", **LATENT, n_routed_experts=experts),
+        "deepseek 2": _decoder("deepseek_v2", **LATENT | {"q_lora_rank": None}, n_routed_experts=experts),
+        "nemotron": _decoder("nemotron_h", **MAMBA, n_routed_experts=experts),
+        "nemotron, narrow experts": _decoder("nemotron_h", **MAMBA, moe_latent_size=7, n_routed_experts=experts),
+        "gpt-neox": _decoder("gpt_neox", hidden_size=32),
+    }
+
+
+NEWER = _newer(4)
+CAUSAL = {
+    "gpt": gpt.GPTSize(2, 16, 4, VOCAB, 16),
+    "llama": _decoder(),
+    "qwen3": _decoder("qwen3", head_dim=8, tie_word_embeddings=True),
+    **_newer(2),  # where all experts are chosen no token is dropped for a later one's sake
+}
+
+
+@pytest.mark.parametrize("case", CAUSAL)
+def test_words_do_not_see_later_ones(case: str) -> None:
+    model = models.build_custom(CAUSAL[case], batch=1, seq=SEQ, seed=1)
     ids = _ids(VOCAB, 1, SEQ)
     changed = ids.copy()
     changed[0, -1] = (ids[0, -1] + 1) % VOCAB
+    model = with_scans_written_out(model)
     a, b = (run(model, {"input_ids": each})[0] for each in (ids, changed))
     np.testing.assert_allclose(a[:, :-1], b[:, :-1], atol=1e-5)
     assert not np.allclose(a[:, -1], b[:, -1], atol=1e-3)
@@ -229,13 +285,16 @@ TINY: dict[str, tuple[Any, dict[str, Array], tuple[int, ...]]] = {
         (BATCH, 2, VOCAB),
     ),
     "gshard": (
-        gpt.GPTSize(2, 16, 4, VOCAB, 16, head_dim=8, relu=True, moe=MoE(4, 2, every=2, dispatch=Dispatch.EINSUM)),
+        gpt.GPTSize(
+            2, 16, 4, VOCAB, 16, head_dim=8, activation="relu", moe=MoE(4, 2, every=2, dispatch=Dispatch.EINSUM)
+        ),
         {"input_ids": _ids()},
         (BATCH, SEQ, VOCAB),
     ),
-    "mixtral": (
-        llama.LlamaSize(2, 16, 4, 2, 24, VOCAB, moe=MoE(4, 2, gated=True)),
-        {"input_ids": _ids()},
+    **{name: (size, {"input_ids": _ids()}, (BATCH, SEQ, VOCAB)) for name, size in NEWER.items()},
+    "deepseek, predictor of a second token": (
+        _decoder("deepseek_v3", **LATENT, n_routed_experts=4, num_nextn_predict_layers=1),
+        {"input_ids": _ids(), "input_ids_1": _ids()},
         (BATCH, SEQ, VOCAB),
     ),
     "vit": (vit.ViTSize(2, 16, 4, 32, 8, 16, 10), {"pixel_values": _image(16)}, (BATCH, 10)),
@@ -256,7 +315,7 @@ def test_tiny_models_run_and_give_finite_logits(case: str) -> None:
     size, feeds, shape = TINY[case]
     model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
     check(model)
-    logits = run(model, feeds)[0]
+    logits = run(with_scans_written_out(model), feeds)[0]
     assert logits.shape == shape
     assert np.isfinite(logits).all()
     assert logits.std() > 1e-3
@@ -266,8 +325,8 @@ def test_tiny_models_run_and_give_finite_logits(case: str) -> None:
 def test_nothing_inside_a_graph_is_tied_to_its_batch(case: str) -> None:
     size, feeds, _ = TINY[case]
     wide = {name: np.concatenate([array, array[:1]]) for name, array in feeds.items()}
-    expected = run(models.build_custom(size, batch=BATCH + 1, seq=SEQ, seed=1), wide)
-    model = models.build_custom(size, batch=BATCH, seq=SEQ, seed=1)
+    expected = run(with_scans_written_out(models.build_custom(size, batch=BATCH + 1, seq=SEQ, seed=1)), wide)
+    model = with_scans_written_out(models.build_custom(size, batch=BATCH, seq=SEQ, seed=1))
     del model.graph.value_info[:]
     for tensor in [*model.graph.input, *model.graph.output]:
         tensor.type.tensor_type.shape.dim[0].dim_value = BATCH + 1

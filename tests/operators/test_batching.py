@@ -220,6 +220,7 @@ def test_a_reshape_keeps_the_batch_where_it_lies(dims: list[int], batch: int, at
 BUNDLED = [
     "mixtral-8x7b", "qwen3-30b-a3b", "gshard-12.5b", "switch-base-128", "switch-xxl-128", "switch-c-2048",
     "gpt3-125m", "llama2-7b", "bert-base", "t5-small", "vit-s16", "gnmt-8", "dlrm", "resnet18", "vgg11",
+    "deepseek-v2-lite", "gemma2-2b", "gpt-oss-20b", "llama4-scout", "nemotron-3-nano", "qwen3-next-80b-a3b",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ FALLBACK = {
     "ImageDecoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",  # host work
 }  # fmt: skip
 
-NEWER = {"FlexAttention", "LinearAttention"}
+NEWER = {"FlexAttention"}
 """Added after operator set 24 and not described yet."""
 
 

@@ -406,6 +406,58 @@ def _causal_conv() -> Case:
     return Case(what, [numbers(2, 2, 3), numbers(2, 1, 2)], function, (0, 1))
 
 
+def _state_space_scan() -> Case:
+    """Four heads of width 2 in two groups, each with directions of 2."""
+
+    def function(
+        x: np.ndarray,
+        b: np.ndarray,
+        c: np.ndarray,
+        step: np.ndarray,
+        rate: np.ndarray,
+        skip: np.ndarray,
+        add: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        size, y = np.log1p(np.exp(step + add)), np.zeros(x.shape)
+        samples, tokens, heads = step.shape
+        for sample, head in np.ndindex(samples, heads):
+            group, own = head * (b.shape[2] // 2) // heads, slice(2 * head, 2 * head + 2)
+            of, held = slice(2 * group, 2 * group + 2), np.zeros((2, 2))
+            for t in range(tokens):
+                s = size[sample, t, head]
+                held = np.exp(-s * np.exp(rate[head])) * held + np.outer(b[sample, t, of], s * x[sample, t, own])
+                y[sample, t, own] = c[sample, t, of] @ held + skip[head] * x[sample, t, own]
+        return (y,)
+
+    texts = ["x 2 3 8", "x 2 3 4", "x 2 3 4", "x 2 3 4", "w 4", "w 4", "w 4"]
+    what = call("shardplan.StateSpaceScan", texts, ["x 2 3 8"], num_heads=4, num_groups=2)
+    return Case(what, [numbers(*map(int, text.split()[1:])) for text in texts], function, range(7))
+
+
+def _linear_attention() -> Case:
+    """Four query heads and two states, keys of 2 and values of 2, by the gated delta rule."""
+
+    def function(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, _: None, decay: np.ndarray, rate: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        samples, tokens, states = decay.shape
+        heads, y = q.shape[2] // 2, np.zeros(q.shape)
+        for sample, head in np.ndindex(samples, heads):
+            state, held, read = head * states // heads, np.zeros((2, 2)), slice(2 * head, 2 * head + 2)
+            own = slice(2 * state, 2 * state + 2)
+            for t in range(tokens):
+                held = np.exp(decay[sample, t, state]) * held
+                new = v[sample, t, own] - k[sample, t, own] @ held
+                held = held + rate[sample, t, state] * np.outer(k[sample, t, own], new)
+                y[sample, t, read] = q[sample, t, read] @ held
+        return (y,)
+
+    texts = ["x 2 3 8", "x 2 3 4", "x 2 3 4", None, "x 2 3 2", "x 2 3 2"]
+    what = call("LinearAttention", texts, ["x 2 3 8"], q_num_heads=4, kv_num_heads=2)
+    arrays = [None if text is None else numbers(*map(int, text.split()[1:])) for text in texts]
+    return Case(what, arrays, function, (0, 1, 2, 4, 5))
+
+
 def _binary(op: str, function: Callable[..., np.ndarray], inputs: tuple[str, str] = ("x 2 4", "w 4")) -> Case:
     return _simple(op, list(inputs), "x 2 4", function, (0, 1))
 
@@ -456,6 +508,8 @@ CASES: dict[str, Maker] = {
     ),
     "ConvTranspose": _conv_transpose,
     "CausalConvWithState": _causal_conv,
+    "StateSpaceScan": _state_space_scan,
+    "LinearAttention": _linear_attention,
     "Gelu": lambda: _window_free("Gelu", "2 4", "2 4", _gelu),
     "Sign": lambda: Case(call("Sign", ["x 2 4"], ["x 2 4"]), [numbers(2, 4)], _one(np.sign), ()),
     "Greater": lambda: Case(

@@ -44,7 +44,10 @@ _MASK = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Sizes of one attention: batch, query heads, key-value heads, queries, keys (past included), head sizes."""
+    """Sizes of one attention: batch, query heads, key-value heads, queries, keys (past included), head sizes.
+
+    `window` is the number of keys that a query sees at most, where fewer than all; 0 for all.
+    """
 
     batch: int
     query_heads: int
@@ -53,11 +56,12 @@ class Heads:
     keys: int
     head: int
     value_head: int
+    window: int = 0
 
     @property
     def scores(self) -> int:
         """Number of scores."""
-        return self.batch * self.query_heads * self.queries * self.keys
+        return self.batch * self.query_heads * self.queries * min(self.window or self.keys, self.keys)
 
     @property
     def matrix_flops(self) -> float:
@@ -154,19 +158,27 @@ def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: 
     return _nest(*site.line(given, results), heads, flops)
 
 
+def _window(site: Site) -> int:
+    """Keys that a query sees at most, by the attributes of operator set 25; 0 where a side is not bounded."""
+    left, right = site.int_attribute("left_window_size", -1), site.int_attribute("right_window_size", -1)
+    right = 0 if site.int_attribute("is_causal", 0) else right
+    return left + right + 1 if left >= 0 and right >= 0 else 0
+
+
 @Rule(ports=(0, 1, 2, 3, 4, 5), heavy=True, joint=JointCut.RING).of("Attention")
 def attention(site: Site) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
     q, k, v = (site.input(i).shape for i in range(3))
     past = site.input(4).shape[2] if site.has(4) else 0
+    window = _window(site)
     if len(q) == 4:
-        heads = Heads(q[0], q[1], k[1], q[2], k[2] + past, q[3], v[3])
+        heads = Heads(q[0], q[1], k[1], q[2], k[2] + past, q[3], v[3], window)
         terms, result = ["b (g r) s d", "b g u d", "b g u e"], "b (g r) s e"
     else:
         query_heads, key_heads = site.int_attribute("q_num_heads", 0), site.int_attribute("kv_num_heads", 0)
         if query_heads <= 0 or key_heads <= 0:
             raise ModelError("attention of rank 3 lacks q_num_heads or kv_num_heads", where=site.where)
-        heads = Heads(q[0], query_heads, key_heads, q[1], k[1] + past, q[2] // query_heads, v[2] // key_heads)
+        heads = Heads(q[0], query_heads, key_heads, q[1], k[1] + past, q[2] // query_heads, v[2] // key_heads, window)
         terms, result = ["b s (g r d)", "b u (g d)", "b u (g e)"], "b s (g r e)"
     mask = _mask_terms(site, 3, heads)
     given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
@@ -236,21 +248,31 @@ _GROUPED = {0: (3,), 1: (3,), 2: (3,), 3: (4,), 4: (4,)}
 Rule(infer=_grouped_results, ranks=_GROUPED, heavy=True).register("com.microsoft.SparseAttention")
 
 
-@Rule(ports=(0, 1, 2), infer=_grouped_results, ranks=_GROUPED, heavy=True, joint=JointCut.RING).of(
-    "com.microsoft.GroupQueryAttention"
-)
+@Rule(
+    ports=(0, 1, 2, 11),
+    travel=partial(along_nests, broadcast=False),
+    infer=_grouped_results,
+    weights={11: Role.ADDED},
+    ranks=_GROUPED,
+    heavy=True,
+    joint=JointCut.RING,
+).of("com.microsoft.GroupQueryAttention")
 def group_query_attention(site: Site) -> OpSpec:
-    """Grouped heads with past key and value; query may hold key and value too; may rotate query and key itself."""
+    """Grouped heads with past key and value; query may hold key and value too; may rotate query and key itself.
+
+    Each head may have a score of its own in the softmax (a sink), and a query may see a window of keys only.
+    """
     q = site.input(0).shape
     query_heads, key_heads = site.int_attribute("num_heads", 1), site.int_attribute("kv_num_heads", 1)
     packed = not site.has(1)
     head = q[2] // (query_heads + 2 * key_heads) if packed else q[2] // query_heads
     past = site.input(3).shape[2] if site.has(3) else 0
     keys = site.output(1).shape[2] if site.has_output(1) else q[1] + past
-    heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head)
+    window = max(0, site.int_attribute("local_window_size", -1))
+    heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head, window)
     rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if site.int_attribute("do_rotary", 0) else 0.0
     given = {0: f"b u {_thirds(heads, q[2])}"} if packed else {0: "b s (g r d)", 1: "b u (g d)", 2: "b u (g e)"}
-    given |= {3: "b g p d", 4: "b g p e", 5: "b"}
+    given |= {3: "b g p d", 4: "b g p e", 5: "b", 11: "(g r)"}
     if site.has(5) and len(site.input(5).shape) != 1:
         given[5] = "b 1"
     nest = _present(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)

@@ -1,0 +1,169 @@
+"""Configurations as Hugging Face's `config.json` states them: checked against what a type of model knows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ._types import Key, ModelBuildError, ModelType, UnknownModelError
+
+MOST_LAYERS = 10_000
+"""Layers that a configuration may ask for: more are a slip of the pen."""
+LARGEST = 1 << 40
+"""What no size of a model reaches."""
+
+SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv-heads": ("num_key_value_heads",),
+    "head-dim": ("head_dim", "d_kv"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "top-k": ("num_experts_per_tok",),
+    "expert-ffn": ("moe_intermediate_size",),
+    "window": ("sliding_window",),
+}
+"""What options of the command line are called, and the keys that they may stand for, the first that a type has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration that was understood.
+
+    Attributes:
+        model_type: what `model_type` names.
+        values: a value for every key that the type knows.
+        notes: what was left out or not understood, for people.
+    """
+
+    model_type: ModelType
+    values: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]) -> Configuration:
+    """Check a configuration and fill in defaults.
+
+    Args:
+        document: keys and values, `model_type` among them.
+        types: known types by name.
+        irrelevant: keys that no shape depends on.
+
+    Raises:
+        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: required keys are missing, or a value has the wrong type or makes no sense.
+    """
+    outer, notes = document, []
+    if isinstance(document.get("text_config"), Mapping):
+        shared = {key: outer.get(key) for key in ("model_type", "tie_word_embeddings")}
+        document = {**shared, **document["text_config"]}
+        parts = sorted(key for key in outer if key.endswith("_config") and key not in ("text_config", *irrelevant))
+        if parts:
+            notes.append(f"only the language model is built; left out: {', '.join(parts)}")
+    kind = type_named(document.get("model_type"), types)
+    values = _values(document, kind)
+    unknown = sorted(set(document) - set(kind.keys) - set(irrelevant) - {"model_type"})
+    unknown = [key for key in unknown if not key.startswith("_") and document[key] is not None]
+    if unknown:
+        notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
+    return Configuration(kind, values, tuple(notes))
+
+
+def type_named(name: object, types: Mapping[str, ModelType]) -> ModelType:
+    """The type of model of that name.
+
+    Raises:
+        UnknownModelError: there is none; the hint names close ones and lists all.
+    """
+    if isinstance(name, str) and name in types:
+        return types[name]
+    listed = f"known: {', '.join(types)}"
+    if not isinstance(name, str):
+        raise UnknownModelError("the configuration lacks the key 'model_type'", f"name one; {listed}")
+    raise UnknownModelError(f"no builder for model_type {name!r}", f"{close_names(name, types)}{listed}")
+
+
+def close_names(name: str, known: Iterable[str]) -> str:
+    """ "did you mean 'a' or 'b'? ", empty where no known name is close."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+
+
+def _values(document: Mapping[str, Any], kind: ModelType) -> dict[str, Any]:
+    """A value for every key of a type."""
+    given = {key: document[key] for key in kind.keys if document.get(key) is not None}
+    missing = [key for key, entry in kind.keys.items() if entry.required and key not in given]
+    if missing:
+        shown = dict(zip(kind.keys, option_names(kind), strict=True))
+        options = " ".join(f"--{shown[key]}" for key in missing)
+        raise ModelBuildError(
+            f"the configuration lacks {', '.join(map(repr, missing))}",
+            f"add the keys; they are {options} of `models build`",
+        )
+    for key, value in given.items():
+        _check(key, kind.keys[key], value)
+    for key in SHORT_NAMES["layers"]:
+        if isinstance(given.get(key), int) and given[key] > MOST_LAYERS:
+            raise ModelBuildError(f"{key} is {given[key]}", f"give {MOST_LAYERS} or less")
+    return {key: given.get(key, entry.default) for key, entry in kind.keys.items()}
+
+
+def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
+    """Refuse a value of the wrong type, and sizes below 1 (0 where that is what leaving the key out means)."""
+    accepted = (int, float) if entry.kind is float else (entry.kind,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and entry.kind is not bool):
+        raise ModelBuildError(f"{key} is {value!r}", f"give a value of type {entry.kind.__name__}")
+    number: Any = value
+    if entry.kind is int and number < (1 if entry.required or entry.default else 0):
+        raise ModelBuildError(f"{key} is {value}", "give a positive number")
+    if entry.kind in (int, float) and not abs(number) <= LARGEST:
+        raise ModelBuildError(f"{key} is {value}", f"give {LARGEST} or less")
+
+
+def with_options(
+    document: Mapping[str, Any], options: Mapping[str, str], types: Mapping[str, ModelType]
+) -> dict[str, Any]:
+    """A configuration with keys replaced by what options say: `{"layers": "40"}`, or a key's own name.
+
+    Raises:
+        UnknownModelError: an unknown `model_type`.
+        ModelBuildError: an option that the type does not have, or a value that cannot be read as one.
+    """
+    kind = type_named(document.get("model_type"), types)
+    names = option_names(kind)
+    accepted = {key: key for key in kind.keys} | {name.replace("-", "_"): key for name, key in names.items()}
+    changed = dict(document)
+    for option, text in options.items():
+        key = accepted.get(option.replace("-", "_"))
+        if key is None:
+            hint = close_names(option, (*names, "batch", "seq", "output", "family"))
+            hint += f"options of {document['model_type']}: {' '.join(f'--{name}' for name in names)}"
+            raise ModelBuildError(f"{document['model_type']} has no option --{option}", hint)
+        changed[key] = _read(key, kind.keys[key].kind, text)
+    return changed
+
+
+def option_names(kind: ModelType) -> dict[str, str]:
+    """Keys by the names of their options, in the order of the type's keys: a short name, or the key's own."""
+    short = {next((key for key in keys if key in kind.keys), ""): name for name, keys in SHORT_NAMES.items()}
+    return {short.get(key, key).replace("_", "-"): key for key in kind.keys}
+
+
+def _read(key: str, kind: type, text: str) -> Any:  # noqa: ANN401
+    """A value of a type from text: lists are separated by commas."""
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind is list:
+            return [int(item) if item.lstrip("-").isdigit() else item for item in text.split(",")]
+        return kind(text)
+    except (KeyError, ValueError):
+        wanted = {bool: "true or false", list: "items separated by commas"}.get(
+            kind, f"a value of type {kind.__name__}"
+        )
+        raise ModelBuildError(f"{key} cannot be {text!r}", f"give {wanted}") from None

@@ -1,0 +1,224 @@
+"""The decoder that all families of today share: a stack of residual branches between an embedding and a head.
+
+A layer is one or two branches, each a normalisation and a block: attention, a scan, a feed-forward layer or a mixture
+of experts. What a family is follows from its branches; its file says how a configuration becomes them. Written with the
+fused operators of operator set 23, newer ones where a layer needs them. Weights have the names and layouts of the
+Hugging Face checkpoints of LLaMA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from . import _layers as layers
+from . import _ops as ops
+from ._attention import Attention, LatentAttention, Shared, rotary_tables
+from ._graph import ElementType, GraphBuilder, Value
+from ._moe import MoE, mixture
+
+OPSET = 23
+
+
+class Block(Protocol):
+    """A layer of [b, s, hidden]."""
+
+    def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
+        """Add the layer to the graph; what it makes of its input, [b, s, hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """A feed-forward layer, gated where `gate_proj` multiplies `up_proj`.
+
+    Attributes:
+        ffn: inner width.
+        activation: a name of `ACTIVATIONS`.
+        gated: two inner matrices instead of one.
+        bias: all matrices have biases.
+    """
+
+    ffn: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
+        """What the layer makes of [b, s, hidden]."""
+        activation = layers.ACTIVATIONS[self.activation]
+        if self.gated:
+            inner = layers.linear(g, x, self.ffn, "gate_proj", bias=self.bias)
+            with g.scope("act_fn"):
+                inner = activation(g, inner)
+            inner = ops.mul(g, inner, layers.linear(g, x, self.ffn, "up_proj", bias=self.bias))
+        else:
+            inner = activation(g, layers.linear(g, x, self.ffn, "up_proj", bias=self.bias))
+        return layers.linear(g, inner, x.shape[2], "down_proj", bias=self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, and beside it a feed-forward layer that every token takes.
+
+    Attributes:
+        moe: the mixture.
+        ffn: inner width of an expert.
+        activation: a name of `ACTIVATIONS`.
+        always: the layer that every token takes ("shared expert"); None for none.
+        weighed: a gate of its own weighs that layer (Qwen3-Next).
+    """
+
+    moe: MoE
+    ffn: int
+    activation: str = "silu"
+    always: FeedForward | None = None
+    weighed: bool = False
+
+    def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
+        """What the layer makes of [b, s, hidden]."""
+        y = mixture(g, x, self.moe, self.ffn, layers.ACTIVATIONS[self.activation])
+        if self.always is None:
+            return y
+        with g.scope("shared_expert"):
+            common = self.always.add(g, x, shared)
+        if self.weighed:
+            gate = layers.linear(g, x, 1, "shared_expert_gate", bias=False)
+            common = ops.mul(g, common, ops.unary(g, "Sigmoid", gate))
+        return ops.add(g, y, common)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One residual branch: what it makes is added to the hidden state.
+
+    Attributes:
+        norm: name of the normalisation before the block.
+        name: name of the block.
+        block: the block.
+        after: name of a normalisation of what the block makes; "" for none (Gemma 2 and 3 have one).
+    """
+
+    norm: str
+    name: str
+    block: Block
+    after: str = ""
+
+
+Layer = tuple[Branch, ...]
+
+
+def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn") -> Layer:
+    """A layer of two branches with the names that LLaMA's have."""
+    return (
+        Branch("input_layernorm", name, mixer),
+        Branch("post_attention_layernorm", "mlp", feed_forward),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSize:
+    """A decoder.
+
+    Attributes:
+        hidden: width of the residual stream.
+        vocab: words.
+        layers: its layers, in order.
+        epsilon: of the normalisations.
+        tied: the head is the transposed word embedding.
+        layer_norm: LayerNorm with scale and bias in place of RMSNorm.
+        parallel: all branches of a layer read the layer's input (GPT-NeoX).
+        embedding_scale: factor on the embedding (Gemma).
+        softcap: logits are bent to stay within that bound; 0 for none (Gemma 2).
+        predictors: layers of each module that predicts a further token, beginning with the second (DeepSeek-V3); each
+            joins the hidden state with the embedding of the token that was predicted before it. Embedding and head are
+            the main model's.
+    """
+
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    epsilon: float = 1e-5
+    tied: bool = False
+    layer_norm: bool = False
+    parallel: bool = False
+    embedding_scale: float = 1.0
+    softcap: float = 0.0
+    predictors: tuple[tuple[Layer, ...], ...] = ()
+
+
+def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a decoder that reads `input_ids` [batch, seq] and ends at logits [batch, seq, vocab].
+
+    Each predictor of a further token reads `input_ids_1`, ... (the same words, moved by one more) and adds logits.
+    """
+    ids = g.input("input_ids", (batch, seq), ElementType.INT64)
+    with g.scope("model"):
+        x, words = layers.embedding(g, ids, size.vocab, size.hidden, "embed_tokens")
+        if size.embedding_scale != 1.0:
+            x = ops.scale(g, x, size.embedding_scale)
+        shared = _shared(size, g, ids)
+        for index, layer in enumerate(size.layers):
+            with g.scope(f"layers.{index}"):
+                x = _layer(size, g, x, layer, shared)
+        normed = _norm(size, g, x, "norm")
+    head = words if size.tied else None
+    logits, head = _logits(size, g, normed, head)
+    g.output(logits)
+    for index, predictor in enumerate(size.predictors):
+        moved = g.input(f"input_ids_{index + 1}", (batch, seq), ElementType.INT64)
+        with g.scope(f"mtp.layers.{index}"):
+            x, normed = _predicted(size, g, x, ops.gather(g, words, moved), predictor, shared)
+        g.output(_logits(size, g, normed, head)[0])
+
+
+def _shared(size: DecoderSize, g: GraphBuilder, ids: Value) -> Shared:
+    """Rotary tables of every kind that some layer uses, computed once."""
+    stacks = (size.layers, *size.predictors)
+    blocks = [branch.block for stack in stacks for layer in stack for branch in layer]
+    kinds = dict.fromkeys(
+        block.rotary for block in blocks if isinstance(block, Attention | LatentAttention) and block.rotary
+    )
+    with g.scope("rotary_emb"):
+        return Shared(size.epsilon, {kind: rotary_tables(g, kind, ids) for kind in kinds})
+
+
+def _norm(size: DecoderSize, g: GraphBuilder, x: Value, name: str) -> Value:
+    norm = layers.layer_norm if size.layer_norm else layers.rms_norm
+    return norm(g, x, name, epsilon=size.epsilon)
+
+
+def _layer(size: DecoderSize, g: GraphBuilder, x: Value, layer: Layer, shared: Shared) -> Value:
+    """One layer of [b, s, hidden]."""
+    entered = x
+    for branch in layer:
+        normed = _norm(size, g, entered if size.parallel else x, branch.norm)
+        with g.scope(branch.name):
+            made = branch.block.add(g, normed, shared)
+        if branch.after:
+            made = _norm(size, g, made, branch.after)
+        x = ops.add(g, x, made)
+    return x
+
+
+def _logits(size: DecoderSize, g: GraphBuilder, x: Value, head: Value | None) -> tuple[Value, Value]:
+    """Logits, and the head's weight [vocab, hidden], which is made where none is given."""
+    with g.scope("lm_head"):
+        if head is None:
+            head = g.parameter("weight", (size.vocab, size.hidden))
+        logits = layers.tied_linear(g, x, head)
+        if size.softcap:
+            bent = ops.unary(g, "Tanh", ops.scale(g, logits, 1.0 / size.softcap))
+            logits = ops.scale(g, bent, size.softcap)
+    return logits, head
+
+
+def _predicted(
+    size: DecoderSize, g: GraphBuilder, x: Value, words: Value, stack: tuple[Layer, ...], shared: Shared
+) -> tuple[Value, Value]:
+    """Hidden state of a predictor of a further token, plain and normalised for the head."""
+    both = ops.concat(g, (_norm(size, g, words, "enorm"), _norm(size, g, x, "hnorm")), 2)
+    x = layers.linear(g, both, size.hidden, "eh_proj", bias=False)
+    for index, layer in enumerate(stack):
+        with g.scope(f"layers.{index}"):
+            x = _layer(size, g, x, layer, shared)
+    return x, _norm(size, g, x, "norm")

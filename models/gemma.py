@@ -1,0 +1,107 @@
+"""Gemma 1 to 3: a scaled embedding tied to the head, wide heads, gated GELU; windows and norms after blocks in 2 and 3.
+
+RMSNorm's scale is written as one weight, where Gemma adds 1 to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ._attention import Attention, Rotary
+from ._decoder import Branch, DecoderSize, FeedForward, Layer, transformer_layer
+from ._types import Config, Key, ModelBuildError, ModelType
+from .llama import DECODER, activation, attention_of, decoder_of, head_width
+
+_KINDS = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
+
+
+def local_layers(c: Config, every: int) -> tuple[bool, ...]:
+    """Whether each layer attends within a window: as `layer_types` says, else all but each such-and-such.
+
+    Raises:
+        ModelBuildError: the list has another length than there are layers, or names a kind that is not known.
+    """
+    kinds, count = c["layer_types"], c["num_hidden_layers"]
+    if kinds is None:
+        return tuple((i + 1) % every != 0 for i in range(count))
+    unknown = [kind for kind in kinds if kind not in _KINDS]
+    if unknown:
+        raise ModelBuildError(f"layer_types holds {unknown[0]!r}", f"known: {', '.join(_KINDS)}")
+    if len(kinds) != count:
+        raise ModelBuildError(f"layer_types has {len(kinds)} entries for {count} layers", "give one for each layer")
+    return tuple(_KINDS[kind] for kind in kinds)
+
+
+def _feed_forward(c: Config) -> FeedForward:
+    return FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
+
+
+def _decoder(c: Config, layers: tuple[Layer, ...], softcap: float = 0.0) -> DecoderSize:
+    return decoder_of(c, layers, embedding_scale=math.sqrt(c["hidden_size"]), softcap=softcap)
+
+
+def _first(c: Config) -> DecoderSize:
+    layer = transformer_layer(attention_of(c), _feed_forward(c))
+    return _decoder(c, (layer,) * c["num_hidden_layers"])
+
+
+def _normed_after(attention: Attention, feed_forward: FeedForward) -> Layer:
+    """A layer with a normalisation before and after each block."""
+    return (
+        Branch("input_layernorm", "self_attn", attention, "post_attention_layernorm"),
+        Branch("pre_feedforward_layernorm", "mlp", feed_forward, "post_feedforward_layernorm"),
+    )
+
+
+def _second(c: Config) -> DecoderSize:
+    scale, cap = c["query_pre_attn_scalar"] ** -0.5, float(c["attn_logit_softcapping"] or 0.0)
+    whole, local = (
+        _normed_after(attention_of(c, window=window, scale=scale, softcap=cap), _feed_forward(c))
+        for window in (0, c["sliding_window"] or 0)
+    )
+    layers = tuple(local if is_local else whole for is_local in local_layers(c, 2))
+    return _decoder(c, layers, float(c["final_logit_softcapping"] or 0.0))
+
+
+def _third(c: Config) -> DecoderSize:
+    near = Rotary(float(c["rope_local_base_freq"]), head_width(c))
+    scale = c["query_pre_attn_scalar"] ** -0.5
+    whole = attention_of(c, qk_norm=True, scale=scale)
+    local = attention_of(c, qk_norm=True, scale=scale, rotary=near, window=c["sliding_window"] or 0)
+    pair = [_normed_after(attention, _feed_forward(c)) for attention in (whole, local)]
+    return _decoder(c, tuple(pair[is_local] for is_local in local_layers(c, c["sliding_window_pattern"])))
+
+
+_FIRST = {
+    **{key: entry for key, entry in DECODER.items() if key != "hidden_act"},
+    "hidden_activation": Key(str, "gelu_pytorch_tanh"),
+    "head_dim": Key(int, 256),
+    "tie_word_embeddings": Key(bool, True),
+}
+_SECOND = {
+    **_FIRST,
+    "query_pre_attn_scalar": Key(int, 256),
+    "attn_logit_softcapping": Key(float, 50.0),
+    "final_logit_softcapping": Key(float, 30.0),
+    "sliding_window": Key(int, 4096),
+    "layer_types": Key(list),
+}
+_THIRD = {
+    **_FIRST,
+    "num_attention_heads": Key(int, 8),
+    "num_key_value_heads": Key(int, 4),
+    "vocab_size": Key(int, 262_208),
+    "rope_theta": Key(float, 1_000_000.0),
+    "query_pre_attn_scalar": Key(int, 256),
+    "sliding_window": Key(int, 4096),
+    "sliding_window_pattern": Key(int, 6),
+    "rope_local_base_freq": Key(float, 10_000.0),
+    "layer_types": Key(list),
+}
+
+MODEL_TYPES = {
+    "gemma": ModelType("gemma", _FIRST, _first),
+    "gemma2": ModelType("gemma", _SECOND, _second),
+    "gemma3_text": ModelType("gemma", _THIRD, _third),
+    "gemma3": ModelType("gemma", _THIRD, _third),
+}

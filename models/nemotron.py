@@ -1,0 +1,98 @@
+"""Nemotron-H and Nemotron 3: a pattern of Mamba-2, attention without positions, feed-forward and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer
+from ._moe import MoE
+from ._scan import Mamba2
+from ._types import Config, Key, ModelBuildError, ModelType
+from .llama import DECODER, activation, attention_of, decoder_of, head_width
+
+
+def _blocks(c: Config) -> Mapping[str, Block]:
+    """The block that each letter of the pattern stands for."""
+    act = activation(c, "mlp_hidden_act")
+    mamba = Mamba2(
+        c["mamba_num_heads"],
+        c["mamba_head_dim"],
+        c["ssm_state_size"],
+        c["n_groups"],
+        c["conv_kernel"],
+        c["chunk_size"],
+        c["mamba_proj_bias"] or c["use_bias"],
+        c["use_conv_bias"],
+    )
+    width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
+    attention = attention_of(c, head_dim=width, out_bias=c["attention_bias"])
+    blocks: dict[str, Block] = {"M": mamba, "*": attention}
+    if c["intermediate_size"]:
+        blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
+    if c["n_routed_experts"]:
+        moe = MoE(
+            c["n_routed_experts"],
+            c["num_experts_per_tok"],
+            renormalise=c["norm_topk_prob"],
+            sigmoid=True,
+            correction=True,
+            scale=float(c["routed_scaling_factor"]),
+            latent=c["moe_latent_size"] or 0,
+        )
+        width = c["moe_shared_expert_intermediate_size"] * c["n_shared_experts"]
+        always = FeedForward(width, act, gated=False) if width else None
+        blocks["E"] = Experts(moe, c["moe_intermediate_size"], act, always)
+    return blocks
+
+
+def _layers(pattern: str, blocks: Mapping[str, Block]) -> tuple[Layer, ...]:
+    unknown = [letter for letter in pattern if letter not in blocks]
+    if unknown:
+        raise ModelBuildError(
+            f"the pattern of layers holds {unknown[0]!r}, which has no sizes",
+            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), E: experts (n_routed_experts)",
+        )
+    return tuple((Branch("norm", "mixer", blocks[letter]),) for letter in pattern)
+
+
+def _size(c: Config) -> DecoderSize:
+    blocks, pattern = _blocks(c), c["hybrid_override_pattern"].replace("|", "")
+    if len(pattern) != c["num_hidden_layers"]:
+        raise ModelBuildError(
+            f"hybrid_override_pattern has {len(pattern)} letters for {c['num_hidden_layers']} layers",
+            "give one letter for each layer",
+        )
+    predictor = _layers(c["mtp_hybrid_override_pattern"], blocks)
+    return decoder_of(c, _layers(pattern, blocks), predictors=(predictor,) * c["num_nextn_predict_layers"])
+
+
+_KEYS: Mapping[str, Key] = {
+    **{key: entry for key, entry in DECODER.items() if key not in ("hidden_act", "rope_theta")},
+    "intermediate_size": Key(int),
+    "rms_norm_eps": Key(float, 1e-5),
+    "hybrid_override_pattern": Key(str, required=True),
+    "mlp_hidden_act": Key(str, "relu2"),
+    "mlp_bias": Key(bool, False),
+    "mamba_num_heads": Key(int, 128),
+    "mamba_head_dim": Key(int, 64),
+    "ssm_state_size": Key(int, 128),
+    "n_groups": Key(int, 8),
+    "conv_kernel": Key(int, 4),
+    "chunk_size": Key(int, 128),
+    "mamba_proj_bias": Key(bool, False),
+    "use_bias": Key(bool, False),
+    "attention_head_dim": Key(int),
+    "use_conv_bias": Key(bool, True),
+    "n_routed_experts": Key(int),
+    "num_experts_per_tok": Key(int, 1),
+    "moe_intermediate_size": Key(int),
+    "moe_shared_expert_intermediate_size": Key(int, 0),
+    "n_shared_experts": Key(int, 1),
+    "moe_latent_size": Key(int),
+    "norm_topk_prob": Key(bool, True),
+    "routed_scaling_factor": Key(float, 1.0),
+    "num_nextn_predict_layers": Key(int, 0),
+    "mtp_hybrid_override_pattern": Key(str, "*E"),
+}
+
+MODEL_TYPES = {"nemotron_h": ModelType("nemotron", _KEYS, _size)}

@@ -1,0 +1,51 @@
+"""Hugging Face's `config.json`: sizes of a model, built as the graph that the bundled models of its type have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from planner.bundled import build_configured
+from planner.errors import ModelError, UsageError
+from planner.graph import Graph, Note, NoteLevel
+from planner.importers.formats import FORMATS, Format, ImportOptions
+from planner.importers.onnx import graph_from_proto
+from planner.registry import did_you_mean
+
+_DIMS = ("batch", "seq")
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file starts like a configuration."""
+    return head.lstrip().startswith(b"{") and any(key in head for key in (b'"model_type"', b'"transformers_version"'))
+
+
+def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+    """The graph of a configuration, for `batch` samples of `seq` tokens (4096 or what its positions allow).
+
+    Raises:
+        ModelError: not a JSON object, no builder for its `model_type`, missing keys, or sizes that make no sense.
+        UsageError: a dimension other than these two.
+    """
+    unknown = [name for name in dims if name not in _DIMS]
+    if unknown:
+        raise UsageError(f"a config.json has no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _DIMS))
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"not JSON: {error}", where=str(path), hint="copy the file again") from None
+    if not isinstance(document, dict):
+        raise ModelError("holds no object", where=str(path), hint="name the config.json of a model")
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    try:
+        model, notes = build_configured(document, name=name, batch=dims.get("batch", 1), seq=dims.get("seq"))
+    except UsageError as error:
+        raise ModelError(error.problem.message, where=str(path), hint=error.problem.hint) from None
+    graph = graph_from_proto(model, name=name, options=options, where=str(path))
+    said = tuple(Note(NoteLevel.WARNING, "configuration", note, str(path)) for note in notes)
+    return replace(graph, report=replace(graph.report, format="hugging_face", notes=(*said, *graph.report.notes)))
+
+
+FORMATS.register("hugging_face", Format("Hugging Face configuration", (".json",), sniff, load))
