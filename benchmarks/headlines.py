@@ -25,7 +25,7 @@ from planner.hardware.types import Collective
 from planner.importers import load_graph
 from planner.play import measure_schedule
 from planner.sharding.mixtures import Mixture, model_parameters
-from planner.space.partition.pipedream_terms import Layers, recorded_layers
+from planner.space.partition import Layers, recorded_layers
 
 GIB = 2**30
 

@@ -20,14 +20,21 @@ from benchmarks.partition_cases import Case
 from planner.errors import InfeasibleError
 from planner.graph import components, enumerate_ideals
 from planner.importers import OperatorGraph, load_graph, load_operator_graph, piper_from_document
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.auto import solve
-from planner.space.partition.latency import latency_problem
-from planner.space.partition.max_load import MaxLoadProblem, max_load_problem
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Memory, StashRule, recorded_layers
-from planner.space.partition.piper import PiperProblem, piper_problem
+from planner.solvers.partition import PARTITION_SOLVERS, solve_partition
+from planner.space.partition import (
+    BoundaryBytes,
+    Frontiers,
+    MaxLoadProblem,
+    Memory,
+    PipeDreamProblem,
+    PiperProblem,
+    PlacedPipelineProblem,
+    StashRule,
+    latency_problem,
+    max_load_problem,
+    piper_problem,
+    recorded_layers,
+)
 
 MOST_IDEALS = 100_000
 
@@ -45,7 +52,7 @@ def measure(case: Case) -> dict[str, Any]:
     cpu = time.process_time()
     row: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "proven": False, "unit": problem.unit}
     try:
-        found = solve(problem, time_limit_s=case["limit_s"], reasons=False)
+        found = solve_partition(problem, time_limit_s=case["limit_s"], reasons=False)
     except InfeasibleError as error:
         row |= {"error": str(error), "proven": "within" not in str(error)}
     else:
@@ -195,5 +202,5 @@ def _layerwise(case: Case) -> Any:  # noqa: ANN401
     problem = synthetic_layerwise_problem(layers, strategies, case["fraction"], kinds=3, noise=0.02)
     scale = case["scale"]
     return dataclasses.replace(
-        problem, memory_bytes=problem.memory_bytes * scale, capacity_bytes=problem.capacity_bytes * scale
+        problem, fixed_bytes=problem.fixed_bytes * scale, memory_bytes=problem.memory_bytes * scale
     )

@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from planner.partitions.files import read_partition as read_partition
     from planner.partitions.files import write_partition as write_partition
     from planner.partitions.run import partition as partition
-    from planner.solvers.partition.auto import solve_partition as solve_partition
+    from planner.solvers.partition import solve_partition as solve_partition
 
     # answers as reports: tables, and pictures
     from planner import report as report

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from planner.space.partition.layerwise import LayerwiseProblem
+from planner.space.partition import LayerChoice
 
 _LAYER_S = 0.080
 _WEIGHT_BYTES = 0.4e9
@@ -16,7 +16,7 @@ _ACTIVATION_BYTES = 6.0e9
 
 def synthetic_layerwise_problem(
     layers: int, strategies: int, fraction: float, *, kinds: int = 1, noise: float = 0.0, seed: int = 0
-) -> LayerwiseProblem:
+) -> LayerChoice:
     """An instance of L layers and S strategies; the same arguments give the same instance.
 
     Args:
@@ -41,7 +41,7 @@ def synthetic_layerwise_problem(
     least = float(memory.min(axis=1).sum())
     fastest = float(memory[np.arange(layers), time_s.argmin(axis=1)].sum())
     names = tuple(entry[3] for entry in table)
-    return LayerwiseProblem(time_s, memory, switch, least + fraction * (fastest - least), names)
+    return LayerChoice(time_s, memory, switch, least + fraction * (fastest - least), strategy_names=names)
 
 
 def _strategies() -> list[tuple[float, float, int, str]]:

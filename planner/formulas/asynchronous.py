@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas.checks import chosen, divides, positive, same_length, whole
-from planner.space.partition.twobw import TwoBWSchedule, stage_bytes
+from planner.space.partition import TwoBWSchedule, stage_kept
 
 
 def pipedream_stage_s(
@@ -79,10 +79,8 @@ def pipedream_2bw_stage_bytes(
     order = chosen("schedule", schedule, {s.value: s for s in TwoBWSchedule})
     if order is TwoBWSchedule.GPIPE:
         whole(micro_batches=micro_batches or 0)
-    kept = order.in_flight(stages, micro_batches or stages)
-    return stage_bytes(
-        order, weight_bytes / stages, activation_bytes / stages, input_bytes, stages, kept, recompute=recompute
-    )
+    kept = stage_kept(order, stages, order.in_flight(stages, micro_batches or stages), recompute=recompute)
+    return kept.bytes(weight_bytes / stages, activation_bytes / stages, input_bytes)
 
 
 def pipedream_2bw_time_s(

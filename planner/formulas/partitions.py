@@ -12,13 +12,16 @@ import numpy as np
 from planner.errors import UsageError
 from planner.formulas.checks import chosen, positive, same_length, whole
 from planner.graph.ideals import topological_line
-from planner.solvers.partition import Result
-from planner.solvers.partition.auto import solve
-from planner.space.partition.hetpipe import HetPipeProblem, uniform_links
-from planner.space.partition.iteration import IterationProblem
-from planner.space.partition.max_load import MaxLoadProblem
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_terms import StageCost, chain_layers
+from planner.solvers.partition import Result, solve_partition
+from planner.space.partition import (
+    IterationProblem,
+    MaxLoadProblem,
+    PipeDreamProblem,
+    StageCost,
+    chain_layers,
+    hetpipe,
+    uniform_links,
+)
 
 TIME_LIMIT_S = 30.0
 
@@ -111,7 +114,7 @@ def hetpipe_partition(
     if len(boundary_bytes):
         same_length(layers=layers, boundary_bytes=boundary_bytes)
         crossing[1:] = boundary_bytes
-    problem = HetPipeProblem(
+    problem = hetpipe(
         compute_s=np.asarray([work / speed for speed in kinds]),
         weight_bytes=np.zeros(count),
         saved_bytes=np.zeros(count),
@@ -205,7 +208,7 @@ def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) ->
 
 
 def _solved(problem: object) -> Result:
-    return solve(problem, time_limit_s=TIME_LIMIT_S)  # type: ignore[arg-type]
+    return solve_partition(problem, time_limit_s=TIME_LIMIT_S)  # type: ignore[arg-type]
 
 
 def _marks(sizes: Iterable[int]) -> tuple[int, ...]:

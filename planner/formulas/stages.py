@@ -10,7 +10,7 @@ from planner.exchange.formulas import all_reduce_bytes
 from planner.formulas.checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals
 from planner.memory import fits
-from planner.space.partition.bapipe import BaPipeSchedule, features_in_flight, pipeline_s
+from planner.space.partition import BaPipeSchedule, features_in_flight, pipeline_s
 
 _BAPIPE = {
     "as": BaPipeSchedule.AS,

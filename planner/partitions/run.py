@@ -28,8 +28,7 @@ from planner.partitions.types import (
     PartitionPlan,
     TrivialPlan,
 )
-from planner.solvers.partition import Progress, Result
-from planner.solvers.partition.auto import AUTO, solve
+from planner.solvers.partition import AUTO, Progress, Result, solve_partition
 from planner.space.partition import PartitionProblem
 
 
@@ -97,7 +96,7 @@ def partition(
     settled = settle(found, family, asked, options, cluster)
     problem = asked.problem(found, settled)
     try:
-        result = solve(problem, solver=solver, time_limit_s=limit_s, progress=progress)
+        result = solve_partition(problem, solver=solver, time_limit_s=limit_s, progress=progress)
     except InfeasibleError as error:
         raise InfeasibleError(error.problem.message, where=found.name, hint=error.problem.hint) from error
     return _plan(found, asked, settled, problem, result, limit_s)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from planner.play import Transfers
-from planner.solvers.partition.bapipe_dp import balanced_stages
+from planner.solvers.partition.cluster_stages import balanced_stages
 from planner.space import Configuration, Timed
 from planner.space.cuts import stages_of
-from planner.space.partition.bapipe import SYNCHRONOUS
+from planner.space.partition import SYNCHRONOUS
 from planner.space.subspaces import Limits
 from planner.systems import System, register
 from planner.systems.exchanged import data_parallel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.errors import UsageError
-from planner.space.partition.pipedream_terms import Layers
+from planner.space.partition import Layers
 
 MOST_LAYERS = 16
 Cut = frozenset[int]

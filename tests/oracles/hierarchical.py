@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
+from planner.space.partition import PipeDreamProblem, ReplicatedStage
 from tests.oracles.every_cut import Cut, every_cut
 from tests.oracles.every_plan import best_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
+from planner.space.partition import PlacedPipelineProblem, PlacedStage
 from tests.oracles.every_cut import Cut, every_cut
 from tests.oracles.every_plan import best_of
 

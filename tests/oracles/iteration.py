@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
+from planner.space.partition import IterationDecision, IterationProblem, MeshStage
 from tests.oracles.every_plan import best_of
 
 _MOST_PLANS = 2_000_000

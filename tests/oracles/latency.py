@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from planner.errors import UsageError
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from planner.space.partition import LatencyDecision, LatencyProblem
 from tests.oracles.every_plan import best_of
 
 _MOST_NODES = 6

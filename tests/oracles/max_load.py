@@ -6,7 +6,7 @@ from itertools import product
 
 from planner.errors import JobError
 from planner.solvers.partition import Progress, Result
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.every_plan import best_of
 
 NAME = "max-load-brute-force"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import Deadline, Progress, Result
-from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, stage_figures
+from planner.space.partition import PiperDecision, PiperProblem, PiperStage, stage_figures
 
 _MOST_NODES = 7
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 
-from planner.solvers.partition import Result
+from planner.solvers.partition import Result, search_partition
 from planner.space.partition import PartitionProblem
+
+by_cp_sat = functools.partial(search_partition, solver="max-load-cp-sat")
+by_highs = functools.partial(search_partition, solver="max-load-highs")
+by_ideals = functools.partial(search_partition, solver="max-load-ideals")
+by_moves = functools.partial(search_partition, solver="max-load-moves")
+by_pairs = functools.partial(search_partition, solver="max-load-pairs")
+by_list = functools.partial(search_partition, solver="latency-list")
 
 
 def assert_equals_brute_force(problem: PartitionProblem, best: Result, found: Result) -> None:

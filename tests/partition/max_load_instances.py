@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.space.partition.max_load import MaxLoadProblem
+from planner.space.partition import MaxLoadProblem
 
 
 def problem(

@@ -10,13 +10,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from planner.importers import load_graph
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_terms import (
-    NO_LIMIT,
+from planner.space.partition import (
     BoundaryBytes,
     Frontiers,
     Layers,
     Memory,
+    PipeDreamProblem,
     StageCost,
     StashRule,
     recorded_layers,
@@ -38,7 +37,7 @@ def layer_graphs(draw: st.DrawFn, most: int = 5) -> Layers:
 def memories() -> st.SearchStrategy[Memory]:
     """No limit, or one that is tight for layers of these sizes."""
     tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]), st.sampled_from(list(StashRule)))
-    return st.one_of(st.just(NO_LIMIT), tight)
+    return st.one_of(st.just(Memory()), tight)
 
 
 TERMS: dict[str, st.SearchStrategy[Any]] = {
@@ -71,7 +70,7 @@ def released_problem(row: dict[str, Any]) -> PipeDreamProblem:
         transfers=bool(row["comm"]),
         boundary=BoundaryBytes.RELEASED,
         frontiers=Frontiers.FIRST_SOURCE,
-        memory=Memory(16e9, StashRule.RELEASED) if row["mem"] else NO_LIMIT,
+        memory=Memory(16e9, StashRule.RELEASED) if row["mem"] else Memory(),
         replicate=not row["straight"],
         use_fewer=bool(row["fewer"]),
     )

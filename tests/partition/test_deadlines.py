@@ -5,6 +5,7 @@ Times are CPU times, which a busy machine does not lengthen: they are at most wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -18,16 +19,17 @@ import planner
 from benchmarks.instances.iteration import synthetic_iteration_problem
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.importers import operator_graph_from, piper_from_document
-from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, OutOfTime
-from planner.solvers.partition.auto import solve
-from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
-from planner.space.partition import PartitionProblem
-from planner.space.partition.latency import latency_problem
-from planner.space.partition.max_load import max_load_problem
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import chain_layers
-from planner.space.partition.piper import piper_problem
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, Search, solve_partition
+from planner.solvers.partition.types import NEVER
+from planner.space.partition import (
+    PartitionProblem,
+    PipeDreamProblem,
+    PlacedPipelineProblem,
+    chain_layers,
+    latency_problem,
+    max_load_problem,
+    piper_problem,
+)
 from tests.partition.large_graphs import layered, sparse, tree
 
 LIMIT_S, MOST_S = 0.2, 2.0
@@ -91,16 +93,19 @@ def test_every_solver_gives_what_it_has_when_the_time_is_up(at: int, limit_s: fl
     trivial = [v.objective for _, plan in problem.trivial() if (v := problem.judge(plan)).feasible]
     for _, entry in PARTITION_SOLVERS.items():
         if isinstance(problem, entry.takes):
-            found = entry.run(problem, time_limit_s=limit_s)
+            search = Search(problem, limit_s)
+            with contextlib.suppress(OutOfTime):
+                entry.run(search)
+            found = search.result()
             assert found.bound <= found.objective
             assert found.decision is None or problem.judge(found.decision).feasible
     if trivial:
-        assert solve(problem, time_limit_s=limit_s).objective <= min(trivial)
+        assert solve_partition(problem, time_limit_s=limit_s).objective <= min(trivial)
 
 
 def test_a_named_solver_that_finds_nothing_in_time_leaves_the_trivial_plan() -> None:
     problem = problems()[5]
-    found = solve(problem, solver="piper-dp", time_limit_s=1e-6)
+    found = solve_partition(problem, solver="piper-dp", time_limit_s=1e-6)
     assert found.solver.startswith("trivial plan")
     assert not found.proven
 
@@ -109,6 +114,9 @@ def test_a_named_solver_that_finds_nothing_in_time_leaves_the_trivial_plan() -> 
 def test_an_engine_without_work_left_gives_back_the_start(work: float) -> None:
     problem = problems()[1]
     plan = next(plan for name, plan in problem.trivial() if name.startswith("even"))
-    found = solve_by_cp_sat(problem, time_limit_s=60.0, start=plan, work_limit=work)
-    assert found.objective == problem.judge(plan).objective
-    assert 0 < found.bound < found.objective
+    search = Search(problem, 60.0)
+    search.offer(plan)
+    search.engine_work = search.work_s - work
+    PARTITION_SOLVERS.get("max-load-cp-sat").run(search)
+    assert search.objective == problem.judge(plan).objective
+    assert 0 < search.bound < search.objective

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.instances.iteration import synthetic_iteration_problem
 from planner.errors import JobError, UsageError
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.iteration_dp import solve_iteration
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
+from planner.solvers.partition import search_partition
+from planner.space.partition import IterationDecision, IterationProblem, MeshStage, boundary_levels
 from tests.oracles.iteration import solve_iteration_by_force
 from tests.partition.checks import assert_equals_brute_force
 
@@ -33,7 +32,7 @@ def test_published_pipeline_latency() -> None:
     problem = _chain([1, 2, 1], 8, 3)
     verdict = problem.judge(IterationDecision(tuple(MeshStage(i, i, 0) for i in range(3))))
     assert verdict.objective == 18  # 1 + 2 + 1 + 7 * 2
-    assert solve_iteration(problem).objective == 18
+    assert search_partition(problem).objective == 18
 
 
 def test_the_longest_stage_is_weighed_against_the_sum() -> None:
@@ -45,7 +44,7 @@ def test_the_longest_stage_is_weighed_against_the_sum() -> None:
     assert [problem.judge(d).objective for d in both] == [15, 22]
     mixed = IterationDecision((MeshStage(0, 0, 1), MeshStage(1, 1, 0)))
     assert problem.judge(mixed).objective == 14  # 2 + 3 + 3 * 3
-    found = solve_iteration(problem)
+    found = search_partition(problem)
     assert (found.objective, found.decision, found.proven) == (14, mixed, True)
 
 
@@ -120,7 +119,7 @@ def _instances(draw: st.DrawFn) -> IterationProblem:
 @given(_instances())
 @settings(deadline=None, max_examples=250)
 def test_search_equals_brute_force(problem: IterationProblem) -> None:
-    assert_equals_brute_force(problem, solve_iteration_by_force(problem), solve_iteration(problem))
+    assert_equals_brute_force(problem, solve_iteration_by_force(problem), search_partition(problem))
 
 
 @pytest.mark.parametrize("memory_bytes", [float("inf"), 12e9])
@@ -131,7 +130,7 @@ def test_large_instances_are_proven_in_time(
 ) -> None:
     problem = synthetic_iteration_problem(layers, devices, configs, memory_bytes=memory_bytes, links=links)
     begun = time.process_time()
-    found = solve_iteration(problem)
+    found = search_partition(problem)
     assert time.process_time() - begun < limit_s
     assert found.proven
     assert found.statistics["passes"] < 100
@@ -142,15 +141,15 @@ def test_large_instances_are_proven_in_time(
 
 def test_two_runs_decide_alike() -> None:
     problem = synthetic_iteration_problem(12, 8, 6, memory_bytes=24e9, links=True)
-    assert solve_iteration(problem) == solve_iteration(problem)
+    assert search_partition(problem) == search_partition(problem)
 
 
 def test_out_of_time_the_start_stays_with_a_true_bound() -> None:
     problem = synthetic_iteration_problem(12, 8, 4)
     start = dict(problem.trivial())["8 even stages"]
-    found = solve_iteration(problem, start=start, time_limit_s=0.0)
+    found = search_partition(problem, solver="iteration-dp", start=start, time_limit_s=1e-9)
     assert found.decision == start
-    assert found.bound <= solve_iteration(problem).objective
+    assert found.bound <= search_partition(problem).objective
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -165,7 +164,3 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 def test_brute_force_refuses_what_it_cannot_try() -> None:
     with pytest.raises(UsageError, match="cannot try"):
         solve_iteration_by_force(synthetic_iteration_problem(30, 8, 4))
-
-
-def test_solvers_are_registered() -> None:
-    assert PARTITION_SOLVERS.get("iteration-dp").exact

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from planner.errors import JobError, UsageError
 from planner.importers import load_operator_graph
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
-from planner.solvers.partition.latency_list import latency_bound, solve_latency_by_list
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
+from planner.solvers.partition import PARTITION_SOLVERS, Result, Search, search_partition
+from planner.solvers.partition.latency_list import latency_bound
+from planner.space.partition import LatencyDecision, LatencyProblem, latency_problem
 from tests.oracles.latency import solve_latency_by_force
+from tests.partition.checks import by_list
 from tests.shared_data import shared_path
 
 
@@ -40,28 +40,26 @@ def _diamond(transfer: float, accelerators: int = 2) -> LatencyProblem:
 )
 def test_branches_run_side_by_side_when_moving_is_cheap(transfer: float, latency: float) -> None:
     """The least of 1 + max(4, 3 + 4 x) + 2 (3 goes away and back), 1 + 4 + 2 x + 2 (3 and 2 away), 10 (all here)."""
-    found = solve_latency_by_cp_sat(_diamond(transfer))
+    found = search_partition(_diamond(transfer))
     assert found.objective == pytest.approx(latency, rel=1e-12)
     assert found.proven
 
 
 def test_memory_and_colours_bind() -> None:
     apart = replace(_diamond(5.0), memory_bytes=30.0)
-    assert solve_latency_by_cp_sat(apart).objective == pytest.approx(
-        17.0
-    )  # 1 and 3 here, 4 and 2 there: 1 + 10 + 4 + 2
+    assert search_partition(apart).objective == pytest.approx(17.0)  # 1 and 3 here, 4 and 2 there: 1 + 10 + 4 + 2
     tied = replace(apart, colour=np.array([0, 0, 0, 0]))
-    found = solve_latency_by_cp_sat(tied)
+    found = search_partition(tied)
     assert found.decision is None
     assert found.bound == float("inf")
-    assert solve_latency_by_cp_sat(replace(tied, memory_bytes=float("inf"))).objective == 10.0
+    assert search_partition(replace(tied, memory_bytes=float("inf"))).objective == 10.0
 
 
 def test_a_node_that_runs_nowhere() -> None:
     problem = _diamond(0.0)
     times = problem.time_ms.copy()
     times[2] = np.inf
-    found = solve_latency_by_cp_sat(replace(problem, time_ms=times))
+    found = search_partition(replace(problem, time_ms=times))
     assert (found.decision, found.bound) == (None, float("inf"))
 
 
@@ -118,8 +116,8 @@ def _instances(draw: st.DrawFn) -> LatencyProblem:
 @settings(deadline=None, max_examples=80)
 def test_solvers_against_brute_force(problem: LatencyProblem) -> None:
     best = solve_latency_by_force(problem)
-    exact = solve_latency_by_cp_sat(problem)
-    listed = solve_latency_by_list(problem)
+    exact = search_partition(problem)
+    listed = by_list(problem)
     assert exact.proven
     assert latency_bound(problem) <= best.objective
     if best.decision is None:
@@ -135,14 +133,14 @@ def test_solvers_against_brute_force(problem: LatencyProblem) -> None:
 
 def test_two_runs_decide_alike() -> None:
     problem = _diamond(0.7, accelerators=3)
-    assert solve_latency_by_cp_sat(problem) == solve_latency_by_cp_sat(problem)
+    assert search_partition(problem) == search_partition(problem)
 
 
 @pytest.mark.parametrize("name", ["bert24_inference", "resnet50_inference", "gnmt_inference", "inceptionv3_inference"])
 def test_real_graphs_are_scheduled_within_their_bound(name: str) -> None:
     graph = load_operator_graph(shared_path(f"instances/operator_graphs/LayerGraphs/{name}.json"))
     problem = latency_problem(graph, memory_bytes=float("inf"))
-    found = solve_latency_by_list(problem, time_limit_s=1.0)
+    found = by_list(problem, time_limit_s=1.0)
     assert found.bound <= found.objective
     alone = [problem.judge(plan) for _, plan in problem.trivial()]
     assert found.objective <= min(verdict.objective for verdict in alone if verdict.feasible)
@@ -162,15 +160,14 @@ def test_graphs_that_make_no_sense_are_refused() -> None:
         solve_latency_by_force(big)
 
 
-def test_solvers_are_registered() -> None:
-    assert PARTITION_SOLVERS.get("latency-cp-sat").exact
-    assert not PARTITION_SOLVERS.get("latency-list").exact
-
-
 def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:
-    first, second = (
-        solve_latency_by_list(_diamond(0.7, accelerators=3), time_limit_s=limit_s, work_s=0.012)
-        for limit_s in (5.0, 50.0)
-    )
+    def listed(limit_s: float) -> Result:
+        search = Search(_diamond(0.7, accelerators=3), limit_s)
+        search.alone, search.work_s = True, 0.012
+        search.offer_all(search.problem.trivial())
+        PARTITION_SOLVERS.get("latency-list").run(search)
+        return search.result()
+
+    first, second = listed(5.0), listed(50.0)
     assert first == second
-    assert first.statistics == {"rounds": 50}  # 12 places a round, 50,000 a second
+    assert list(first.statistics.values()) == [50]  # 12 places a round, 50,000 a second

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.errors import JobError, UsageError
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
+from planner.solvers.partition import search_partition
+from planner.space.partition import LayerChoice, LayerDecision
 from tests.oracles.layerwise import solve_layerwise_by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
-def _three_layers(capacity: float) -> LayerwiseProblem:
+def _three_layers(capacity: float) -> LayerChoice:
     """Fast and big (2 s, 10 bytes) or slow and small (3 s, 4 bytes), and 0.75 s a change."""
-    return LayerwiseProblem(
+    return LayerChoice(
         np.array([[2.0, 3.0]] * 3), np.array([[10.0, 4.0]] * 3), np.array([[0.0, 0.75], [0.75, 0.0]]), capacity
     )
 
@@ -31,7 +30,7 @@ def _three_layers(capacity: float) -> LayerwiseProblem:
     ("capacity", "seconds", "changes"), [(30, 6.0, 0), (29.9, 7.75, 1), (24, 7.75, 1), (18, 8.75, 1), (12, 9.0, 0)]
 )
 def test_three_layers_by_hand(capacity: float, seconds: float, changes: int) -> None:
-    found = solve_layerwise(_three_layers(capacity))
+    found = search_partition(_three_layers(capacity))
     assert found.objective == seconds
     assert found.proven
     chosen = found.decision.strategies
@@ -39,25 +38,25 @@ def test_three_layers_by_hand(capacity: float, seconds: float, changes: int) -> 
 
 
 def test_nothing_fits() -> None:
-    found = solve_layerwise(_three_layers(11.9))
+    found = search_partition(_three_layers(11.9))
     assert found.decision is None
     assert found.bound == float("inf")
 
 
 def test_judge_adds_times_switches_and_memory() -> None:
     problem = _three_layers(18)
-    verdict = problem.judge(LayerwiseDecision((0, 1, 0)))
-    assert verdict.parts == (2, 3.75, 2.75)
+    verdict = problem.judge(LayerDecision((0, 1, 0)))
+    assert verdict.parts == (2 + 3.75 + 2.75,)
     (violation,) = verdict.violations
     assert (violation.kind, violation.needed, violation.available) == ("memory", 24, 18)
-    assert problem.judge(LayerwiseDecision((0, 1))).violations[0].kind == "coverage"
-    assert problem.judge(LayerwiseDecision((0, 1, 2))).violations[0].kind == "option"
+    assert problem.judge(LayerDecision((0, 1))).violations[0].kind == "coverage"
+    assert problem.judge(LayerDecision((0, 1, 2))).violations[0].kind == "option"
     blocked = replace(problem, time_s=np.array([[2.0, np.inf]] * 3))
-    assert {v.kind for v in blocked.judge(LayerwiseDecision((0, 1, 0))).violations} == {"option", "memory"}
+    assert {v.kind for v in blocked.judge(LayerDecision((0, 1, 0))).violations} == {"option", "memory"}
 
 
 @st.composite
-def _instances(draw: st.DrawFn) -> LayerwiseProblem:
+def _instances(draw: st.DrawFn) -> LayerChoice:
     layers, count = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     alike = bool(random.integers(2))
@@ -71,15 +70,15 @@ def _instances(draw: st.DrawFn) -> LayerwiseProblem:
     switch[random.random(switch_shape) < 0.1] = np.inf if random.integers(2) else 0.0
     capacity = float(random.uniform(0.0, 1.1)) * 5 * layers
     wide = (layers, count)
-    return LayerwiseProblem(
+    return LayerChoice(
         np.broadcast_to(seconds, wide).copy(), np.broadcast_to(memory, wide).copy(), switch, round(capacity, 1)
     )
 
 
 @given(_instances())
 @settings(deadline=None, max_examples=300)
-def test_labels_equal_brute_force(problem: LayerwiseProblem) -> None:
-    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), solve_layerwise(problem))
+def test_labels_equal_brute_force(problem: LayerChoice) -> None:
+    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), search_partition(problem))
 
 
 @pytest.mark.parametrize(("layers", "count"), [(32, 10), (32, 44), (96, 44)])
@@ -87,7 +86,7 @@ def test_labels_equal_brute_force(problem: LayerwiseProblem) -> None:
 def test_large_instances_are_proven_in_seconds(layers: int, count: int, kinds: int, noise: float) -> None:
     problem = synthetic_layerwise_problem(layers, count, 0.4, kinds=kinds, noise=noise)
     begun = time.process_time()
-    found = solve_layerwise(problem)
+    found = search_partition(problem)
     assert time.process_time() - begun < 3.0
     assert found.proven
     for _, plan in problem.trivial():
@@ -98,39 +97,35 @@ def test_large_instances_are_proven_in_seconds(layers: int, count: int, kinds: i
 def test_work_does_not_grow_with_the_memory() -> None:
     problem = synthetic_layerwise_problem(32, 10, 0.4)
     scale = 1024.0
-    larger = replace(problem, memory_bytes=problem.memory_bytes * scale, capacity_bytes=problem.capacity_bytes * scale)
-    small, large = solve_layerwise(problem), solve_layerwise(larger)
+    larger = replace(problem, fixed_bytes=problem.fixed_bytes * scale, memory_bytes=problem.memory_bytes * scale)
+    small, large = search_partition(problem), search_partition(larger)
     assert large.statistics == small.statistics
     assert large.decision == small.decision
 
 
 def test_out_of_time_the_start_stays_with_a_true_bound() -> None:
     problem = synthetic_layerwise_problem(32, 20, 0.3, kinds=3, noise=0.1)
-    best = solve_layerwise(problem)
+    best = search_partition(problem)
     start = best.decision
-    found = solve_layerwise(problem, start=start, time_limit_s=0.0)
+    found = search_partition(problem, start=start, solver="layerwise", time_limit_s=1e-3)
     assert found.objective == best.objective
     assert 0 < found.bound <= best.objective
 
 
 def test_two_runs_decide_alike() -> None:
     problem = synthetic_layerwise_problem(24, 12, 0.3, kinds=2, noise=0.1)
-    assert solve_layerwise(problem) == solve_layerwise(problem)
+    assert search_partition(problem) == search_partition(problem)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(JobError, match="memory must have shape"):
-        LayerwiseProblem(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros((2, 2)), 1.0)
+        LayerChoice(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros((2, 2)), 1.0)
     with pytest.raises(JobError, match="switches must have shape"):
-        LayerwiseProblem(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 3)), 1.0)
+        LayerChoice(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 3)), 1.0)
     with pytest.raises(JobError, match="must not be negative"):
-        LayerwiseProblem(-np.ones((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), 1.0)
+        LayerChoice(-np.ones((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), 1.0)
 
 
 def test_brute_force_refuses_what_it_cannot_try() -> None:
     with pytest.raises(UsageError, match="cannot try"):
         solve_layerwise_by_force(synthetic_layerwise_problem(32, 10, 0.5))
-
-
-def test_solvers_are_registered() -> None:
-    assert PARTITION_SOLVERS.get("layerwise-labels").exact

@@ -12,28 +12,26 @@ from hypothesis import strategies as st
 
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.errors import JobError, UsageError
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipeline
-from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem
-from tests.oracles.layerwise_pipeline import solve_layerwise_pipeline_by_force
+from planner.solvers.partition import search_partition
+from planner.space.partition import LayerChoice, LayerDecision
+from tests.oracles.layerwise import solve_layerwise_by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
-def _four_layers(capacity: float) -> LayerwisePipelineProblem:
+def _four_layers(capacity: float) -> LayerChoice:
     """Fast (1 s, keeps 3 bytes a micro-batch) or slow (2 s, keeps 1), one byte of weights, two stages."""
-    return LayerwisePipelineProblem(
-        np.array([[1.0, 2.0]] * 4), np.ones((4, 2)), np.array([[3.0, 1.0]] * 4), np.zeros((2, 2)), np.full(4, 0.5),
-        stages=2, micro_batches=5, capacity_bytes=capacity,
+    return LayerChoice(
+        np.array([[1.0, 2.0]] * 4), np.ones((4, 2)), np.zeros((2, 2)), capacity, np.array([[3.0, 1.0]] * 4),
+        np.full(4, 0.5), stages=2, micro_batches=5,
     )  # fmt: skip
 
 
 def test_judge_by_hand() -> None:
-    verdict = _four_layers(10).judge(LayerwisePipelineDecision((0, 2), (0, 1, 0, 0)))
+    verdict = _four_layers(10).judge(LayerDecision((0, 1, 0, 0), (0, 2)))
     assert verdict.parts == (3.0, 2.5)
     assert verdict.objective == 5.5 + 4 * 3.0
     assert verdict.feasible
-    tight = _four_layers(9).judge(LayerwisePipelineDecision((0, 2), (0, 1, 0, 0)))
+    tight = _four_layers(9).judge(LayerDecision((0, 1, 0, 0), (0, 2)))
     assert [(v.kind, v.stage, v.needed) for v in tight.violations] == [("memory", 0, 10.0)]  # 2 + 2 * (3 + 1)
 
 
@@ -43,7 +41,7 @@ def test_judge_by_hand() -> None:
 )
 def test_four_layers_by_hand(capacity: float, seconds: float) -> None:
     """Two and two layers: all fast; one ahead slow; both ahead and one behind slow."""
-    found = solve_layerwise_pipeline(_four_layers(capacity))
+    found = search_partition(_four_layers(capacity))
     assert found.proven
     assert found.objective == seconds
 
@@ -51,15 +49,15 @@ def test_four_layers_by_hand(capacity: float, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("starts", "strategies", "kind"),
     [((0,), (0,) * 4, "coverage"), ((1, 2), (0,) * 4, "coverage"), ((0, 4), (0,) * 4, "coverage"),
-     ((0, 2), (0,) * 3, "option"), ((0, 2), (0, 0, 0, 2), "option")],
+     ((0, 2), (0,) * 3, "coverage"), ((0, 2), (0, 0, 0, 2), "option")],
 )  # fmt: skip
 def test_judge_names_what_is_wrong(starts: tuple[int, ...], strategies: tuple[int, ...], kind: str) -> None:
-    verdict = _four_layers(14).judge(LayerwisePipelineDecision(starts, strategies))
+    verdict = _four_layers(14).judge(LayerDecision(strategies, starts))
     assert [v.kind for v in verdict.violations] == [kind]
 
 
 @st.composite
-def _instances(draw: st.DrawFn) -> LayerwisePipelineProblem:
+def _instances(draw: st.DrawFn) -> LayerChoice:
     layers, count = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (layers, count)
@@ -67,49 +65,49 @@ def _instances(draw: st.DrawFn) -> LayerwisePipelineProblem:
     times = random.integers(0, 9, shape).astype(float) if whole else random.uniform(0, 5, shape)
     times[random.random(shape) < 0.1] = np.inf
     switch_shape = (count, count) if random.integers(2) else (layers, count, count)
-    return LayerwisePipelineProblem(
+    return LayerChoice(
         times,
-        random.integers(0, 6, shape).astype(float),
-        random.integers(0, 4, shape).astype(float),
-        random.integers(0, 3, switch_shape).astype(float),
-        random.integers(0, 3, layers).astype(float),
-        int(random.integers(1, layers + 1)),
-        int(random.integers(1, 6)),
-        float(random.integers(2, 30)),
+        fixed_bytes=random.integers(0, 6, shape).astype(float),
+        activation_bytes=random.integers(0, 4, shape).astype(float),
+        switch_s=random.integers(0, 3, switch_shape).astype(float),
+        boundary_s=random.integers(0, 3, layers).astype(float),
+        stages=int(random.integers(1, layers + 1)),
+        micro_batches=int(random.integers(1, 6)),
+        memory_bytes=float(random.integers(2, 30)),
     )
 
 
 @given(_instances())
 @settings(deadline=None, max_examples=150)
-def test_search_equals_brute_force(problem: LayerwisePipelineProblem) -> None:
-    assert_equals_brute_force(problem, solve_layerwise_pipeline_by_force(problem), solve_layerwise_pipeline(problem))
+def test_search_equals_brute_force(problem: LayerChoice) -> None:
+    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), search_partition(problem))
 
 
-def _staged(layers: int, count: int, stages: int, fraction: float) -> LayerwisePipelineProblem:
+def _staged(layers: int, count: int, stages: int, fraction: float) -> LayerChoice:
     flat = synthetic_layerwise_problem(layers, count, fraction, kinds=2, noise=0.02)
-    return LayerwisePipelineProblem(
-        flat.time_s, 0.6 * flat.memory_bytes, 0.4 / stages * flat.memory_bytes, flat.switch_s,
-        np.full(layers, 0.001), stages, 16, flat.capacity_bytes / stages,
+    return LayerChoice(
+        flat.time_s, 0.6 * flat.fixed_bytes, flat.switch_s, flat.memory_bytes / stages,
+        0.4 / stages * flat.fixed_bytes, np.full(layers, 0.001), stages, 16,
     )  # fmt: skip
 
 
 def test_one_stage_is_the_plain_problem() -> None:
     problem = replace(_staged(16, 10, 1, 0.4), micro_batches=1)
-    assert solve_layerwise_pipeline(problem).objective == solve_layerwise(problem.part(0, 15, 1)).objective
+    assert search_partition(problem).objective == search_partition(problem.part(0, 15, 1)).objective
 
 
 def test_a_large_instance_is_proven_in_seconds() -> None:
     problem = _staged(32, 10, 4, 0.5)
     begun = time.process_time()
-    found = solve_layerwise_pipeline(problem)
+    found = search_partition(problem)
     assert time.process_time() - begun < 20
     assert found.proven
 
 
 def test_out_of_time_the_bound_stays_true() -> None:
     problem = _staged(16, 6, 4, 0.5)
-    cut_off = solve_layerwise_pipeline(problem, time_limit_s=0.0)
-    assert 0 < cut_off.bound <= solve_layerwise_pipeline(problem).objective
+    cut_off = search_partition(problem, solver="layerwise", time_limit_s=1e-3)
+    assert 0 < cut_off.bound <= search_partition(problem).objective
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -118,8 +116,4 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(JobError, match="boundaries"):
         replace(_four_layers(14), boundary_s=np.zeros(3))
     with pytest.raises(UsageError, match="cannot try"):
-        solve_layerwise_pipeline_by_force(_staged(32, 10, 2, 0.5))
-
-
-def test_solvers_are_registered() -> None:
-    assert PARTITION_SOLVERS.get("layerwise-pipeline").exact
+        solve_layerwise_by_force(_staged(32, 10, 2, 0.5))

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.instances.max_load import mirrored, repeated, widened
 from planner.errors import JobError, UsageError
 from planner.importers import OperatorGraph, OperatorNode
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem, max_load_problem
 from tests.partition.max_load_instances import problem
 
 # 0 feeds 1, 2 and 3; 1 and 2 feed 3.

@@ -8,9 +8,8 @@ import math
 import pytest
 
 from planner.importers import load_operator_graph
-from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
-from planner.solvers.partition.max_load import solve_max_load
-from planner.space.partition.max_load import MaxLoadDecision, max_load_problem
+from planner.solvers.partition import search_partition
+from planner.space.partition import MaxLoadDecision, max_load_problem
 from tests.shared_data import shared_path
 
 # Recorded by the published programme; for Inception, which it gave up, by an exact model (rounded to 4 digits).
@@ -30,7 +29,7 @@ CHAIN = [
 @pytest.mark.parametrize(("file", "recorded"), CHAIN)
 def test_contiguous_optimum_is_proven(file: str, recorded: float) -> None:
     graph = load_operator_graph(shared_path(f"instances/operator_graphs/{file}.json"))
-    found = solve_by_ideals(max_load_problem(graph, contiguous=True), time_limit_s=60)
+    found = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
     assert found.proven
     assert found.objective == pytest.approx(recorded, rel=1e-5 if "inception" in file else 1e-9)
     assert found.statistics["ideals"] <= 36_596
@@ -38,7 +37,7 @@ def test_contiguous_optimum_is_proven(file: str, recorded: float) -> None:
 
 def test_backward_nodes_without_twin_may_sit_better_than_the_published_programme_puts_them() -> None:
     graph = load_operator_graph(shared_path("instances/operator_graphs/OperatorGraphs/bert_l-3_training.json"))
-    found = solve_by_ideals(max_load_problem(graph, contiguous=True), time_limit_s=60)
+    found = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
     assert found.proven
     # Its programme: 65.30314912; an exact model of the problem as stated: 65.30309315, to six digits.
     assert found.objective == pytest.approx(65.30309315, rel=1e-7)
@@ -54,7 +53,7 @@ def test_backward_nodes_without_twin_may_sit_better_than_the_published_programme
 )
 def test_optimum_without_order_is_proven(file: str, recorded: float) -> None:
     graph = load_operator_graph(shared_path(f"instances/operator_graphs/{file}.json"))
-    found = solve_max_load(max_load_problem(graph, contiguous=False), time_limit_s=60)
+    found = search_partition(max_load_problem(graph, contiguous=False), time_limit_s=60)
     assert found.proven
     assert found.objective == pytest.approx(recorded, rel=1e-7)
 

@@ -11,23 +11,19 @@ from hypothesis import given, settings
 
 from planner.errors import JobError
 from planner.graph import enumerate_ideals
-from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Result
+from planner.solvers.partition import Result, ideal_dp_max_load, search_partition
 from planner.solvers.partition._max_load_chain import best_chain
 from planner.solvers.partition._max_load_form import (
     fluid_bound,
     form_of,
     pigeonhole_bound,
     reduce_form,
-    result,
     simple_bound,
 )
-from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
-from planner.solvers.partition.highs_max_load import solve_by_highs
-from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
-from planner.solvers.partition.local_search_max_load import Loads, solve_by_moves
-from planner.solvers.partition.max_load import divide_anew, solve_max_load
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.solvers.partition.local_search_max_load import Loads
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.max_load import solve_by_enumeration
+from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_moves, by_pairs
 from tests.partition.max_load_instances import problem, problems
 
 LIMIT_S = 20.0
@@ -53,20 +49,20 @@ def check(problem: MaxLoadProblem, found: Result, optimum: float, *, exact: bool
 @given(problems())
 @settings(deadline=None, max_examples=60)
 def test_ideals_find_the_best_chain(problem: MaxLoadProblem) -> None:
-    found = solve_by_ideals(problem, time_limit_s=LIMIT_S)
-    check(problem, found, best(problem), exact=problem.contiguous)
+    found = by_ideals(problem, time_limit_s=LIMIT_S)
+    check(problem, found, best(problem), exact=problem.contiguous and bool(form_of(problem).ordered.all()))
 
 
 @given(problems())
 @settings(deadline=None, max_examples=60)
 def test_cp_sat_finds_the_best_plan(problem: MaxLoadProblem) -> None:
-    check(problem, solve_by_cp_sat(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
+    check(problem, by_cp_sat(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
 
 
 @given(problems())
 @settings(deadline=None, max_examples=30)
 def test_highs_finds_a_plan_and_a_bound(problem: MaxLoadProblem) -> None:
-    found, optimum = solve_by_highs(problem, time_limit_s=LIMIT_S), best(problem)
+    found, optimum = by_highs(problem, time_limit_s=LIMIT_S), best(problem)
     check(problem, found, optimum, exact=False)
     if found.decision is not None:
         assert found.objective <= optimum * (1 + 1e-6) + 1e-9
@@ -76,13 +72,13 @@ def test_highs_finds_a_plan_and_a_bound(problem: MaxLoadProblem) -> None:
 @given(problems())
 @settings(deadline=None, max_examples=30)
 def test_the_front_finds_the_best_plan(problem: MaxLoadProblem) -> None:
-    check(problem, solve_max_load(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
+    check(problem, search_partition(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
 
 
 @given(problems())
 @settings(deadline=None, max_examples=30)
 def test_moves_never_break_a_limit(problem: MaxLoadProblem) -> None:
-    found = solve_by_moves(problem, time_limit_s=LIMIT_S)
+    found = by_moves(problem, time_limit_s=LIMIT_S)
     check(problem, found, best(problem), exact=False)
     tried = [problem.judge(plan) for _, plan in problem.trivial()]
     assert found.objective <= min((v.objective for v in tried if v.feasible), default=math.inf)
@@ -95,9 +91,9 @@ def test_devices_divided_anew_are_divided_best(problem: MaxLoadProblem) -> None:
     free = replace(problem, contiguous=False)
     plans = [plan for _, plan in free.trivial() if free.judge(plan).feasible]
     for plan in plans[-1:]:
-        found = divide_anew(free, plan, work_limit=10.0, deadline=Deadline(LIMIT_S))
-        verdict, before = free.judge(found.plan), free.judge(plan).objective
-        assert found.in_time
+        found = by_pairs(free, start=plan, time_limit_s=LIMIT_S)
+        verdict, before = free.judge(found.decision), free.judge(plan).objective
+        assert "out_of_time" not in found.statistics
         assert verdict.feasible
         assert verdict.objective <= before
         if free.devices == 2 or (free.devices == 3 and verdict.objective < before):
@@ -107,14 +103,13 @@ def test_devices_divided_anew_are_divided_best(problem: MaxLoadProblem) -> None:
 def test_devices_divided_anew_by_hand() -> None:
     # 9 + 3 against 2 + 2; evened out 9 | 3 + 2 + 2. No single move helps the third device, which holds 8.
     given = problem([9.0, 3.0, 2.0, 2.0, 8.0], [], [0.0] * 5, accelerators=3, contiguous=False)
-    found = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=NEVER)
-    assert found.plan == MaxLoadDecision((0, 1, 1, 1, 2))
+    start = MaxLoadDecision((0, 0, 1, 1, 2))
+    assert by_pairs(given, start=start, time_limit_s=LIMIT_S).decision == MaxLoadDecision((0, 1, 1, 1, 2))
     # Parted, 0 and 1 cost the incumbent's load, so that they count as one; the plan is mended before all else.
     torn = problem([0.0, 1.0], [(0, 1)], [1.0, 0.0], contiguous=False)
-    assert torn.judge(divide_anew(torn, MaxLoadDecision((0, 1)), work_limit=1.0, deadline=NEVER).plan).objective == 1.0
-    stopped = divide_anew(given, MaxLoadDecision((0, 0, 1, 1, 2)), work_limit=1.0, deadline=Deadline(0.0))
-    assert stopped.plan == MaxLoadDecision((0, 0, 1, 1, 2))
-    assert not stopped.in_time
+    assert by_pairs(torn, start=MaxLoadDecision((0, 1)), time_limit_s=LIMIT_S).objective == 1.0
+    stopped = by_pairs(given, start=start, time_limit_s=1e-9)
+    assert stopped.decision == start
 
 
 @given(problems(most_nodes=5))
@@ -197,12 +192,14 @@ def test_a_family_without_the_best_chain_gives_another() -> None:
     assert best_chain(form, ideals, 4.0).device_of_group is None
 
 
-def test_a_cap_on_ideals_leaves_the_proof_to_cp_sat() -> None:
+def test_a_cap_on_ideals_leaves_the_proof_to_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 9
     given = problem([1.0 + i / 10 for i in range(n)], [(0, i) for i in range(1, n)], [0.5] * n, accelerators=3)
-    capped = solve_by_ideals(given, time_limit_s=LIMIT_S, most_ideals=10)
-    free = solve_by_ideals(given, time_limit_s=LIMIT_S)
-    assert "ideals" not in capped.statistics
+    monkeypatch.setattr(ideal_dp_max_load, "MOST_IDEALS", 10)
+    capped = search_partition(given, time_limit_s=LIMIT_S)
+    monkeypatch.undo()
+    free = by_ideals(given, time_limit_s=LIMIT_S)
+    assert not any(name.endswith("ideals") for name in capped.statistics)
     assert free.statistics["ideals"] == 2 ** (n - 1) + 1
     assert capped.proven
     assert free.proven
@@ -215,7 +212,7 @@ def test_loose_nodes_are_placed_and_proven() -> None:
         [5.0, 4.0, 4.0, 1.0], [(0, 1), (1, 2), (1, 3), (2, 3)], [0.0, 1.0, 2.0, 0.0],
         backward=[False, False, False, True], accelerators=2,
     )  # fmt: skip
-    found = solve_by_ideals(given, time_limit_s=LIMIT_S)
+    found = search_partition(given, time_limit_s=LIMIT_S)
     assert found.proven
     # 0 and 1 first: 9 + 1; 2 and 3: 5 + 1. Or 0 alone: 5; the rest: 9.
     assert found.objective == 9.0
@@ -224,7 +221,7 @@ def test_loose_nodes_are_placed_and_proven() -> None:
 
 def test_no_plan_is_proven() -> None:
     full = problem([1.0, 1.0], [], [0.0, 0.0], size_bytes=[5.0, 5.0], memory_bytes=4.0)
-    for solve in (solve_by_ideals, solve_by_cp_sat, solve_max_load):
+    for solve in (by_cp_sat, search_partition):
         found = solve(full, time_limit_s=LIMIT_S)
         assert found.decision is None
         assert found.bound == math.inf
@@ -233,15 +230,15 @@ def test_no_plan_is_proven() -> None:
 def test_plans_that_presolve_loses_are_found() -> None:
     # OR-tools 9.15 calls this one infeasible after presolve. All on the accelerator take 3, as does 1 on a CPU.
     given = problem([0.0, 1.0, 2.0], [], [0.0] * 3, accelerators=1, cpus=2, cpu_ms=[0.0, 3.0, 6.0])
-    found = solve_by_cp_sat(given, time_limit_s=LIMIT_S)
+    found = by_cp_sat(given, time_limit_s=LIMIT_S)
     assert (found.objective, found.bound) == (3.0, 3.0)
 
 
 def test_not_contiguous_is_never_worse() -> None:
     # Alternating heavy and light nodes of a line: stages are stuck with neighbours.
     given = problem([5.0, 1.0, 5.0, 1.0, 1.0, 5.0], [(i, i + 1) for i in range(5)], [0.01] * 6, accelerators=3)
-    chain = solve_max_load(given, time_limit_s=LIMIT_S)
-    free = solve_max_load(
+    chain = search_partition(given, time_limit_s=LIMIT_S)
+    free = search_partition(
         problem([5.0, 1.0, 5.0, 1.0, 1.0, 5.0], [(i, i + 1) for i in range(5)], [0.01] * 6, accelerators=3,
                 contiguous=False), time_limit_s=LIMIT_S,
     )  # fmt: skip
@@ -255,7 +252,7 @@ def test_two_runs_give_the_same() -> None:
         [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0], [(0, 2), (1, 2), (2, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)],
         [0.5, 0.25, 1.0, 0.5, 0.25, 1.0, 0.5, 0.0], accelerators=3, cpus=1, contiguous=False,
     )  # fmt: skip
-    first, second = (solve_max_load(given, time_limit_s=LIMIT_S) for _ in range(2))
+    first, second = (search_partition(given, time_limit_s=LIMIT_S) for _ in range(2))
     assert first == second
     assert first.proven
 
@@ -263,7 +260,7 @@ def test_two_runs_give_the_same() -> None:
 def test_progress_is_monotone() -> None:
     given = problem([3.0, 1.0, 4.0, 1.0, 5.0, 9.0], [(i, i + 1) for i in range(5)], [0.5] * 6, contiguous=False)
     seen: list[tuple[float, float]] = []
-    solve_max_load(given, time_limit_s=LIMIT_S, progress=lambda _, load, bound: seen.append((load, bound)))
+    search_partition(given, time_limit_s=LIMIT_S, progress=lambda _, load, bound: seen.append((load, bound)))
     assert seen
     assert all(bound <= load * (1 + 1e-9) for load, bound in seen)
 
@@ -271,16 +268,3 @@ def test_progress_is_monotone() -> None:
 def test_enumeration_knows_its_limits() -> None:
     with pytest.raises(JobError, match="too many"):
         solve_by_enumeration(problem([1.0] * 40, [], [0.0] * 40), time_limit_s=1)
-
-
-def test_results_are_judged() -> None:
-    given = problem([1.0, 1.0], [(0, 1), (1, 0)][:1], [0.0, 0.0], colour=[3, 3])
-    with pytest.raises(RuntimeError, match="infeasible"):
-        result(given, MaxLoadDecision((0, 1)), 0.0, "test")
-    with pytest.raises(RuntimeError, match="claims a bound"):
-        result(given, MaxLoadDecision((0, 0)), 2.5, "test")
-
-
-def test_solvers_are_registered() -> None:
-    takers = {name for name, entry in PARTITION_SOLVERS.items() if MaxLoadProblem in entry.takes}
-    assert takers >= {"max-load", "max-load-ideals", "max-load-cp-sat", "max-load-highs", "max-load-moves"}

@@ -18,43 +18,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.importers import piper_from_document
-from planner.solvers.partition.bapipe_dp import solve_bapipe
-from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
-from planner.solvers.partition.hetpipe_dp import solve_hetpipe
-from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
-from planner.solvers.partition.ideal_dp_max_load import solve_by_ideals
-from planner.solvers.partition.iteration_dp import solve_iteration
-from planner.solvers.partition.latency_cp_sat import solve_latency_by_cp_sat
-from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.solvers.partition.layerwise_pipeline import solve_layerwise_pipeline
-from planner.solvers.partition.piper_dp import solve_piper
-from planner.solvers.partition.twobw_dp import solve_twobw
-from planner.space.partition.bapipe import BaPipeProblem, BaPipeSchedule
-from planner.space.partition.hetpipe import HetPipeProblem
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.piper import piper_problem
-from planner.space.partition.twobw import TwoBWProblem, TwoBWSchedule
-from tests.oracles.bapipe import try_everything as bapipe_by_force
-from tests.oracles.hetpipe import try_everything as hetpipe_by_force
+from planner.solvers.partition import search_partition
+from planner.space.partition import (
+    BaPipeSchedule,
+    ChainStages,
+    PipeDreamProblem,
+    PlacedPipelineProblem,
+    TwoBWSchedule,
+    bapipe,
+    hetpipe,
+    piper_problem,
+    twobw,
+)
+from tests.oracles.chain import try_everything as chain_by_force
 from tests.oracles.hierarchical import try_everything as pipedream_by_force
 from tests.oracles.hierarchical_placed import try_everything as placed_by_force
 from tests.oracles.iteration import solve_iteration_by_force
 from tests.oracles.latency import solve_latency_by_force
 from tests.oracles.layerwise import solve_layerwise_by_force
-from tests.oracles.layerwise_pipeline import solve_layerwise_pipeline_by_force
 from tests.oracles.max_load import solve_by_enumeration
 from tests.oracles.piper import solve_piper_by_force
-from tests.oracles.twobw import try_everything as twobw_by_force
 from tests.partition import (
-    test_bapipe,
-    test_hetpipe,
+    test_chain,
     test_iteration,
     test_latency,
     test_layerwise,
     test_layerwise_pipeline,
-    test_twobw,
 )
+from tests.partition.checks import by_cp_sat
 from tests.partition.max_load_instances import problems as max_load_problems
 from tests.partition.pipedream_cases import layer_graphs, memories
 from tests.partition.piper_instances import documents
@@ -64,48 +55,43 @@ FORWARD, BACKWARD, WEIGHTS = np.array([[1.0, 1.0, 1.2]]), np.array([[2.0, 2.0, 2
 ROUNDING, BEYOND = 1 - 5e-13, 1 - 2e-9
 
 
-def two_bw(part: float) -> TwoBWProblem:
+def two_bw(part: float) -> ChainStages:
     """Two layers and one: 20 + 2 * 2 bytes, and (4 + 1) * 6 s; one and two: 5 * 6.6 s in less memory."""
-    return TwoBWProblem(
+    return twobw(
         (1,), FORWARD, BACKWARD, np.ones((1, 3)), np.zeros((1, 4)), WEIGHTS, devices=2, global_batch=4,
         memory_bytes=24 * part, schedules=(TwoBWSchedule.FLUSH,), recompute=(False,), equal=False,
     )  # fmt: skip
 
 
-def bapipe(part: float) -> BaPipeProblem:
+def balanced(part: float) -> ChainStages:
     """Two layers and one: 2 * 20 + 2 * 2 bytes, and (4 + 1) * 6 s; one and two: 5 * 6.6 s in less memory."""
-    return BaPipeProblem(
+    return bapipe(
         (1,), np.stack([FORWARD, FORWARD], axis=1), np.stack([BACKWARD, BACKWARD], axis=1), np.ones((1, 3)),
         np.zeros((1, 4)), WEIGHTS, np.full(2, 44 * part), bandwidth_byte_per_s=1.0, global_batch=4,
         schedules=(BaPipeSchedule.SNO,),
     )  # fmt: skip
 
 
-def hetpipe(part: float) -> HetPipeProblem:
+def virtual_worker(part: float) -> ChainStages:
     """Two layers and one: two mini-batches in flight, 2 * (20 + 2) bytes, and 6 s; one and two: 6.6 s."""
-    return HetPipeProblem(
+    return hetpipe(
         FORWARD + BACKWARD, WEIGHTS, np.ones(3), np.zeros(4), (2,), np.array([44 * part]), np.ones((1, 1)), concurrent=2
     )
 
 
 @pytest.mark.parametrize(
     ("problem", "seconds"),
-    [(two_bw(ROUNDING), 30.0), (two_bw(BEYOND), 33.0), (bapipe(ROUNDING), 30.0), (bapipe(BEYOND), 33.0),
-     (hetpipe(ROUNDING), 6.0), (hetpipe(BEYOND), 6.6)],
+    [(two_bw(ROUNDING), 30.0), (two_bw(BEYOND), 33.0), (balanced(ROUNDING), 30.0), (balanced(BEYOND), 33.0),
+     (virtual_worker(ROUNDING), 6.0), (virtual_worker(BEYOND), 6.6)],
 )  # fmt: skip
-def test_a_stage_that_just_fits_and_one_that_just_does_not(problem: Any, seconds: float) -> None:
-    solvers: dict[type, tuple[Solve, Solve]] = {
-        TwoBWProblem: (twobw_by_force, solve_twobw),
-        BaPipeProblem: (bapipe_by_force, solve_bapipe),
-        HetPipeProblem: (hetpipe_by_force, solve_hetpipe),
-    }
-    for solve in solvers[type(problem)]:
+def test_a_stage_that_just_fits_and_one_that_just_does_not(problem: ChainStages, seconds: float) -> None:
+    for solve in (chain_by_force, search_partition):
         found = solve(problem)
         assert (found.objective, found.proven) == (pytest.approx(seconds, rel=1e-12), True)
 
 
-FIELDS = ("capacity_bytes", "memory_bytes", "memory")
-"""What families call the memory of a device; a layer-wise problem calls its layers' needs `memory_bytes`."""
+FIELDS = ("memory_bytes", "memory")
+"""What families call the memory of a device."""
 
 
 def with_capacity(problem: Any, capacity: float) -> Any:
@@ -156,81 +142,69 @@ def scaled(problem: Any, factor: float, *fields: str) -> Any:
 
 
 @EXAMPLES
-@given(test_twobw.problems(), SCALES, AT, apart())
-def test_two_bw(problem: TwoBWProblem, factor: float, at: int, distance: float) -> None:
-    problem = scaled(problem, factor, "saved_bytes", "boundary_bytes", "weight_bytes")
-    agree(problem, at, distance, twobw_by_force, solve_twobw)
-
-
-@EXAMPLES
-@given(test_bapipe.problems(), SCALES, AT, apart())
-def test_bapipe_plans(problem: BaPipeProblem, factor: float, at: int, distance: float) -> None:
-    problem = scaled(problem, factor, "feature_bytes", "weight_bytes")
-    agree(problem, at, distance, bapipe_by_force, solve_bapipe)
-
-
-@EXAMPLES
-@given(test_hetpipe.problems(), SCALES, AT, apart())
-def test_hetpipe_plans(problem: HetPipeProblem, factor: float, at: int, distance: float) -> None:
-    problem = scaled(problem, factor, "saved_bytes", "weight_bytes")
-    agree(problem, at, distance, hetpipe_by_force, solve_hetpipe)
+@given(
+    st.one_of(test_chain.twobw_problems(), test_chain.bapipe_problems(), test_chain.hetpipe_problems()),
+    SCALES, AT, apart(),
+)  # fmt: skip
+def test_chains(problem: ChainStages, factor: float, at: int, distance: float) -> None:
+    problem = scaled(problem, factor, "saved_bytes", "weight_bytes", "boundary_bytes")
+    agree(problem, at, distance, chain_by_force, search_partition)
 
 
 @EXAMPLES
 @given(max_load_problems(5), AT, apart())
 def test_max_load(problem: Any, at: int, distance: float) -> None:
-    solvers = (solve_by_cp_sat, solve_by_ideals) if problem.contiguous else (solve_by_cp_sat,)
-    agree(problem, at, distance, lambda p: solve_by_enumeration(p, time_limit_s=60.0), *solvers)
+    agree(problem, at, distance, lambda p: solve_by_enumeration(p, time_limit_s=60.0), by_cp_sat, search_partition)
 
 
 @EXAMPLES
 @given(test_latency._instances(), AT, apart())
 def test_latency_plans(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, solve_latency_by_force, solve_latency_by_cp_sat)
+    agree(problem, at, distance, solve_latency_by_force, search_partition)
 
 
 @EXAMPLES
 @given(test_layerwise._instances(), AT, apart())
 def test_layerwise_strategies(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, solve_layerwise_by_force, solve_layerwise)
+    agree(problem, at, distance, solve_layerwise_by_force, search_partition)
 
 
 @EXAMPLES
 @given(test_layerwise_pipeline._instances(), SCALES, AT, apart())
 def test_layerwise_pipelines(problem: Any, factor: float, at: int, distance: float) -> None:
     problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
-    agree(problem, at, distance, solve_layerwise_pipeline_by_force, solve_layerwise_pipeline)
+    agree(problem, at, distance, solve_layerwise_by_force, search_partition)
 
 
 @EXAMPLES
 @given(test_iteration._instances().filter(lambda p: p.fixed_bytes is not None), SCALES, AT, apart())
 def test_iteration_times(problem: Any, factor: float, at: int, distance: float) -> None:
     problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
-    agree(problem, at, distance, solve_iteration_by_force, solve_iteration)
+    agree(problem, at, distance, solve_iteration_by_force, search_partition)
 
 
 @EXAMPLES
 @given(documents(), AT, apart())
 def test_piper(document: dict[str, Any], at: int, distance: float) -> None:
-    agree(piper_problem(piper_from_document(document)), at, distance, solve_piper_by_force, solve_piper)
+    agree(piper_problem(piper_from_document(document)), at, distance, solve_piper_by_force, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_pipedream_on_one_level(layers: Any, memory: Any, replicate: bool, at: int, distance: float) -> None:
     problem = PipeDreamProblem(layers, (3,), (8.0,), memory=memory, replicate=replicate, use_fewer=True)
-    agree(problem, at, distance, pipedream_by_force, solve_pipedream)
+    agree(problem, at, distance, pipedream_by_force, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_pipedream_on_two_levels(layers: Any, memory: Any, replicate: bool, at: int, distance: float) -> None:
     problem = PipeDreamProblem(layers, (2, 2), (8.0, 2.0), memory=memory, replicate=replicate)
-    agree(problem, at, distance, pipedream_by_force, solve_pipedream)
+    agree(problem, at, distance, pipedream_by_force, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_placed_stages(layers: Any, memory: Any, use_all: bool, at: int, distance: float) -> None:
     problem = PlacedPipelineProblem(layers, (2, 2), (8.0, 2.0), memory=memory, use_all=use_all)
-    agree(problem, at, distance, placed_by_force, solve_placed)
+    agree(problem, at, distance, placed_by_force, search_partition)

@@ -12,14 +12,18 @@ import pytest
 from planner.costs import imported_profile
 from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
-from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import (
+from planner.solvers.partition import hierarchical_dp, search_partition
+from planner.space.partition import (
     BoundaryBytes,
+    Ends,
+    Exchange,
     Frontiers,
     Layers,
     Memory,
+    PipeDreamProblem,
+    PlacedPipelineProblem,
+    PlacedStage,
+    ReplicatedStage,
     StageCost,
     StashRule,
     chain_layers,
@@ -133,11 +137,11 @@ def test_bad_problems() -> None:
     with pytest.raises(ModelError, match="negative"):
         chain_layers([-1.0], [0.0], [0.0])
     with pytest.raises(UsageError, match="idle"):
-        solve_pipedream(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_fewer=True))
+        search_partition(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_fewer=True))
 
 
 def test_nothing_fits() -> None:
-    result = solve_pipedream(PipeDreamProblem(CHAIN, (2,), (1.0,), memory=Memory(1.0)))
+    result = search_partition(PipeDreamProblem(CHAIN, (2,), (1.0,), memory=Memory(1.0)))
     assert result.decision is None
     assert math.isinf(result.bound)
 
@@ -192,7 +196,7 @@ def test_known_answers(case: str) -> None:
         (given["bandwidth"],),
         cost=StageCost.PAPER if "paper" in case else StageCost.RELEASED,
     )
-    result = solve_pipedream(problem)
+    result = search_partition(problem)
     assert result.objective == pytest.approx(expect["bottleneck"])
     assert [s.replicas for s in result.decision] == expect["replicas"]
     assert [0, *np.cumsum([len(s.layers) for s in result.decision])] == expect["boundaries"]
@@ -204,7 +208,7 @@ def test_known_answers(case: str) -> None:
 def test_every_recorded_run() -> None:
     """The released optimiser's optimum, on every run that came to an end."""
     for row in recorded_rows():
-        result = solve_pipedream(released_problem(row))
+        result = search_partition(released_problem(row))
         where = {k: row[k] for k in ("profile", "n", "b", "comm", "mem", "straight", "fewer")}
         assert result.objective == pytest.approx(row["pipe_s"], rel=1e-9), where
         assert result.proven, where
@@ -218,7 +222,7 @@ def test_twenty_times_less_time_on_the_larger_runs() -> None:
     assert len(larger) >= 10
     start = time.process_time()
     for row in larger:
-        solve_pipedream(released_problem(row))
+        search_partition(released_problem(row))
     assert (time.process_time() - start) * 20 < sum(row["cpu_s"] for row in larger)
 
 
@@ -236,12 +240,12 @@ def test_fast_inner_links_never_hurt(
     """VGG-16 on servers: never worse than the flat plan on the slowest links, even exchanging weights flat."""
     layers = recorded("vgg16")
     nested = PipeDreamProblem(layers, fanout, speeds, boundary=BoundaryBytes.RELEASED)
-    assert solve_pipedream(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
+    assert search_partition(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
     for exchange in Exchange:
         placed = PlacedPipelineProblem(
             layers, fanout, speeds, exchange=exchange, ends=Ends.RECEIVER, boundary=BoundaryBytes.RELEASED
         )
-        result = solve_placed(placed)
+        result = search_partition(placed)
         assert result.objective * 1e3 <= flat_ms
         assert result.proven
 
@@ -250,10 +254,10 @@ def test_fast_inner_links_never_hurt(
 def test_placed_is_never_worse_than_flat(profile: str) -> None:
     layers = recorded(profile)
     for speed in (1.25e9, 10e9):
-        flat = solve_pipedream(PipeDreamProblem(layers, (8,), (speed,)))
-        on_servers = solve_placed(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed), ends=Ends.RECEIVER))
+        flat = search_partition(PipeDreamProblem(layers, (8,), (speed,)))
+        on_servers = search_partition(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed), ends=Ends.RECEIVER))
         assert on_servers.objective <= flat.objective * (1 + 1e-12)
-        one_level = solve_placed(PlacedPipelineProblem(layers, (8,), (speed,), ends=Ends.RECEIVER, use_all=True))
+        one_level = search_partition(PlacedPipelineProblem(layers, (8,), (speed,), ends=Ends.RECEIVER, use_all=True))
         assert one_level.objective == pytest.approx(flat.objective, rel=1e-12)
 
 
@@ -262,7 +266,7 @@ def test_cuts_that_the_released_walk_never_sees() -> None:
     row = next(r for r in recorded_rows() if r["profile"] == "gnmt" and r["n"] == [16] and r["b"] == [10e9])
     problem = released_problem(row)
     free = PipeDreamProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, frontiers=Frontiers.ALL)
-    result = solve_pipedream(free)
+    result = search_partition(free)
     assert result.objective < 0.8 * row["pipe_s"]
     assert result.proven
 
@@ -271,15 +275,16 @@ def test_inception_is_solved_with_proof() -> None:
     """The graph on which the released optimiser never returns."""
     graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
     layers = priced_layers(graph, imported_profile(graph))
-    result = solve_pipedream(PipeDreamProblem(layers, (4,), (10e9,)))
+    result = search_partition(PipeDreamProblem(layers, (4,), (10e9,)))
     assert result.proven
     assert result.statistics["cuts"] > 200_000
     assert layers.compute_s.sum() / 4 <= result.objective < 1.01 * layers.compute_s.sum() / 4
 
 
-def test_too_many_cuts_are_said() -> None:
+def test_too_many_cuts_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchical_dp, "_MOST_CUTS", 10_000)
     graph = load_graph(shared_path("instances/pipedream/inception_v3.graph.txt"))
-    result = solve_pipedream(PipeDreamProblem(recorded_layers(graph), (4,), (10e9,)), most_cuts=10_000)
+    result = search_partition(PipeDreamProblem(recorded_layers(graph), (4,), (10e9,)))
     assert result.decision is not None
     assert result.bound <= result.objective
     assert "some of the cuts" in result.space
@@ -287,7 +292,7 @@ def test_too_many_cuts_are_said() -> None:
 
 def test_same_answer_twice() -> None:
     layers = recorded("gnmt")
-    first, second = (solve_placed(PlacedPipelineProblem(layers, (4, 4), (10e9, 1.25e9))) for _ in range(2))
+    first, second = (search_partition(PlacedPipelineProblem(layers, (4, 4), (10e9, 1.25e9))) for _ in range(2))
     assert first == second
 
 

@@ -7,10 +7,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.solvers.partition.hierarchical_dp import solve_pipedream, solve_placed
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import Layers, Memory, StashRule
+from planner.solvers.partition import search_partition
+from planner.space.partition import Ends, Exchange, Layers, Memory, PipeDreamProblem, PlacedPipelineProblem, StashRule
 from tests.oracles.hierarchical import try_everything
 from tests.oracles.hierarchical_placed import try_everything as try_everything_placed
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
@@ -38,7 +36,7 @@ def test_one_level(
     problem = PipeDreamProblem(
         layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
     )
-    oracle, found = try_everything(problem), solve_pipedream(problem)
+    oracle, found = try_everything(problem), search_partition(problem)
     assert same(found.objective, oracle.objective)
     assert found.proven
 
@@ -73,7 +71,7 @@ def test_several_levels(
         use_fewer=use_fewer and len(machines) < 3,
         **terms,
     )
-    oracle, found = try_everything(problem), solve_pipedream(problem)
+    oracle, found = try_everything(problem), search_partition(problem)
     assert same(found.objective, oracle.objective)
     assert found.proven
 
@@ -102,6 +100,6 @@ def test_placed(
     problem = PlacedPipelineProblem(
         layers, fanout, speeds[: len(fanout)], memory=memory, ends=ends, exchange=exchange, use_all=use_all, **terms
     )
-    oracle, found = try_everything_placed(problem), solve_placed(problem)
+    oracle, found = try_everything_placed(problem), search_partition(problem)
     assert same(found.objective, oracle.objective)
     assert found.proven

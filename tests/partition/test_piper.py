@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from planner.importers import piper_from_document
-from planner.solvers.partition import PARTITION_SOLVERS
-from planner.solvers.partition.piper_dp import solve_piper
-from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem
+from planner.solvers.partition import search_partition
+from planner.space.partition import PiperDecision, PiperProblem, PiperStage, piper_problem
 from tests.oracles.piper import solve_piper_by_force
 from tests.partition.checks import assert_equals_brute_force
 from tests.partition.piper_instances import documents
@@ -82,7 +81,7 @@ def test_judge_names_what_is_wrong(stages: list[Any], kind: str) -> None:
 @settings(deadline=None, max_examples=150)
 def test_dp_equals_brute_force(document: dict[str, Any]) -> None:
     problem = piper_problem(piper_from_document(document))
-    assert_equals_brute_force(problem, solve_piper_by_force(problem), solve_piper(problem))
+    assert_equals_brute_force(problem, solve_piper_by_force(problem), search_partition(problem))
 
 
 def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap() -> None:
@@ -121,7 +120,7 @@ def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap
         "edges": [{"sourceId": 0, "destId": 10, "communicationCost": 2.0}],
     }
     problem = piper_problem(piper_from_document(document))
-    found = solve_piper(problem)
+    found = search_partition(problem)
     assert_equals_brute_force(problem, solve_piper_by_force(problem), found)
     assert found.decision is None
     assert found.statistics["passes"] < 20
@@ -129,14 +128,14 @@ def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap
 
 def test_two_runs_decide_alike() -> None:
     problem = piper_problem(piper_from_document(_two_stages()))
-    assert solve_piper(problem) == solve_piper(problem)
+    assert search_partition(problem) == search_partition(problem)
 
 
 def test_a_start_is_improved_or_kept() -> None:
     problem = piper_problem(piper_from_document(_two_stages()))
     start = PiperDecision((PiperStage((0,), 1, 4, (0,)), PiperStage((1,), 1, 2, (0,))))
-    assert solve_piper(problem, start=start).objective <= 3.225
-    assert solve_piper(problem, start=start, time_limit_s=0.0).decision == start
+    assert search_partition(problem, start=start).objective <= 3.225
+    assert search_partition(problem, start=start, time_limit_s=1e-9).decision == start
 
 
 def _grown(document: dict[str, Any], layers: int, repeated: int = 34) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def test_every_recorded_time_per_sample_is_matched_and_proven() -> None:
             continue  # as the others, and slower than they are
         problem = _bert(row, document)
         begun = time.process_time()
-        found = solve_piper(problem)
+        found = search_partition(problem)
         assert found.proven, row
         assert row["cpu"] < 1 or time.process_time() - begun < row["cpu"], row
         if row["tps"] is None:
@@ -201,11 +200,7 @@ def test_published_times_at_batch_960(devices: int, gib: int, tps: float) -> Non
     file = piper_from_document(json.loads(shared_path("instances/piper/bert32a100.json").read_text()))
     file = replace(file, bandwidth_bytes_per_s=25 * 2.0**30)
     problem = piper_problem(file, devices=devices, memory_bytes=gib * 2.0**30, batch=960)
-    assert solve_piper(problem).objective == pytest.approx(tps, rel=4e-6)
-
-
-def test_solvers_are_registered() -> None:
-    assert PARTITION_SOLVERS.get("piper-dp").exact
+    assert search_partition(problem).objective == pytest.approx(tps, rel=4e-6)
 
 
 def test_too_many_ideals_leave_a_plan_and_a_true_bound() -> None:
@@ -213,7 +208,7 @@ def test_too_many_ideals_leave_a_plan_and_a_true_bound() -> None:
     document = _two_stages()
     document["nodes"] = [{"id": i, "TMPCs": {"1": [_choice(1, 0)]}} for i in range(14)]
     document.update(edges=[], maxDevices=2, mbsInBatch=3)
-    found = solve_piper(piper_problem(piper_from_document(document)))
+    found = search_partition(piper_problem(piper_from_document(document)))
     assert found.statistics["ideals"] < 16_384
     assert found.objective == 7.0  # 3 samples, so two replicas cannot share them: two stages of 7 nodes
     assert 0 < found.bound <= 7.0
@@ -226,7 +221,7 @@ def test_a_long_chain_is_solved_completely() -> None:
     ]
     document["edges"] = [{"sourceId": i, "destId": i + 1, "communicationCost": 0.0} for i in range(149)]
     document.update(maxDevices=4, mbsInBatch=1, maxMemoryPerDevice=1e9)
-    found = solve_piper(piper_problem(piper_from_document(document)))
+    found = search_partition(piper_problem(piper_from_document(document)))
     assert found.statistics["ideals"] == 151
     assert found.proven
     assert found.objective == 275.0  # one sample, one replica, so one stage: 50 * 1 + 50 * 2 + 25 * 2 + 25 * 3

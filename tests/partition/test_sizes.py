@@ -14,8 +14,7 @@ import planner
 from planner.errors import JobError, UsageError
 from planner.importers import piper_from_document
 from planner.space.cuts import MOST_SAMPLES, divisors
-from planner.space.partition.max_load import MaxLoadProblem
-from planner.space.partition.piper import piper_problem
+from planner.space.partition import MaxLoadProblem, piper_problem
 from tests.oracles.max_load import solve_by_enumeration
 from tests.oracles.piper import solve_piper_by_force
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written

@@ -10,9 +10,8 @@ from benchmarks.headlines_parts import parts_of
 from benchmarks.headlines_recorded import CASES, balanced_pipeline, bench_of, rings_s, straight_s, two_stages_s
 from planner.api import load_graph
 from planner.hardware import load_cluster
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_terms import StageCost, recorded_layers
+from planner.solvers.partition import search_partition
+from planner.space.partition import PipeDreamProblem, StageCost, recorded_layers
 from planner.systems import Setting, decide, get
 from tests.shared_data import shared_path
 
@@ -105,7 +104,7 @@ def test_gnmt_in_a_line_by_the_released_stage_cost() -> None:
     problem = PipeDreamProblem(layers, (4,), (12.5e9,), cost=StageCost.RELEASED)
     one_s = layers.compute_s.sum()
     data_s = problem.judge(dict(problem.trivial())["data-parallel"]).objective
-    line_s = solve_pipedream(problem, time_limit_s=20).objective
+    line_s = search_partition(problem, time_limit_s=20).objective
     assert one_s / data_s == pytest.approx(1.299, abs=0.001)
     assert one_s / line_s == pytest.approx(3.457, abs=0.001)
 

@@ -18,11 +18,17 @@ from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.types import Part
-from planner.solvers.partition.chains import prefix_differences
-from planner.space.partition import Verdict, numbered_order
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
-from planner.space.partition.pipedream_terms import Layers
-from planner.space.partition.piper import PiperProblem
+from planner.solvers.partition.run_sums import prefix_differences
+from planner.space.partition import (
+    IterationDecision,
+    IterationProblem,
+    Layers,
+    MeshStage,
+    PiperProblem,
+    Verdict,
+    boundary_levels,
+    numbered_order,
+)
 
 _MOST_STAGES = 40_000_000
 """Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""

@@ -14,9 +14,15 @@ from planner.importers.operator_graph import is_operator_graph, load_operator_gr
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.types import Part, from_ranges, to_runs
-from planner.space.partition import Verdict
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
+from planner.space.partition import (
+    LatencyDecision,
+    LatencyProblem,
+    MaxLoadDecision,
+    MaxLoadProblem,
+    Verdict,
+    latency_problem,
+    max_load_problem,
+)
 
 
 def _read(path: Path) -> Instance:

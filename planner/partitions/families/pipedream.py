@@ -15,18 +15,21 @@ from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, layer_iteration
 from planner.partitions.options import Options, check_devices
 from planner.partitions.types import Part
-from planner.space.partition import PartitionProblem, Verdict
-from planner.space.partition.iteration import IterationProblem
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import (
+from planner.space.partition import (
     BoundaryBytes,
     CutJudge,
     Frontiers,
+    IterationProblem,
     Layers,
     Memory,
+    PartitionProblem,
+    PipeDreamProblem,
+    PlacedPipelineProblem,
+    PlacedStage,
+    ReplicatedStage,
     StageCost,
     StashRule,
+    Verdict,
     priced_layers,
     recorded_layers,
 )

@@ -15,9 +15,16 @@ from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, piper_iteration
 from planner.partitions.options import Options, check_devices
 from planner.partitions.types import ChoiceRun, Part
-from planner.space.partition import Verdict, numbered_order
-from planner.space.partition.iteration import IterationProblem
-from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
+from planner.space.partition import (
+    IterationProblem,
+    PiperDecision,
+    PiperProblem,
+    PiperStage,
+    Verdict,
+    numbered_order,
+    piper_problem,
+    stage_figures,
+)
 
 
 def _read(path: Path) -> Instance:

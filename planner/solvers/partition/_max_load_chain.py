@@ -28,8 +28,8 @@ import numpy as np
 
 from planner.graph.ideals import bit_row, components, words
 from planner.memory import fits
-from planner.solvers.partition import NEVER, Deadline, OutOfTime
 from planner.solvers.partition._max_load_form import Form
+from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
 
 _LARGEST = 4
 """Clusters with more groups are left out, their nets shrunk to the ordered groups."""

@@ -11,7 +11,7 @@ Groups grow by rules that keep at least one best plan:
 * two groups share a device when separating them would already cost some device the incumbent's load or more. This rule
   speaks of plans better than the incumbent only: when the reduced problem has none, the incumbent is optimal.
 
-With them stand the lower bounds that need no search, and the way from a plan on groups to a result.
+With them stand the lower bounds that need no search.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from planner.graph.ideals import ancestor_bits, components
 from planner.memory import fits
-from planner.solvers.partition import NEVER, RELATIVE_TOLERANCE, Deadline, Incumbent, Progress, Result
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
 _SAFE = 1 - 1e-12
@@ -316,37 +316,14 @@ def _cumulated_smallest(times: np.ndarray) -> np.ndarray:
     return rows
 
 
-def result(
-    problem: MaxLoadProblem,
-    decision: MaxLoadDecision | None,
-    bound: float,
-    solver: str,
-    *,
-    statistics: dict[str, int] | None = None,
-) -> Result:
-    """A result whose plan has passed the judge.
+def prove(search: Search, bound: float) -> None:
+    """Take a bound, ms; one that is the best plan's load up to rounding is that load."""
+    search.prove(search.objective if bound >= search.objective * (1 - RELATIVE_TOLERANCE) else bound)
 
-    Args:
-        problem: the problem.
-        decision: the plan, devices in canonical order; None when none was found.
-        bound: no plan is below it, ms; infinite when there is proven to be none.
-        solver: who found it.
-        statistics: counts.
 
-    Raises:
-        RuntimeError: the judge finds a limit broken, or the bound is above the plan: a fault of the solver.
-    """
-    space = "contiguous plans" if problem.contiguous else "all plans"
-    if decision is None:
-        return Result(None, math.inf, bound, solver, space, statistics or {})
-    verdict = problem.judge(decision)
-    if not verdict.feasible:
-        raise RuntimeError(f"{solver} returned an infeasible plan: {verdict.violations[0].message}")
-    if bound > verdict.objective * (1 + RELATIVE_TOLERANCE) + 1e-12:
-        raise RuntimeError(f"{solver} claims a bound of {bound!r} above its own plan of {verdict.objective!r}")
-    if bound >= verdict.objective * (1 - RELATIVE_TOLERANCE):
-        bound = verdict.objective
-    return Result(decision, verdict.objective, bound, solver, space, statistics or {})
+def space(problem: MaxLoadProblem) -> str:
+    """What a bound speaks of, in words."""
+    return "contiguous plans" if problem.contiguous else "all plans"
 
 
 def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDecision:
@@ -359,23 +336,3 @@ def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDeci
             names[device] = following[kind]
             following[kind] += 1
     return MaxLoadDecision(tuple(names[d] for d in decision.device_of))
-
-
-def opening(
-    problem: MaxLoadProblem,
-    form: Form,
-    start: MaxLoadDecision | None,
-    bound: float,
-    solver: str,
-    progress: Progress | None = None,
-) -> Incumbent:
-    """What an engine begins with: a plan (the best trivial one without a usable start) and a bound.
-
-    There is no plan where no trivial one is feasible either; with a bound that reaches the load there is nothing left
-    to do.
-    """
-    best = Incumbent(problem, solver, progress, [start])
-    if best.decision is None:
-        best = Incumbent(problem, solver, progress, [plan for _, plan in problem.trivial()])
-    best.bound = max(bound, simple_bound(form))
-    return best

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.graph.ideals import topological_line
-from planner.solvers.partition import NEVER, Deadline
 from planner.solvers.partition._max_load_form import Form
+from planner.solvers.partition.types import NEVER, Deadline
 
 _RANKED_PER_DEVICE = 2
 

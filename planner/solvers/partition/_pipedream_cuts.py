@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition.pipedream_terms import BoundaryBytes, Frontiers, Layers
+from planner.space.partition import BoundaryBytes, Frontiers, Layers
 
 _CHUNK = 1 << 15
 

@@ -22,9 +22,7 @@ from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import Deadline
 from planner.solvers.partition._pipedream_cuts import Cuts
-from planner.space.partition.pipedream import PipeDreamProblem
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem
-from planner.space.partition.pipedream_terms import Memory, StageCost
+from planner.space.partition import Memory, PipeDreamProblem, PlacedPipelineProblem, StageCost
 
 _BLOCK = 200_000
 _SLACK = 1 + 1e-12

@@ -16,8 +16,8 @@ from planner.graph.ideals import enumerate_ideals
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import room_bytes
-from planner.solvers.partition import NEVER, Deadline, OutOfTime
-from planner.space.partition.piper import PiperProblem
+from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
+from planner.space.partition import PiperProblem
 
 
 def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:

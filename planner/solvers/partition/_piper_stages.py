@@ -15,7 +15,7 @@ import numpy as np
 from planner.memory import room_bytes
 from planner.solvers.partition import Deadline
 from planner.solvers.partition._piper_ideals import Pairs, useful_choices
-from planner.space.partition.piper import PiperProblem
+from planner.space.partition import PiperProblem
 
 UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11

@@ -12,66 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-)
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
-from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
+from planner.solvers.partition._max_load_form import canonical, form_of, prove, reduce_form, simple_bound, space
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
-NAME = "max-load-cp-sat"
 _TIME_BITS = 43
+_WORK = 0.5
+"""CP-SAT's work a second of the search, that of turns before it included."""
 
 
-def solve_by_cp_sat(
-    problem: MaxLoadProblem,
-    *,
-    time_limit_s: float,
-    start: MaxLoadDecision | None = None,
-    progress: Progress | None = None,
-    bound: float = 0.0,
-    work_limit: float | None = None,
-) -> Result:
-    """The best plan, given time.
-
-    Args:
-        problem: the problem.
-        time_limit_s: stop after about this long.
-        start: a feasible plan to begin with; it also bounds the search from above.
-        progress: called when incumbent or bound improve.
-        bound: a lower bound known already, ms.
-        work_limit: stop after so much work as the engine counts it, about a second's each, whatever the clock says;
-            `time_limit_s` by default.
-    """
-    deadline = Deadline(time_limit_s)
-    work_limit = time_limit_s if work_limit is None else work_limit
+def solve_by_cp_sat(search: Search) -> None:
+    """The best plan, given time; the best plan so far bounds the search from above."""
+    problem: MaxLoadProblem = search.problem
+    search.space = space(problem)
     form = form_of(problem)
-    best = opening(problem, form, start, bound, NAME, progress)
-    start, load, known = best.decision, best.objective, best.bound
-    if known >= load * (1 - 1e-12):
-        return result(problem, start, known, NAME)
-    form = reduce_form(form, load, deadline)
-    try:
-        model = build_model(form, deadline)
-        top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
-        scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
-        program, binaries = _program(model, scale, known, top)
-        hinted = start is not None and _hint(program, binaries, model, start)
-    except OutOfTime:
-        return result(problem, start, known, NAME)
-    found = _Watch(best, model, scale)
-    infeasible = work_limit > 0 and _search(program, binaries, found, deadline, work_limit)
-    if infeasible and hinted:
-        raise RuntimeError(f"{NAME}: the engine says that a model is infeasible which the start satisfies")
-    return found.result(infeasible)
+    prove(search, simple_bound(form))
+    if search.settled:
+        return
+    start, load = search.decision, search.objective
+    form = reduce_form(form, load, search.deadline)
+    model = build_model(form, search.deadline)
+    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
+    program, binaries = _program(model, scale, search.bound, top)
+    hinted = start is not None and _hint(program, binaries, model, start)
+    search.count(groups=form.groups, binaries=model.binaries)
+    work = (1.0 if problem.contiguous else _WORK) * search.work_s - search.engine_work
+    if work > 0 and _run(program, binaries, model, scale, search, work) and hinted:
+        raise RuntimeError(f"{search.solver}: the engine says that a model is infeasible which the start satisfies")
 
 
 def _hint(program: Any, binaries: list[Any], model: LoadModel, start: MaxLoadDecision) -> bool:  # noqa: ANN401
@@ -118,57 +89,35 @@ def _down(value: float, scale: float) -> int:
     return math.floor(value * scale)
 
 
-class _Watch:
-    """Collects the plans that the engine finds, each through the judge, and its bound."""
-
-    def __init__(self, best: Incumbent, model: LoadModel, scale: float) -> None:
-        self.best, self.model, self.scale = best, model, scale
-
-    def plan(self, value: np.ndarray) -> None:
-        """Take a solution of the model."""
-        problem = self.model.form.problem
-        self.best.offer(canonical(problem, self.model.form.decision(plan_of(self.model, value))))
-
-    def bounded(self, units: float) -> None:
-        """Take a bound of the model."""
-        bound = units / self.scale * (1 - 1e-13)
-        if bound > self.best.bound:
-            self.best.bound = bound
-            self.best.report()
-
-    def result(self, infeasible: bool) -> Result:
-        """The outcome; the model speaks of plans better than the start only, when there is one."""
-        best, form = self.best, self.model.form
-        if infeasible:
-            best.bound = best.objective
-        bound, statistics = min(best.bound, best.objective), {"groups": form.groups, "binaries": self.model.binaries}
-        return result(form.problem, best.decision, bound, NAME, statistics=statistics)
-
-
-def _search(
+def _run(
     program: Any,  # noqa: ANN401
     binaries: list[Any],
-    found: _Watch,
-    deadline: Deadline,
-    work_limit: float,
+    model: LoadModel,
+    scale: float,
+    search: Search,
+    work: float,
 ) -> bool:
-    """Run the engine; true when it proves the model infeasible."""
+    """Run the engine, each plan through the judge; true when it proves the model infeasible.
+
+    The model speaks of plans no worse than the best so far only, where there is one.
+    """
     from ortools.sat.python import cp_model
 
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            found.plan(np.array([self.value(b) for b in binaries], dtype=np.int64))
+            value = np.array([self.value(b) for b in binaries], dtype=np.int64)
+            search.offer(canonical(model.form.problem, model.form.decision(plan_of(model, value))))
 
-    if deadline.passed:
-        return False
-    solver = careful_solver(work_limit, deadline.left_s)
+    search.deadline.check()
+    solver = careful_solver(work, search.deadline.left_s)
     status = solved(solver, program, Callback())
     if status == cp_model.INFEASIBLE:
+        search.prove(search.objective)
         return True
     if status == cp_model.MODEL_INVALID:
-        raise RuntimeError(f"{NAME}: the model is not valid: {program.validate()}")
-    found.bounded(solver.best_objective_bound)
+        raise RuntimeError(f"{search.solver}: the model is not valid: {program.validate()}")
+    prove(search, solver.best_objective_bound / scale * (1 - 1e-13))
     return False
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_cp_sat))
+PARTITION_SOLVERS.register("max-load-cp-sat", PartitionSolver(MaxLoadProblem, solve_by_cp_sat, turn=5))

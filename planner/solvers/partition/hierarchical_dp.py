@@ -9,36 +9,29 @@ Exact DP for stages placed on a tree of devices (`PlacedPipelineProblem`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.memory import fits
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-    verified,
-)
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
 from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, flat_layout, placed_layout
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import Ends, PlacedPipelineProblem, PlacedStage
-from planner.space.partition.pipedream_terms import StageCost, StashRule
+from planner.space.partition import (
+    Ends,
+    PipeDreamProblem,
+    PlacedPipelineProblem,
+    PlacedStage,
+    ReplicatedStage,
+    StageCost,
+    StashRule,
+)
 
 _SAME = 1 + 1e-12
-Place = tuple[int, int, int, int]
-"""First device, width, copies, stride."""
-Stage = TypeVar("Stage", ReplicatedStage, PlacedStage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,128 +178,89 @@ class Nested:
 _FEW = 4000
 _COARSE = (150, 1000, 5000, 20_000, 60_000)
 _RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+_MOST_CUTS = 1_000_000
+_MOST_PAIRED = 800
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a search knows.
+class Placer:
+    """Looks for the fastest plan on one of several numbers of devices.
 
     Attributes:
-        time: seconds a minibatch of the best plan, infinite when there is none.
-        steps: its stages, None when it is the plan that the search was given.
-        bound: no plan is faster.
-        cuts: those the steps refer to.
+        search: what is known of the problem.
+        counts: numbers of devices to try, most promising first.
+        layout_of: where stages may go on so many devices.
+        pricing: what they cost then.
+        stage: a stage of the plan from its layers and its place (first device, width, copies, stride).
         pairs: pairs of cuts that were priced.
     """
 
-    time: float
-    bound: float
-    steps: tuple[Step, ...] | None = None
-    cuts: Cuts | None = None
+    search: Search
+    counts: Sequence[int]
+    layout_of: Callable[[int], Layout]
+    pricing: Callable[[int], Pricing]
+    stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
     pairs: int = 0
-    improved: Callable[[float, float], None] | None = field(default=None, repr=False)
+    _layouts: dict[int, Layout] = field(default_factory=dict)
 
-    def report(self) -> None:
-        """Tell what is known by now."""
-        if self.improved:
-            self.improved(self.time, self.bound)
+    def climb(self, cuts: Cuts) -> None:
+        """Look first at few cuts for a good plan, then at all of them below rising limits for the proof.
 
-    def stages(self, made: Callable[[tuple[int, ...], Place], Stage]) -> tuple[Stage, ...] | None:
-        """The plan's stages from their layers and places; None when it is the plan that the search was given."""
-        if self.steps is None or self.cuts is None:
-            return None
-        return tuple(made(self.cuts.layers_between(step.start, step.stop), step.place) for step in self.steps)
+        When the cuts are not complete, the bound stays what the compute time shared by all devices says.
+        """
+        search = self.search
+        search.prove(float(cuts.compute_s[-1]) / max(self.counts))
+        for most in _COARSE:
+            if cuts.count > 2 * most:
+                self._below(search.objective, cuts.coarse(most))
+        base = search.bound
+        rungs = _RUNGS if cuts.count > _FEW and math.isfinite(search.objective) else (1.0,)
+        for rung in rungs:
+            limit = search.objective if rung == 1.0 else base + rung * (search.objective - base)
+            if limit <= search.bound:
+                continue
+            found = self._below(limit, cuts)
+            if cuts.complete:
+                search.prove(search.objective if found or rung == 1.0 else limit)
+            if found:
+                return
 
-
-def search(
-    cuts: Cuts,
-    layout_of: Callable[[int], Layout],
-    devices: Sequence[int],
-    pricing: Callable[[int], Pricing],
-    outcome: Outcome,
-    deadline: Deadline,
-) -> Outcome:
-    """The fastest plan on one of several numbers of devices.
-
-    Args:
-        cuts: where the graph may be cut; when they are not complete, `outcome.bound` stays what the compute time says.
-        layout_of: where stages may go on so many devices.
-        devices: numbers of devices to try, most promising first.
-        pricing: what they cost then.
-        outcome: what is known before; updated and returned.
-        deadline: when to stop.
-    """
-    layouts: dict[int, Layout] = {}
-
-    def below(limit: float, some: Cuts) -> bool:
-        """Look for a plan below a limit; true when one was found. Updates the outcome."""
-        goal = limit
-        for count in devices:
-            if some.compute_s[-1] / count >= goal:
+    def _below(self, limit: float, cuts: Cuts) -> bool:
+        """Look for plans below a limit; true when one was found."""
+        goal, deadline = limit, self.search.deadline
+        for count in self.counts:
+            if cuts.compute_s[-1] / count >= goal:
                 continue
             deadline.check()
-            if count not in layouts:
-                layouts[count] = layout_of(count)
-            sweep = Sweep(some, layouts[count], pricing(count), goal, deadline.check)
+            if count not in self._layouts:
+                self._layouts[count] = self.layout_of(count)
+            sweep = Sweep(cuts, self._layouts[count], self.pricing(count), goal, deadline.check)
             try:
                 found = sweep.run()
             finally:
-                outcome.pairs += sweep.pairs
+                self.pairs += sweep.pairs
+                self.search.count(pairs=self.pairs)
             if found:
-                goal, outcome.steps = found
-                outcome.time, outcome.cuts = goal, some
-                outcome.report()
+                goal, steps = found
+                self.search.offer(self._plan(cuts, steps), goal)
         return goal < limit
 
-    outcome.bound = max(outcome.bound, float(cuts.compute_s[-1]) / max(devices))
-    with contextlib.suppress(OutOfTime):
-        _climb(cuts, below, outcome)
-    return outcome
+    def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
+        return tuple(self.stage(cuts.layers_between(step.start, step.stop), step.place) for step in steps)
 
 
-def _climb(cuts: Cuts, below: Callable[[float, Cuts], bool], outcome: Outcome) -> None:
-    for most in _COARSE:
-        if cuts.count > 2 * most:
-            below(outcome.time, cuts.coarse(most))
-    base = outcome.bound
-    rungs = _RUNGS if cuts.count > _FEW and math.isfinite(outcome.time) else (1.0,)
-    for rung in rungs:
-        limit = outcome.time if rung == 1.0 else base + rung * (outcome.time - base)
-        if limit <= outcome.bound:
-            continue
-        found = below(limit, cuts)
-        if cuts.complete:
-            outcome.bound = outcome.time if found or rung == 1.0 else limit
-            outcome.report()
-        if found:
-            return
-
-
-NAME = "hierarchical-dp"
-MOST_CUTS = 1_000_000
-MOST_PAIRED = 800
-Plan = tuple[ReplicatedStage, ...]
-
-
-def solve_pipedream(
-    problem: PipeDreamProblem,
-    *,
-    time_limit_s: float = 60.0,
-    start: Plan | None = None,
-    progress: Progress | None = None,
-    most_cuts: int = MOST_CUTS,
-) -> Result:
+def solve_nested(search: Search) -> None:
     """The fastest hierarchical plan.
 
     On one level a sweep over all cuts below rising limits, which proves its answer on graphs with hundreds of thousands
-    of cuts; on several levels the recurrence over all pairs of cuts, which proves it up to `MOST_PAIRED` cuts. With
+    of cuts; on several levels the recurrence over all pairs of cuts, which proves it up to `_MOST_PAIRED` cuts. With
     more, some are chosen (along the topological order, and where little crosses), and the bound is the compute time
     shared by all devices.
 
     Raises:
         UsageError: memory is to be counted device by device while units may stay idle on several levels.
     """
-    deadline = Deadline(time_limit_s)
+    problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
     stashed = problem.memory.rule is StashRule.STASHED and math.isfinite(problem.memory.device_bytes)
     if levels > 1 and stashed and problem.use_fewer:
@@ -314,98 +268,65 @@ def solve_pipedream(
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or use_fewer=False",
         )
-    decision, outcome = _opening(problem, NAME, start, progress)
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
-    found = (_flat if levels == 1 else _nested)(problem, cuts, outcome, deadline)
-    space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
-    complete = cuts.complete and (levels == 1 or cuts.count <= MOST_PAIRED)
-    space += "" if complete else ", some of the cuts only"
-    statistics = {"cuts": cuts.count, "pairs": outcome.pairs}
-    return verified(problem, found or decision, outcome.time, outcome.bound, NAME, space, statistics)
+    search.offer_all(("", plan) for _, plan in problem.trivial())
+    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, _MOST_CUTS, search.deadline)
+    complete = cuts.complete and (levels == 1 or cuts.count <= _MOST_PAIRED)
+    search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
+    search.space += "" if complete else ", some of the cuts only"
+    search.count(cuts=cuts.count, pairs=0)
+    if levels == 1:
+        _solve_flat(search, problem, cuts)
+        return
+    search.prove(float(cuts.compute_s[-1]) / problem.devices)
+    some = cuts if complete or cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
+    search.count(pairs=some.count**2)
+    time, plan = Nested(problem, some, search.deadline.check).solve()
+    if plan is not None:
+        search.offer(plan, time)
+    if some.complete:
+        search.prove(min(time, search.objective))
 
 
-def _opening(
-    problem: PipeDreamProblem | PlacedPipelineProblem,
-    solver: str,
-    start: Any,  # noqa: ANN401
-    progress: Progress | None,
-) -> tuple[Any, Outcome]:
-    """The best of the start and the trivial plans, None without one, and what is known with it."""
-    best = Incumbent(problem, solver, plans=[*(plan for _, plan in problem.trivial()), start])
-    improved = (lambda time, bound: progress(solver, time, bound)) if progress else None
-    return best.decision, Outcome(best.objective, 0.0, improved=improved)
-
-
-def _flat(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
+def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
     machines = problem.machines[0]
 
     def pricing(devices: int) -> Pricing:
-        return Pricing(
-            paper=problem.cost is StageCost.PAPER,
-            transfers=problem.transfers,
-            receiver=True,
-            bandwidth_byte_per_s=problem.bandwidth_byte_per_s,
-            memory=problem.memory,
-            idle_behind_first=machines - devices if problem.memory.rule is StashRule.RELEASED else 0,
-        )
+        idle = machines - devices if problem.memory.rule is StashRule.RELEASED else 0
+        return _pricing(problem, receiver=True, idle_behind_first=idle)
 
     counts = list(range(machines, 0, -1)) if problem.use_fewer else [machines]
-    search(cuts, lambda devices: flat_layout(problem, devices, deadline), counts, pricing, outcome, deadline)
-    return outcome.stages(lambda layers, place: ReplicatedStage(layers, place[1]))
+    Placer(
+        search, counts, lambda devices: flat_layout(problem, devices, search.deadline), pricing,
+        lambda layers, place: ReplicatedStage(layers, place[1]),
+    ).climb(cuts)  # fmt: skip
 
 
-def _nested(problem: PipeDreamProblem, cuts: Cuts, outcome: Outcome, deadline: Deadline) -> Plan | None:
-    outcome.bound = float(cuts.compute_s[-1]) / problem.devices
-    some = cuts if cuts.count <= MOST_PAIRED else cuts.coarse(MOST_PAIRED)
-    outcome.pairs = some.count**2
-    try:
-        found, plan = Nested(problem, some, deadline.check).solve()
-    except OutOfTime:
-        return None
-    if some.complete:
-        outcome.bound = min(found, outcome.time)
-    if plan is None or found >= outcome.time:
-        return None
-    outcome.time, outcome.steps = found, None
-    outcome.report()
-    return plan
+def _pricing(
+    problem: PipeDreamProblem | PlacedPipelineProblem, *, receiver: bool, idle_behind_first: int = 0
+) -> Pricing:
+    paper = problem.cost is StageCost.PAPER
+    return Pricing(paper, problem.transfers, receiver, problem.bandwidth_byte_per_s, problem.memory, idle_behind_first)
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((PipeDreamProblem,), exact=True, run=solve_pipedream))
-
-
-PLACED = "hierarchical-dp-placed"
-
-
-def solve_placed(
-    problem: PlacedPipelineProblem,
-    *,
-    time_limit_s: float = 60.0,
-    start: tuple[PlacedStage, ...] | None = None,
-    progress: Progress | None = None,
-    most_cuts: int = MOST_CUTS,
-) -> Result:
-    """The fastest pipeline on a tree of devices, with proof when the graph has at most `most_cuts` cuts.
+def solve_placed(search: Search) -> None:
+    """The fastest pipeline on a tree of devices, with proof when the graph has at most `_MOST_CUTS` cuts.
 
     A label sweep over (place, last stage, cut) below rising limits; see `_pipedream_sweep`. With more cuts only those
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
-    deadline = Deadline(time_limit_s)
-    decision, outcome = _opening(problem, PLACED, start, progress)
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, most_cuts, deadline)
-    prices = Pricing(
-        problem.cost is StageCost.PAPER,
-        problem.transfers,
-        problem.ends is Ends.RECEIVER,
-        problem.bandwidth_byte_per_s,
-        problem.memory,
-    )
+    problem: PlacedPipelineProblem = search.problem
+    search.offer_all(("", plan) for _, plan in problem.trivial())
+    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, _MOST_CUTS, search.deadline)
+    search.space = "stages in line on a tree of devices"
+    search.space += "" if cuts.complete else ", cut along the topological order"
+    search.count(cuts=cuts.count, pairs=0)
+    prices = _pricing(problem, receiver=problem.ends is Ends.RECEIVER)
     counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
-    search(cuts, lambda count: placed_layout(problem, count, deadline), counts, lambda _: prices, outcome, deadline)
-    decision = outcome.stages(lambda layers, place: PlacedStage(layers, *place)) or decision
-    statistics = {"cuts": cuts.count, "pairs": outcome.pairs}
-    space = "stages in line on a tree of devices" + ("" if cuts.complete else ", cut along the topological order")
-    return verified(problem, decision, outcome.time, outcome.bound, PLACED, space, statistics)
+    Placer(
+        search, counts, lambda count: placed_layout(problem, count, search.deadline), lambda _: prices,
+        lambda layers, place: PlacedStage(layers, *place),
+    ).climb(cuts)  # fmt: skip
 
 
-PARTITION_SOLVERS.register(PLACED, PartitionSolver((PlacedPipelineProblem,), exact=True, run=solve_placed))
+PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))
+PARTITION_SOLVERS.register("hierarchical-dp-placed", PartitionSolver(PlacedPipelineProblem, solve_placed))

@@ -18,60 +18,39 @@ from typing import Any
 import numpy as np
 
 from planner.memory import room_bytes
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_form import canonical, form_of, opening, reduce_form, result
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition._max_load_form import canonical, form_of, prove, reduce_form, simple_bound, space
 from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.space.partition import MaxLoadProblem
 
-NAME = "max-load-highs"
 TRUSTED = 1 - 1e-6
 """The part of a bound of this engine that counts."""
+_SHARE = 0.4
 
 
-def solve_by_highs(
-    problem: MaxLoadProblem,
-    *,
-    time_limit_s: float,
-    start: MaxLoadDecision | None = None,
-    progress: Progress | None = None,
-    bound: float = 0.0,
-    most_nodes: int | None = None,
-) -> Result:
-    """The best plan, given time, up to a millionth.
-
-    Args:
-        problem: the problem.
-        time_limit_s: stop after about this long.
-        start: a feasible plan to begin with; it also bounds the search from above.
-        progress: called at the end, when incumbent or bound have improved.
-        bound: a lower bound known already, ms.
-        most_nodes: stop after so many nodes of the search tree; 1 for the root alone.
-    """
-    deadline = Deadline(time_limit_s)
+def solve_by_highs(search: Search) -> None:
+    """The best plan up to a millionth; the root of the engine's search, often the sharper relaxation, where others
+    have their turns."""
+    problem: MaxLoadProblem = search.problem
+    search.space = space(problem)
     form = form_of(problem)
-    best = opening(problem, form, start, bound, NAME)
-    start, load = best.decision, best.objective
-    if best.bound >= load * (1 - 1e-12):
-        return result(problem, start, best.bound, NAME)
-    form = reduce_form(form, load, deadline)
-    try:
-        model = build_model(form, deadline)
-        top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
-        program, binaries = _program(model, best.bound / top, top)
-        hint = values_of(model, group_devices(form, start)) if start is not None else None
-        deadline.check()
-    except OutOfTime:
-        return result(problem, start, best.bound, NAME)
-    found = _solve(program, binaries, hint, deadline.left_s, most_nodes)
-    best.bound = max(best.bound, _bound(found, top, start is not None))
+    prove(search, simple_bound(form))
+    if search.settled:
+        return
+    start, load = search.decision, search.objective
+    form = reduce_form(form, load, search.deadline)
+    model = build_model(form, search.deadline)
+    top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
+    program, binaries = _program(model, search.bound / top, top)
+    hint = values_of(model, group_devices(form, start)) if start is not None else None
+    search.deadline.check()
+    found = _solve(program, binaries, hint, search.deadline.left_s, None if search.alone else 1)
+    search.count(groups=form.groups, binaries=model.binaries)
     if found.has_primal_feasible_solution():
         value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
-        best.offer(canonical(problem, form.decision(plan_of(model, value))))
-    if progress:
-        progress(NAME, best.objective, min(best.bound, best.objective))
-    statistics = {"groups": form.groups, "binaries": model.binaries}
-    return result(problem, best.decision, min(best.bound, best.objective), NAME, statistics=statistics)
+        search.offer(canonical(problem, form.decision(plan_of(model, value))))
+    prove(search, _bound(found, top, start is not None))
 
 
 def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]]:
@@ -178,4 +157,9 @@ def _bound(found: Any, top: float, started: bool) -> float:  # noqa: ANN401
     return dual * top * TRUSTED if math.isfinite(dual) else 0.0
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=False, run=solve_by_highs))
+PARTITION_SOLVERS.register(
+    "max-load-highs",
+    PartitionSolver(
+        MaxLoadProblem, solve_by_highs, turn=3, share=lambda problem: 0.0 if problem.contiguous else _SHARE
+    ),
+)

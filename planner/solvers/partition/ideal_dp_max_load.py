@@ -8,37 +8,27 @@ plan found (each is on one device only). Both are handed to CP-SAT with the plan
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
 from planner.graph.ideals import enumerate_ideals, prefix_ideals, topological_lines
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    RELATIVE_TOLERANCE,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-)
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._max_load_chain import Chain, best_chain
 from planner.solvers.partition._max_load_form import (
     Form,
     canonical,
     form_of,
     merge_groups,
+    prove,
     reduce_form,
-    result,
     simple_bound,
+    space,
 )
-from planner.solvers.partition.cp_sat_max_load import solve_by_cp_sat
 from planner.solvers.partition.local_search_max_load import improve
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.space.partition import MaxLoadProblem
 
-NAME = "max-load-ideals"
+_SHARE = 0.3
 _SETTLING_PATIENCE = 4
 _LONG = 800
 """Groups from which on a first plan comes from the prefixes of a single order."""
@@ -46,128 +36,68 @@ MOST_IDEALS = 400_000
 """With more ideals than this the programme is left to CP-SAT."""
 
 
-def solve_by_ideals(
-    problem: MaxLoadProblem,
-    *,
-    time_limit_s: float,
-    start: MaxLoadDecision | None = None,
-    progress: Progress | None = None,
-    most_ideals: int = MOST_IDEALS,
-) -> Result:
-    """The best contiguous plan; for a problem that does not ask for contiguity, a good plan of it.
-
-    Args:
-        problem: the problem.
-        time_limit_s: stop after about this long.
-        start: a feasible plan to begin with.
-        progress: called when incumbent or bound improve.
-        most_ideals: leave it to CP-SAT when there are more ideals.
-    """
-    deadline = Deadline(time_limit_s)
-    asked = problem
-    if not problem.contiguous:
-        problem = chained(problem)
-    search = _Search(problem, deadline, progress)
-    for plan in (start, *(plan for _, plan in problem.trivial())):
-        search.best.offer(plan)
-    search.by_prefixes()
-    if not search.proven and not search.by_all_ideals(most_ideals):
-        search.by_cp_sat()
-    if asked is problem:
-        return search.result()
-    best = canonical(asked, search.best.decision) if search.best.decision is not None else None
-    return result(asked, best, simple_bound(form_of(asked)), NAME, statistics=search.statistics)
+def solve_by_ideals(search: Search) -> None:
+    """The best contiguous plan; for a problem that does not ask for contiguity, a good plan of it."""
+    problem: MaxLoadProblem = search.problem
+    search.space = space(problem)
+    search.offer_all((search.solver, plan) for _, plan in problem.trivial())
+    prove(search, simple_bound(form_of(problem)))
+    if problem.contiguous:
+        _by_chains(search)
+        return
+    chained = Search(replace(problem, contiguous=True), search.deadline.left_s)
+    chained.offer(search.decision)
+    try:
+        _by_chains(chained)
+    finally:
+        search.offer(chained.decision)
 
 
-def chained(problem: MaxLoadProblem) -> MaxLoadProblem:
-    """The same problem, for contiguous plans."""
-    return replace(problem, contiguous=True)
+def _by_chains(search: Search) -> None:
+    """A plan from the prefixes of a few orders, loose groups glued to neighbours first and let free after; then from
+    all ideals."""
+    problem: MaxLoadProblem = search.problem
+    whole = form_of(problem)
+    form = reduce_form(whole, search.objective, search.deadline)
+    glued = merge_groups(form, glue(form))
+    lines = topological_lines(glued.groups, glued.arcs)
+    if glued.groups > _LONG:
+        # All orders together may take longer than there is time; one by itself takes a small part of that.
+        first = prefix_ideals(glued.groups, lines[:1])
+        _take(search, glued, best_chain(glued, first, search.objective, search.deadline))
+    few = prefix_ideals(glued.groups, lines)
+    _take(search, glued, best_chain(glued, few, search.objective, search.deadline))
+    if search.decision is not None and not whole.ordered.all():
+        # Move the loose groups to where they are best.
+        improve(search, search.decision, patience=_SETTLING_PATIENCE)
+    if not search.settled:
+        _by_all_ideals(search, reduce_form(whole, search.objective, search.deadline))
 
 
-class _Search:
-    """The incumbent and the bound of one run."""
+def _by_all_ideals(search: Search, form: Form) -> None:
+    """Bound and plan from all ideals, unless there are too many."""
+    search.count(groups=form.groups)
+    ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, only=form.ordered, check=search.deadline.check)
+    if ideals is None:
+        return
+    search.count(ideals=len(ideals))
+    chain = best_chain(form, ideals, search.objective, search.deadline)
+    search.count(pairs=chain.pairs)
+    if not chain.complete:
+        return
+    known = search.objective
+    loose = not form.ordered.all()
+    if chain.device_of_group is not None and loose:
+        seated = form.decision(_seated(form, chain.device_of_group))
+        improve(search, seated, patience=_SETTLING_PATIENCE)
+    elif not loose:
+        _take(search, form, chain)
+    prove(search, min(chain.load_ms, known))
 
-    def __init__(self, problem: MaxLoadProblem, deadline: Deadline, progress: Progress | None) -> None:
-        self.problem, self.deadline = problem, deadline
-        self.form = form_of(problem)
-        self.best = Incumbent(problem, NAME, progress)
-        self.best.bound = simple_bound(self.form)
-        self.infeasible = False
-        self.statistics: dict[str, int] = {}
 
-    @property
-    def proven(self) -> bool:
-        return self.infeasible or self.best.bound >= self.best.objective * (1 - RELATIVE_TOLERANCE)
-
-    def by_prefixes(self) -> None:
-        """A plan from the prefixes of a few orders, loose groups glued to neighbours first and let free after."""
-        form = reduce_form(self.form, self.best.objective, self.deadline)
-        glued = merge_groups(form, glue(form))
-        lines = topological_lines(glued.groups, glued.arcs)
-        if glued.groups > _LONG:
-            # All orders together may take longer than there is time; one by itself takes a small part of that.
-            self._take(
-                glued, best_chain(glued, prefix_ideals(glued.groups, lines[:1]), self.best.objective, self.deadline)
-            )
-        chain = best_chain(glued, prefix_ideals(glued.groups, lines), self.best.objective, self.deadline)
-        self._take(glued, chain)
-        self._settle()
-
-    def by_all_ideals(self, most: int) -> bool:
-        """Bound and plan from all ideals; false when a gap is left."""
-        form = reduce_form(self.form, self.best.objective, self.deadline)
-        self.statistics["groups"] = form.groups
-        try:
-            ideals = enumerate_ideals(form.groups, form.arcs, most, only=form.ordered, check=self.deadline.check)
-        except OutOfTime:
-            return False
-        if ideals is None:
-            return False
-        self.statistics["ideals"] = len(ideals)
-        chain = best_chain(form, ideals, self.best.objective, self.deadline)
-        self.statistics["pairs"] = chain.pairs
-        if not chain.complete:
-            return True
-        self.infeasible = chain.device_of_group is None and self.best.decision is None
-        self.best.bound = max(self.best.bound, min(chain.load_ms, self.best.objective))
-        self.best.report()
-        if chain.device_of_group is not None and not form.ordered.all():
-            seated = form.decision(_seated(form, chain.device_of_group))
-            self._improve(seated)
-        else:
-            self._take(form, chain)
-        return self.proven
-
-    def by_cp_sat(self) -> None:
-        """What remains, by CP-SAT."""
-        if self.deadline.passed:
-            return
-        best, left_s = self.best, self.deadline.left_s
-        found = solve_by_cp_sat(
-            self.problem, time_limit_s=left_s, start=best.decision, progress=best.progress, bound=best.bound
-        )
-        self.statistics |= {f"cp_sat_{name}": count for name, count in found.statistics.items()}
-        self.best.offer(found.decision)
-        self.best.bound = max(self.best.bound, min(found.bound, self.best.objective))
-        self.infeasible = found.decision is None and math.isinf(found.bound)
-
-    def _take(self, form: Form, chain: Chain) -> None:
-        if chain.device_of_group is not None:
-            self.best.offer(form.decision(chain.device_of_group))
-
-    def _settle(self) -> None:
-        """Move the loose groups of the incumbent to where they are best."""
-        if self.best.decision is not None and not self.form.ordered.all():
-            self._improve(self.best.decision)
-
-    def _improve(self, plan: MaxLoadDecision) -> None:
-        bound, patience = self.best.bound, _SETTLING_PATIENCE
-        self.best.offer(improve(self.problem, plan, self.deadline, bound=bound, patience=patience))
-
-    def result(self) -> Result:
-        bound = math.inf if self.infeasible else min(self.best.bound, self.best.objective)
-        best = canonical(self.problem, self.best.decision) if self.best.decision is not None else None
-        return result(self.problem, best, bound, NAME, statistics=self.statistics)
+def _take(search: Search, form: Form, chain: Chain) -> None:
+    if chain.device_of_group is not None:
+        search.offer(canonical(search.problem, form.decision(chain.device_of_group)))
 
 
 def glue(form: Form) -> np.ndarray:
@@ -201,4 +131,9 @@ def _seated(form: Form, device_of_group: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(d) for d in device)
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=True, run=solve_by_ideals))
+PARTITION_SOLVERS.register(
+    "max-load-ideals",
+    PartitionSolver(
+        MaxLoadProblem, solve_by_ideals, turn=1, share=lambda problem: 1.0 if problem.contiguous else _SHARE
+    ),
+)

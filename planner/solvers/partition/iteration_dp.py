@@ -16,18 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import most_that_fit
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    RELATIVE_TOLERANCE,
-    Deadline,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-    verified,
-)
-from planner.solvers.partition.chains import LongestStage
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Search
+from planner.solvers.partition.longest_stage import LongestStage
+from planner.space.partition import IterationDecision, IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -202,12 +193,8 @@ def pick_config(tables: Tables, g: int, first: int, last: int, in_flight: int) -
     return MeshStage(first, last, int(configs[np.argmin(times)]))
 
 
-NAME = "iteration-dp"
-_SPACE = "all cuts of the chain, meshes in line and their configurations"
-
-
 @dataclass
-class _Search:
+class _Passes:
     tables: Tables
     relaxed: np.ndarray
     """[G, L, L] stage times with one micro-batch in flight."""
@@ -216,49 +203,35 @@ class _Search:
     staged_passes: int = 0
 
 
-def solve_iteration(
-    problem: IterationProblem, *, time_limit_s: float = 60.0, start: object = None, progress: Progress | None = None
-) -> Result:
-    """The least iteration time (see `planner.solvers.partition.Run`).
+def solve_iteration(search: Search) -> None:
+    """The least iteration time.
 
     A pass takes O(L^2 G D) for L layers, G mesh sizes and D devices, and as much again for every stage when memory
     binds.
     """
-    deadline = Deadline(time_limit_s)
-    best, objective = None, np.inf
-    if isinstance(start, IterationDecision):
-        verdict = problem.judge(start)
-        if verdict.feasible:
-            best, objective = start, verdict.objective
+    problem: IterationProblem = search.problem
+    search.space = "all cuts of the chain, meshes in line and their configurations"
     tables = tables_of(problem)
     if not tables.sizes:
-        return Result(None, np.inf, np.inf, NAME, _SPACE)
+        search.prove(np.inf)
+        return
     values = tables.candidates()
-    search = _Search(tables, tables.stage_seconds(1), deadline)
-    ranges = LongestStage(values, problem.micro_batches - 1, objective)
-    bound = ranges.bound
+    passes = _Passes(tables, tables.stage_seconds(1), search.deadline)
+    ranges = LongestStage(values, problem.micro_batches - 1, search.objective)
     while (step := ranges.next_cap()) is not None:
-        try:
-            least, stages = _least_sum(search, *step)
-        except OutOfTime:
-            break
+        least, stages = _least_sum(passes, *step)
+        search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
         longest = np.inf
         if stages is not None:
-            verdict = problem.judge(IterationDecision(tuple(stages)))
-            longest = max(verdict.parts)
-            if verdict.objective < objective:
-                best, objective = IterationDecision(tuple(stages)), verdict.objective
+            decision = IterationDecision(tuple(stages))
+            longest = max(problem.judge(decision).parts)
+            search.offer(decision, least + (problem.micro_batches - 1) * longest)
         ranges.settle(least if stages is not None else np.inf, longest)
-        bound = ranges.bound
-        if progress:
-            progress(NAME, objective, min(bound, objective))
-    else:
-        bound = ranges.bound
-    counts = {"candidates": len(values), "passes": search.passes, "staged_passes": search.staged_passes}
-    return verified(problem, best, objective, bound, NAME, _SPACE, counts)
+        search.prove(min(ranges.bound, search.objective))
+    search.prove(min(ranges.bound, search.objective))
 
 
-def _least_sum(search: _Search, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_sum(search: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """The least sum of stage times under a cap, and its plan; None when nothing below `enough` exists."""
     search.passes += 1
     problem = search.tables.problem
@@ -279,7 +252,7 @@ def _check(expected: float, judged: float) -> None:
         raise RuntimeError(f"the search and the judge disagree: {expected} against {judged}")
 
 
-def _trace(search: _Search, table: np.ndarray, cap: float) -> list[MeshStage]:
+def _trace(search: _Passes, table: np.ndarray, cap: float) -> list[MeshStage]:
     """The stages behind the least sum of a pass without memory, in their fastest configurations that fit if alone."""
     tables, first, left = search.tables, 0, search.tables.problem.devices
     path: list[tuple[int, int, int]] = []
@@ -303,7 +276,7 @@ def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> 
     return bearing if times[bearing.config] == times[fastest.config] else fastest
 
 
-def _least_staged_sum(search: _Search, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_staged_sum(search: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """As `_least_sum`, with memory: states by the number of stages they take, fewest first."""
     search.staged_passes += 1
     tables, problem = search.tables, search.tables.problem
@@ -337,7 +310,7 @@ def _least_staged_sum(search: _Search, cap: float, enough: float) -> tuple[float
     return found[0], _trace_staged(search, history[: found[1] + 1], cap)
 
 
-def _trace_staged(search: _Search, history: list[np.ndarray], cap: float) -> list[MeshStage]:
+def _trace_staged(search: _Passes, history: list[np.ndarray], cap: float) -> list[MeshStage]:
     tables, first, left = search.tables, 0, search.tables.problem.devices
     stages = []
     for count in range(len(history) - 1, 0, -1):
@@ -352,4 +325,4 @@ def _trace_staged(search: _Search, history: list[np.ndarray], cap: float) -> lis
     return stages
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((IterationProblem,), exact=True, run=solve_iteration))
+PARTITION_SOLVERS.register("iteration-dp", PartitionSolver(IterationProblem, solve_iteration))

@@ -12,61 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-)
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
-from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest, solve_latency_by_list
-from planner.space.partition import numbered_order
-from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from planner.solvers.partition.latency_list import SPACE, earliest_begin, least_rest
+from planner.space.partition import LatencyDecision, LatencyProblem, numbered_order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-NAME = "latency-cp-sat"
 _TIME_BITS = 40
-_LIST_SHARE = 0.2
 _WORK = 0.06
 """Work for each second of `work_s`, as the engine counts it; a slow core does that in half a second."""
 
 
-def solve_latency_by_cp_sat(
-    problem: LatencyProblem,
-    *,
-    time_limit_s: float = 60.0,
-    work_s: float | None = None,
-    start: LatencyDecision | None = None,
-    progress: Progress | None = None,
-) -> Result:
-    """The least latency, given time (see `planner.solvers.partition.Run`)."""
-    deadline = Deadline(time_limit_s)
-    work_s = time_limit_s if work_s is None else work_s
-    listed = solve_latency_by_list(
-        problem, time_limit_s=time_limit_s * _LIST_SHARE, work_s=work_s * _LIST_SHARE, start=start, progress=progress
-    )
-    best = Incumbent(problem, NAME, plans=[listed.decision])
-    best.bound = listed.bound
+def solve_latency_by_cp_sat(search: Search) -> None:
+    """The least latency, given time."""
+    problem: LatencyProblem = search.problem
+    search.space = SPACE
     if not np.isfinite(problem.time_ms).any(axis=1).all():
-        return Result(None, math.inf, math.inf, NAME, SPACE)
-    if listed.proven:
-        return best.result(SPACE)
-    try:
-        model = _Model(problem, best.objective, best.bound, deadline)
-        if best.decision is not None:
-            model.hint(best.decision)
-        deadline.check()
-    except OutOfTime:
-        return best.result(SPACE)
-    found, proven, branches = model.solve(_WORK * work_s, deadline.left_s, progress, best.objective)
-    best.bound = max(best.bound, proven)
-    best.offer(found)
-    return best.result(SPACE, {"branches": branches})
+        search.prove(math.inf)
+        return
+    model = _Model(problem, search.objective, search.bound, search.deadline)
+    if search.decision is not None:
+        model.hint(search.decision)
+    search.deadline.check()
+    found, proven, branches = model.solve(search)
+    search.count(branches=branches)
+    search.offer(found)
+    search.prove(min(proven, search.objective))
 
 
 class _Model:
@@ -193,15 +166,13 @@ class _Model:
                     hinted.add(x.index)
                     self.program.add_hint(x, name[device] == d)
 
-    def solve(
-        self, work_limit: float, time_limit_s: float, progress: Progress | None, known_ms: float
-    ) -> tuple[LatencyDecision | None, float, int]:
+    def solve(self, search: Search) -> tuple[LatencyDecision | None, float, int]:
         """A plan (None when none was found), a lower bound in ms (infinite when there is no plan), and branches."""
         from ortools.sat.python import cp_model
 
-        solver = careful_solver(work_limit, time_limit_s, seed=1)
-        if progress:
-            solver.best_bound_callback = lambda value: progress(NAME, known_ms, value / self.scale)
+        known_ms = search.objective
+        solver = careful_solver(_WORK * search.work_s, search.deadline.left_s, seed=1)
+        solver.best_bound_callback = lambda value: search.prove(min(value / self.scale, known_ms))
         status = solved(solver, self.program)
         if status == cp_model.INFEASIBLE:
             # within the horizon, which a known plan sets: then nothing is better than that plan
@@ -234,6 +205,4 @@ def _interchangeable(problem: LatencyProblem, a: int, b: int) -> bool:
     return all(_alike(problem, d, d + 1) for d in range(low, high))
 
 
-PARTITION_SOLVERS.register(
-    NAME, PartitionSolver((LatencyProblem,), exact=True, run=solve_latency_by_cp_sat, counts_work=True)
-)
+PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -19,18 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import (
-    NEVER,
-    PARTITION_SOLVERS,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-)
-from planner.space.partition import numbered_order
-from planner.space.partition.latency import LatencyDecision, LatencyProblem
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Search
+from planner.solvers.partition.types import NEVER
+from planner.space.partition import LatencyDecision, LatencyProblem, numbered_order
 
 _ROUNDING = 1e-12
 """What sums of times may be off by; a bound has to stay below."""
@@ -99,12 +90,13 @@ def _neighbours(problem: LatencyProblem, *, backwards: bool) -> list[list[int]]:
     return found
 
 
-NAME = "latency-list"
 SPACE = "all placements and orders"
 _ROUNDS = 300
 _PLACES_PER_S = 50_000.0
 """Places that are tried a second (a node on a device), on a slow core; so many are for each second of `work_s`."""
 _SEED = 20240229
+_SHARE = 0.25
+"""Of the time and the work of a search, as long as others follow."""
 
 
 @dataclass(frozen=True)
@@ -118,36 +110,26 @@ class _Graph:
     """By node, its place in a topological order."""
 
 
-def solve_latency_by_list(
-    problem: LatencyProblem,
-    *,
-    time_limit_s: float = 60.0,
-    work_s: float | None = None,
-    start: LatencyDecision | None = None,
-    progress: Progress | None = None,
-) -> Result:
-    """A good latency and a bound (see `planner.solvers.partition.Run`); O(rounds (n + m) k)."""
-    work_s = time_limit_s if work_s is None else work_s
-    deadline = Deadline(time_limit_s)
-    bound = latency_bound(problem, deadline)
-    if not np.isfinite(bound):  # some node runs on no device
-        return Result(None, np.inf, np.inf, NAME, SPACE)
-    best = Incumbent(problem, NAME, progress, [start, *(plan for _, plan in problem.trivial())])
-    best.bound = bound
+def solve_latency_by_list(search: Search) -> None:
+    """A good latency and a bound; O(rounds (n + m) k)."""
+    problem: LatencyProblem = search.problem
+    search.space = SPACE
+    search.prove(min(latency_bound(problem, search.deadline), search.objective))
+    if math.isinf(search.bound):  # some node runs on no device
+        return
     graph, rounds = _graph(problem), 0
+    work_s = search.work_s * (1.0 if search.alone else _SHARE)
     random = np.random.default_rng(_SEED)
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
-    with contextlib.suppress(OutOfTime):
-        urgencies = _urgencies(problem, deadline)
-        leading = urgencies[0]
-        while rounds < min(_ROUNDS + len(urgencies), affordable) and best.objective > bound * (1 + 1e-12):
-            shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
-            urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
-            rounds += 1
-            found = _schedule(graph, urgency, deadline)
-            if best.offer(found):
-                leading = urgency
-    return best.result(SPACE, {"rounds": max(1, rounds)})
+    urgencies = _urgencies(problem, search.deadline)
+    leading = urgencies[0]
+    while rounds < min(_ROUNDS + len(urgencies), affordable) and search.objective > search.bound * (1 + 1e-12):
+        shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
+        urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
+        rounds += 1
+        search.count(rounds=rounds)
+        if search.offer(_schedule(graph, urgency, search.deadline)):
+            leading = urgency
 
 
 def _graph(problem: LatencyProblem) -> _Graph:
@@ -260,5 +242,5 @@ def _gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> flo
 
 
 PARTITION_SOLVERS.register(
-    NAME, PartitionSolver((LatencyProblem,), exact=False, run=solve_latency_by_list, counts_work=True)
+    "latency-list", PartitionSolver(LatencyProblem, solve_latency_by_list, share=lambda _: _SHARE)
 )

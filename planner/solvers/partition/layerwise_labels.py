@@ -10,23 +10,14 @@ on how many labels are worth keeping, not on the size of the memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    RELATIVE_TOLERANCE,
-    Deadline,
-    Incumbent,
-    PartitionSolver,
-    Progress,
-    Result,
-)
-from planner.space.partition.layerwise import LayerwiseDecision, LayerwiseProblem
+from planner.solvers.partition import RELATIVE_TOLERANCE, Search
+from planner.space.partition import LayerChoice, LayerDecision
 
-NAME = "layerwise-labels"
-_SPACE = "all strategies of every layer"
 _STEP = 1e-11
 _SAME = 1e-13
 """Relative difference of two times that counts as rounding."""
@@ -38,159 +29,150 @@ _SPREAD = (1.0, 0.9, 1.1, 0.7, 1.4, 0.4, 2.5, 0.0)
 
 
 @dataclass
-class _Search:
-    problem: LayerwiseProblem
-    best: Incumbent
+class _Labelling:
+    search: Search
     room: float
     least_memory: np.ndarray
     """[L + 1] memory that the layers from l on take at the least."""
-    deadline: Deadline
     labels: int = 0
     widest: int = 0
 
+    @property
+    def problem(self) -> LayerChoice:
+        """What is solved."""
+        return cast(LayerChoice, self.search.problem)
+
     def offer(self, strategies: np.ndarray) -> None:
         """Judge a plan and keep it if it is feasible and the best."""
-        self.best.offer(LayerwiseDecision(tuple(int(s) for s in strategies)))
+        self.search.offer(LayerDecision(tuple(int(s) for s in strategies)))
 
 
-def solve_layerwise(
-    problem: LayerwiseProblem,
-    *,
-    time_limit_s: float = 60.0,
-    start: LayerwiseDecision | None = None,
-    progress: Progress | None = None,
-) -> Result:
-    """The least time within the memory (see `planner.solvers.partition.Run`).
+def solve_one_stage(search: Search) -> None:
+    """The least time within the memory.
 
     O(L S^2) for each price of memory, and O(L n S) for n labels kept a layer.
     """
-    usable = np.where(np.isfinite(problem.time_s), problem.memory_bytes, np.inf)
+    problem: LayerChoice = search.problem
+    search.space = "all strategies of every layer"
+    usable = np.where(np.isfinite(problem.time_s), problem.fixed_bytes, np.inf)
     least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
-    most = float(problem.memory_bytes.max(axis=1).sum())
-    room = min(room_bytes(problem.capacity_bytes), most * (1 + RELATIVE_TOLERANCE))
-    best = Incumbent(problem, NAME, None, [start])
-    search = _Search(problem, best, room, least, Deadline(time_limit_s))
+    most = float(problem.fixed_bytes.max(axis=1).sum())
+    room = min(room_bytes(problem.memory_bytes), most * (1 + RELATIVE_TOLERANCE))
     if least[0] > room * (1 + _SAME):
-        return Result(None, np.inf, np.inf, NAME, _SPACE)
-    price, bound = _dual(search)
-    _report(progress, search, bound)
-    if bound < search.best.objective * (1 - _STEP):
+        search.prove(np.inf)
+        return
+    labelling = _Labelling(search, room, least)
+    price, bound = _dual(labelling)
+    for width in _WIDTHS:
+        if bound >= search.objective * (1 - _STEP) or search.deadline.passed:
+            break
         prices = [price * factor for factor in _SPREAD]
         ahead = [_remaining(problem, p) for p in prices]
-        for width in _WIDTHS:
-            bound = max(bound, _labels(search, prices, ahead, width))
-            _report(progress, search, bound)
-            if bound >= search.best.objective * (1 - _STEP) or search.deadline.passed:
-                break
-    best.bound = min(bound, best.objective * (1 - _STEP))
-    return best.result(_SPACE, {"labels": search.labels, "widest": search.widest})
+        bound = max(bound, _labels(labelling, prices, ahead, width))
+    search.count(labels=labelling.labels, widest=labelling.widest)
+    search.prove(min(bound, search.objective * (1 - _STEP)))
 
 
-def _report(progress: Progress | None, search: _Search, bound: float) -> None:
-    if progress:
-        progress(NAME, search.best.objective, min(bound, search.best.objective))
-
-
-def _remaining(problem: LayerwiseProblem, price: float) -> np.ndarray:
+def _remaining(problem: LayerChoice, price: float) -> np.ndarray:
     """[L, S] least time + price * memory of the layers after l when layer l runs by s, the switches included."""
     ahead = np.zeros((problem.layers, problem.strategies))
     for layer in range(problem.layers - 1, 0, -1):
-        cost = problem.time_s[layer] + price * problem.memory_bytes[layer] + ahead[layer]
+        cost = problem.time_s[layer] + price * problem.fixed_bytes[layer] + ahead[layer]
         ahead[layer - 1] = (problem.switch_before(layer) + cost).min(axis=1)
     return ahead
 
 
-def _cheapest(problem: LayerwiseProblem, price: float) -> tuple[float, np.ndarray]:
+def _cheapest(problem: LayerChoice, price: float) -> tuple[float, np.ndarray]:
     """Least time + price * memory of the whole chain, and the strategies that take it."""
     ahead = _remaining(problem, price)
-    first = problem.time_s[0] + price * problem.memory_bytes[0] + ahead[0]
+    first = problem.time_s[0] + price * problem.fixed_bytes[0] + ahead[0]
     chosen = np.zeros(problem.layers, dtype=np.int64)
     chosen[0] = int(np.argmin(first))
     for layer in range(1, problem.layers):
-        cost = problem.time_s[layer] + price * problem.memory_bytes[layer] + ahead[layer]
+        cost = problem.time_s[layer] + price * problem.fixed_bytes[layer] + ahead[layer]
         chosen[layer] = int(np.argmin(problem.switch_before(layer)[chosen[layer - 1]] + cost))
     return float(first.min()), chosen
 
 
-def _dual(search: _Search) -> tuple[float, float]:
+def _dual(labelling: _Labelling) -> tuple[float, float]:
     """The price of memory with the best bound, and that bound; feasible plans met on the way are offered."""
-    problem = search.problem
+    problem = labelling.problem
     total, chosen = _cheapest(problem, 0.0)
     bound = total
     each = np.arange(problem.layers)
-    if problem.memory_bytes[each, chosen].sum() <= search.room:
-        search.offer(chosen)
+    if problem.fixed_bytes[each, chosen].sum() <= labelling.room:
+        labelling.offer(chosen)
         return 0.0, bound
-    positive = problem.memory_bytes[problem.memory_bytes > 0]
-    scale = max(search.room, float(positive.min()))  # something takes memory, or the fastest plan would have fitted
+    positive = problem.fixed_bytes[problem.fixed_bytes > 0]
+    scale = max(labelling.room, float(positive.min()))  # something takes memory, or the fastest plan would have fitted
     low, high = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300
     best = (0.0, bound)
     ends: list[np.ndarray] = [chosen, chosen]  # plans that take too much, and that fit
     for step in range(4 * _PRICE_STEPS):
-        price = high if step == 0 or not _fits(search, ends[1]) else (low + high) / 2
+        price = high if step == 0 or not _fits(labelling, ends[1]) else (low + high) / 2
         total, chosen = _cheapest(problem, price)
-        best = max(best, (price, total - price * search.room), key=lambda entry: entry[1])
-        if _fits(search, chosen):
-            search.offer(chosen)
+        best = max(best, (price, total - price * labelling.room), key=lambda entry: entry[1])
+        if _fits(labelling, chosen):
+            labelling.offer(chosen)
             high, ends[1] = price, chosen
-        elif not _fits(search, ends[1]):
+        elif not _fits(labelling, ends[1]):
             low, high, ends[0] = price, price * 16, chosen
             if price > 1e200:
                 break
         else:
             low, ends[0] = price, chosen
-        if search.deadline.passed or (high - low <= 1e-9 * high and _fits(search, ends[1])):
+        if labelling.search.deadline.passed or (high - low <= 1e-9 * high and _fits(labelling, ends[1])):
             break
-    _splice(search, ends[0], ends[1])
+    _splice(labelling, ends[0], ends[1])
     return best
 
 
-def _fits(search: _Search, chosen: np.ndarray) -> bool:
-    each = np.arange(search.problem.layers)
-    return bool(search.problem.memory_bytes[each, chosen].sum() <= search.room)
+def _fits(labelling: _Labelling, chosen: np.ndarray) -> bool:
+    each = np.arange(labelling.problem.layers)
+    return bool(labelling.problem.fixed_bytes[each, chosen].sum() <= labelling.room)
 
 
-def _splice(search: _Search, over: np.ndarray, under: np.ndarray) -> None:
+def _splice(labelling: _Labelling, over: np.ndarray, under: np.ndarray) -> None:
     """Plans that follow one plan up to some layer and then the other one."""
-    for cut in range(1, search.problem.layers):
-        if search.deadline.passed:
+    for cut in range(1, labelling.problem.layers):
+        if labelling.search.deadline.passed:
             return
-        search.offer(np.concatenate([over[:cut], under[cut:]]))
-        search.offer(np.concatenate([under[:cut], over[cut:]]))
+        labelling.offer(np.concatenate([over[:cut], under[cut:]]))
+        labelling.offer(np.concatenate([under[:cut], over[cut:]]))
 
 
-def _labels(search: _Search, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
+def _labels(labelling: _Labelling, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
     """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
-    problem = search.problem
-    state = np.flatnonzero(np.isfinite(problem.time_s[0]) & _may_fit(search, 0, problem.memory_bytes[0]))
-    memory, seconds = problem.memory_bytes[0, state], problem.time_s[0, state]
+    problem = labelling.problem
+    state = np.flatnonzero(np.isfinite(problem.time_s[0]) & _may_fit(labelling, 0, problem.fixed_bytes[0]))
+    memory, seconds = problem.fixed_bytes[0, state], problem.time_s[0, state]
     came = np.zeros(len(state), dtype=np.int64)
     proven = np.inf
     trail: list[tuple[np.ndarray, np.ndarray]] = []
     for layer in range(problem.layers):
         if layer:
-            memory, seconds, state, came = _extended(search, layer, memory, seconds, state, (prices[0], ahead[0]))
-        bounds = _bounds(search, layer, memory, seconds, state, prices, ahead)
-        kept = np.flatnonzero(bounds < search.best.objective * (1 - _STEP))
+            memory, seconds, state, came = _extended(labelling, layer, memory, seconds, state, (prices[0], ahead[0]))
+        bounds = _bounds(labelling, layer, memory, seconds, state, prices, ahead)
+        kept = np.flatnonzero(bounds < labelling.search.objective * (1 - _STEP))
         kept = kept[_undominated(problem, layer, memory[kept], seconds[kept], state[kept])]
         if len(kept) > most:
             order = np.argsort(bounds[kept], kind="stable")
             proven = min(proven, float(bounds[kept[order[most]]]))
             kept = np.sort(kept[order[:most]])
         memory, seconds, state, came = memory[kept], seconds[kept], state[kept], came[kept]
-        search.labels += len(kept)
-        search.widest = max(search.widest, len(kept))
+        labelling.labels += len(kept)
+        labelling.widest = max(labelling.widest, len(kept))
         trail.append((state, came))
         if not len(kept):
-            return min(proven, search.best.objective)
-        if search.deadline.passed:
+            return min(proven, labelling.search.objective)
+        if labelling.search.deadline.passed:
             return min(proven, float(bounds[kept].min()))
     best = int(np.argmin(seconds))
     expected = float(seconds[best])
-    search.offer(_strategies(trail, best))
-    if search.best.objective > expected * (1 + RELATIVE_TOLERANCE):
-        raise RuntimeError(f"the search and the judge disagree: {expected} against {search.best.objective}")
-    return min(proven, search.best.objective)
+    labelling.offer(_strategies(trail, best))
+    if labelling.search.objective > expected * (1 + RELATIVE_TOLERANCE):
+        raise RuntimeError(f"the search and the judge disagree: {expected} against {labelling.search.objective}")
+    return min(proven, labelling.search.objective)
 
 
 def _strategies(trail: list[tuple[np.ndarray, np.ndarray]], label: int) -> np.ndarray:
@@ -202,7 +184,7 @@ def _strategies(trail: list[tuple[np.ndarray, np.ndarray]], label: int) -> np.nd
 
 
 def _extended(
-    search: _Search,
+    labelling: _Labelling,
     layer: int,
     memory: np.ndarray,
     seconds: np.ndarray,
@@ -210,30 +192,32 @@ def _extended(
     priced: tuple[float, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Labels after one more layer that fit and may still win: memory, time, strategy, label they came from."""
-    problem = search.problem
+    problem = labelling.problem
     price, ahead = priced
     parts = []
     step = max(4_000_000 // problem.strategies, 1)
     for begin in range(0, len(state), step):
         part = slice(begin, begin + step)
-        wide_memory = memory[part, None] + problem.memory_bytes[layer]
+        wide_memory = memory[part, None] + problem.fixed_bytes[layer]
         wide_seconds = seconds[part, None] + (problem.switch_before(layer)[state[part]] + problem.time_s[layer])
-        bound = wide_seconds + ahead[layer] - price * (search.room - wide_memory)
-        possible = _may_fit(search, layer, wide_memory)
-        row, column = np.nonzero(possible & (bound < search.best.objective * (1 - _STEP)) & np.isfinite(wide_seconds))
+        bound = wide_seconds + ahead[layer] - price * (labelling.room - wide_memory)
+        possible = _may_fit(labelling, layer, wide_memory)
+        row, column = np.nonzero(
+            possible & (bound < labelling.search.objective * (1 - _STEP)) & np.isfinite(wide_seconds)
+        )
         parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
     memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return memory, seconds, state, came
 
 
-def _may_fit(search: _Search, layer: int, memory: np.ndarray) -> np.ndarray:
+def _may_fit(labelling: _Labelling, layer: int, memory: np.ndarray) -> np.ndarray:
     """Whether labels with so much memory in layers 0..layer fit themselves, and leave room for the layers after it."""
-    ahead = memory + search.least_memory[layer + 1] <= search.room * (1 + _SAME)
-    return np.asarray(fits(memory, search.problem.capacity_bytes) & ahead)
+    ahead = memory + labelling.least_memory[layer + 1] <= labelling.room * (1 + _SAME)
+    return np.asarray(fits(memory, labelling.problem.memory_bytes) & ahead)
 
 
 def _bounds(
-    search: _Search,
+    labelling: _Labelling,
     layer: int,
     memory: np.ndarray,
     seconds: np.ndarray,
@@ -244,12 +228,12 @@ def _bounds(
     """The best lower bound on any plan that a label starts, over all prices of memory."""
     best = np.full(len(state), -np.inf)
     for price, rest in zip(prices, ahead, strict=True):
-        np.maximum(best, seconds + rest[layer][state] - price * (search.room - memory), out=best)
+        np.maximum(best, seconds + rest[layer][state] - price * (labelling.room - memory), out=best)
     return best
 
 
 def _undominated(
-    problem: LayerwiseProblem, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray
+    problem: LayerChoice, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray
 ) -> np.ndarray:
     """Positions of the labels that no other one beats, whatever follows."""
     order = np.lexsort((seconds, memory))
@@ -270,6 +254,3 @@ def _undominated(
         kept[begin : begin + step] = reach[np.arange(len(part)), state[part]] > seconds[part] * (1 + _SAME)
         floor = reach[-1]
     return np.sort(order[kept])
-
-
-PARTITION_SOLVERS.register(NAME, PartitionSolver((LayerwiseProblem,), exact=True, run=solve_layerwise))

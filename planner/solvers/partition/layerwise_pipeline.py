@@ -7,127 +7,111 @@ the cut is looked for again, until the best one has only exact stages: then no c
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    Deadline,
-    Incumbent,
-    OutOfTime,
-    PartitionSolver,
-    Progress,
-    Result,
-)
-from planner.solvers.partition.chains import STEP, LongestStage
-from planner.solvers.partition.layerwise_labels import solve_layerwise
-from planner.space.partition.layerwise import LayerwisePipelineDecision, LayerwisePipelineProblem, switch_table
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search, search_partition
+from planner.solvers.partition.layerwise_labels import solve_one_stage
+from planner.solvers.partition.longest_stage import STEP, LongestStage
+from planner.space.partition import LayerChoice, LayerDecision
 
-NAME = "layerwise-pipeline"
-_SPACE = "all cuts into the given number of stages, all strategies of every layer"
 _PRICES = 14
 _SPREAD = 30.0
 
 
 @dataclass
-class _Search:
-    problem: LayerwisePipelineProblem
-    best: Incumbent
+class _Cutting:
+    search: Search
     seconds: np.ndarray
     """[p, L, L] time of the stage that has k + 1 stages from it to the end; a lower bound until it is solved."""
-    deadline: Deadline
     solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     """By (in flight, first, last): the best strategies, none when nothing fits."""
     passes: int = 0
 
+    @property
+    def problem(self) -> LayerChoice:
+        """What is solved."""
+        return cast(LayerChoice, self.search.problem)
 
-def solve_layerwise_pipeline(
-    problem: LayerwisePipelineProblem,
-    *,
-    time_limit_s: float = 60.0,
-    start: LayerwisePipelineDecision | None = None,
-    progress: Progress | None = None,
-) -> Result:
-    """The least iteration time (see `planner.solvers.partition.Run`).
 
-    O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts.
+def solve_layerwise(search: Search) -> None:
+    """The least iteration time.
+
+    O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts; one stage by labels.
     """
-    deadline = Deadline(time_limit_s)
-    best = Incumbent(problem, NAME, plans=[start])
-    search = _Search(problem, best, np.zeros(0), deadline)
+    problem: LayerChoice = search.problem
+    if problem.stages == problem.micro_batches == 1 and problem.activation_bytes is None:
+        solve_one_stage(search)
+        return
+    search.space = "all cuts into the given number of stages, all strategies of every layer"
     # Every layer takes its least time somewhere, and the longest stage no less than an even share of that.
     least = float(problem.time_s.min(axis=1).sum())
-    best.bound = least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP)
-    with contextlib.suppress(OutOfTime):
-        search.seconds = _bounds(problem, deadline)
-        while True:
-            lowest, starts = _best_cut(search)
-            best.bound = max(best.bound, lowest)
-            if progress:
-                progress(NAME, best.objective, min(best.bound, best.objective))
-            if starts is None or best.bound >= best.objective * (1 - STEP) or not _solve_stages(search, starts):
-                break
-    counts = {"stages_solved": len(search.solved), "passes": search.passes}
-    return best.result(_SPACE, counts)
+    search.prove(least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP))
+    cutting = _Cutting(search, _bounds(problem, search.deadline))
+    while True:
+        lowest, starts = _best_cut(cutting)
+        search.prove(min(lowest, search.objective))
+        search.count(stages_solved=len(cutting.solved), passes=cutting.passes)
+        if starts is None or search.bound >= search.objective * (1 - STEP) or not _solve_stages(cutting, starts):
+            break
 
 
-def _stops(search: _Search, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
+def _stops(cutting: _Cutting, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """(stages from the end less one, first layer, last layer) of each stage of a cut."""
-    ends = (*starts[1:], search.problem.layers)
+    ends = (*starts[1:], cutting.problem.layers)
     return [(len(starts) - 1 - i, a, b - 1) for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
 
 
-def _solve_stages(search: _Search, starts: tuple[int, ...]) -> bool:
+def _solve_stages(cutting: _Cutting, starts: tuple[int, ...]) -> bool:
     """Solve the stages of a cut that are only bounded so far, and offer its plan; whether there was such a stage."""
-    problem = search.problem
+    problem = cutting.problem
     chosen: list[int] = []
-    known = len(search.solved)
-    for k, first, last in _stops(search, starts):
+    known = len(cutting.solved)
+    for k, first, last in _stops(cutting, starts):
         in_flight = min(k + 1, problem.micro_batches)
         key = in_flight, first, last
-        if key not in search.solved:
-            search.deadline.check()
-            found = solve_layerwise(problem.part(first, last, in_flight), time_limit_s=search.deadline.left_s)
+        if key not in cutting.solved:
+            cutting.search.deadline.check()
+            found = search_partition(problem.part(first, last, in_flight), time_limit_s=cutting.search.deadline.left_s)
             if not (found.proven or (found.decision is None and found.bound == np.inf)):
                 return False
-            search.solved[key] = found.decision.strategies if found.decision else ()
+            cutting.solved[key] = found.decision.strategies if found.decision else ()
             for same in range(problem.stages):
                 if min(same + 1, problem.micro_batches) == in_flight:
-                    boundary = float(problem.boundary_s[first]) if first else 0.0
-                    search.seconds[same, first, last] = found.objective + boundary
-        chosen += search.solved[key]
+                    cutting.seconds[same, first, last] = found.objective + problem.boundary_before(first)
+        chosen += cutting.solved[key]
     if len(chosen) == problem.layers:
-        search.best.offer(LayerwisePipelineDecision(starts, tuple(chosen)))
-    return len(search.solved) > known
+        cutting.search.offer(LayerDecision(tuple(chosen), starts))
+    return len(cutting.solved) > known
 
 
-def _best_cut(search: _Search) -> tuple[float, tuple[int, ...] | None]:
+def _best_cut(cutting: _Cutting) -> tuple[float, tuple[int, ...] | None]:
     """The least iteration time by the stage times known so far, and the cut behind it; None when there is none."""
-    values = np.unique(search.seconds[np.isfinite(search.seconds)])
-    ranges = LongestStage(values, search.problem.micro_batches - 1)
+    values = np.unique(cutting.seconds[np.isfinite(cutting.seconds)])
+    ranges = LongestStage(values, cutting.problem.micro_batches - 1)
     best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
     while (step := ranges.next_cap()) is not None:
-        search.deadline.check()
-        search.passes += 1
+        cutting.search.deadline.check()
+        cutting.passes += 1
         cap, enough = step
-        total, longest, starts = _least_sum(search, cap)
+        total, longest, starts = _least_sum(cutting, cap)
         if starts is None or total >= enough:
             ranges.settle(np.inf, np.inf)
             continue
         ranges.settle(total, longest)
-        objective = total + (search.problem.micro_batches - 1) * longest
+        objective = total + (cutting.problem.micro_batches - 1) * longest
         if objective < best[0]:
             best = objective, starts
     return min(best[0], ranges.bound), best[1]
 
 
-def _least_sum(search: _Search, cap: float) -> tuple[float, float, tuple[int, ...] | None]:
+def _least_sum(cutting: _Cutting, cap: float) -> tuple[float, float, tuple[int, ...] | None]:
     """The least sum of stage times when no stage takes more than the cap, its longest stage and its starts."""
-    layers, stages = search.problem.layers, search.problem.stages
-    capped = np.where(search.seconds <= cap, search.seconds, np.inf)
+    layers, stages = cutting.problem.layers, cutting.problem.stages
+    capped = np.where(cutting.seconds <= cap, cutting.seconds, np.inf)
     after = np.full((stages + 1, layers + 1), np.inf)
     after[0, layers] = 0.0
     take = np.zeros((stages, layers), dtype=np.int64)
@@ -141,12 +125,12 @@ def _least_sum(search: _Search, cap: float) -> tuple[float, float, tuple[int, ..
     for k in range(stages - 1, -1, -1):
         starts.append(first)
         last = int(take[k, first])
-        longest = max(longest, float(search.seconds[k, first, last]))
+        longest = max(longest, float(cutting.seconds[k, first, last]))
         first = last + 1
     return float(after[stages, 0]), longest, tuple(starts)
 
 
-def _bounds(problem: LayerwisePipelineProblem, deadline: Deadline) -> np.ndarray:
+def _bounds(problem: LayerChoice, deadline: Deadline) -> np.ndarray:
     """[p, L, L] lower bounds on stage times: the best over prices of memory; infinite where nothing can fit."""
     layers = problem.layers
     found = np.full((problem.stages, layers, layers), np.inf)
@@ -155,7 +139,7 @@ def _bounds(problem: LayerwisePipelineProblem, deadline: Deadline) -> np.ndarray
         if in_flight < k + 1:
             found[k] = found[k - 1]
             continue
-        memory = problem.fixed_bytes + in_flight * problem.activation_bytes
+        memory = problem.kept_bytes(in_flight)
         usable = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
         sums = np.concatenate(([0.0], np.cumsum(usable)))
         with np.errstate(invalid="ignore"):
@@ -166,13 +150,13 @@ def _bounds(problem: LayerwisePipelineProblem, deadline: Deadline) -> np.ndarray
             deadline.check()
             np.maximum(best, _priced(problem, memory, price), out=best)
         best *= 1 - STEP
-        possible = np.triu(fits(least, problem.capacity_bytes))
-        boundary = np.where(np.arange(layers) > 0, problem.boundary_s, 0.0)
+        possible = np.triu(fits(least, problem.memory_bytes))
+        boundary = np.array([problem.boundary_before(layer) for layer in range(layers)])
         found[k] = np.where(possible, best + boundary[:, None], np.inf)
     return found
 
 
-def _price_grid(problem: LayerwisePipelineProblem, memory: np.ndarray) -> np.ndarray:
+def _price_grid(problem: LayerChoice, memory: np.ndarray) -> np.ndarray:
     """Prices around what it costs to go from the fastest to the smallest strategies."""
     times = problem.time_s
     if not np.isfinite(times).any(axis=1).all():
@@ -181,21 +165,21 @@ def _price_grid(problem: LayerwisePipelineProblem, memory: np.ndarray) -> np.nda
     fast, small = times.argmin(axis=1), np.where(np.isfinite(times), memory, np.inf).argmin(axis=1)
     slower = float((times[each, small] - times[each, fast]).sum())
     saved = float((memory[each, fast] - memory[each, small]).sum())
-    if not np.isfinite(slower) or slower <= 0 or saved <= 0 or not np.isfinite(problem.capacity_bytes):
+    if not np.isfinite(slower) or slower <= 0 or saved <= 0 or not np.isfinite(problem.memory_bytes):
         return np.zeros(0)
     return slower / saved * np.geomspace(1 / _SPREAD, _SPREAD, _PRICES)
 
 
-def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float) -> np.ndarray:
+def _priced(problem: LayerChoice, memory: np.ndarray, price: float) -> np.ndarray:
     """[L, L] least time + price * (memory - capacity) of layers i..j, 0 below the diagonal."""
     layers, count = problem.time_s.shape
     cost = problem.time_s + price * memory
-    room = price * room_bytes(problem.capacity_bytes) if price else 0.0
+    room = price * room_bytes(problem.memory_bytes) if price else 0.0
     found = np.zeros((layers, layers))
     table = np.zeros((layers, count))
     for layer in range(layers):
         if layer:
-            switch = switch_table(problem.switch_s, layer)
+            switch = problem.switch_before(layer)
             onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
             table[:layer] = onward + cost[layer]
         table[layer] = cost[layer]
@@ -203,4 +187,4 @@ def _priced(problem: LayerwisePipelineProblem, memory: np.ndarray, price: float)
     return found
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((LayerwisePipelineProblem,), exact=True, run=solve_layerwise_pipeline))
+PARTITION_SOLVERS.register("layerwise", PartitionSolver(LayerChoice, solve_layerwise))

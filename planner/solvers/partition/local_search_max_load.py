@@ -15,17 +15,10 @@ import math
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import NEVER, PARTITION_SOLVERS, Deadline, Incumbent, PartitionSolver, Progress, Result
-from planner.solvers.partition._max_load_form import (
-    Form,
-    canonical,
-    form_of,
-    merge_groups,
-    reduce_form,
-    result,
-    simple_bound,
-)
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition._max_load_form import Form, canonical, form_of, merge_groups, reduce_form, space
+from planner.solvers.partition.types import NEVER
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 
 class Loads:
@@ -110,7 +103,7 @@ class Loads:
         return left, got
 
 
-NAME = "max-load-moves"
+_SHARE = 0.3
 _POWERS = (16.0, 64.0, 8.0, 32.0)
 _ROUNDS = 1000
 _PATIENCE = 16
@@ -118,61 +111,36 @@ _LEVELS = 4
 _TENURE = (8, 13)
 
 
-def solve_by_moves(
-    problem: MaxLoadProblem,
-    *,
-    time_limit_s: float,
-    start: MaxLoadDecision | None = None,
-    progress: Progress | None = None,
-) -> Result:
-    """Improve a plan by moving one group at a time.
+def solve_by_moves(search: Search) -> None:
+    """Improve the best plan by moving one group at a time.
 
     Contiguous plans keep their chain: only nodes that no forward edge binds are moved.
-
-    Args:
-        problem: the problem.
-        time_limit_s: stop after about this long.
-        start: a feasible plan; without one, the problem's trivial plans are tried.
-        progress: called when a better plan is found.
     """
-    deadline = Deadline(time_limit_s)
-    form = form_of(problem)
-    bound = simple_bound(form)
-    begin = Incumbent(problem, NAME, plans=[start, *(plan for _, plan in problem.trivial())]).decision
-    if begin is None:
-        return result(problem, None, bound, NAME)
-    better = improve(problem, begin, deadline, bound=bound, progress=progress)
-    return result(problem, canonical(problem, better), bound, NAME)
+    search.space = space(search.problem)
+    search.offer_all((search.solver, plan) for _, plan in search.problem.trivial())
+    if search.decision is not None:
+        improve(search, search.decision)
 
 
-def improve(
-    problem: MaxLoadProblem,
-    start: MaxLoadDecision,
-    deadline: Deadline,
-    *,
-    bound: float = 0.0,
-    patience: int = _PATIENCE,
-    progress: Progress | None = None,
-) -> MaxLoadDecision:
-    """The best plan that tabu runs from a feasible plan come by; never worse than it.
+def improve(search: Search, start: MaxLoadDecision, *, patience: int = _PATIENCE) -> None:
+    """Offer the plans that tabu runs from a feasible plan come by, each better than it and the ones before.
 
     Args:
-        problem: the problem.
+        search: the problem and its best plan, which need not be the start.
         start: a feasible plan.
-        deadline: when to stop.
-        bound: a lower bound; the search stops when it is reached.
         patience: stop after so many runs in a row without a better plan; each run after the first begins with regions
             of the plan merged and moved as a whole.
-        progress: called when a better plan is found.
     """
+    problem: MaxLoadProblem = search.problem
     best, load = start, problem.judge(start).objective
+    search.offer(canonical(problem, best))
     random = np.random.default_rng(len(start.device_of))
     cycle, last = -1, 0
     while (cycle := cycle + 1) - last < patience:
-        form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load, deadline)
+        form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load, search.deadline)
         movable = ~form.ordered if problem.contiguous else np.ones(form.groups, dtype=bool)
         if not movable.any():
-            return best
+            return
         device = group_devices(form, best)
         levels = [(form, movable)]
         if cycle and not problem.contiguous:
@@ -181,18 +149,16 @@ def improve(
         for level, free in reversed(levels):
             loads = Loads(level, group_devices(level, form.decision(device)))
             rounds = _ROUNDS if level is form else _ROUNDS // 2
-            found, placed = tabu(loads, free, power, rounds, random, deadline)
+            found, placed = tabu(loads, free, power, rounds, random, search.deadline)
             device = group_devices(form, level.decision(placed))
             if found < load * (1 - 1e-12):
                 plan = level.decision(placed)
                 verdict = problem.judge(plan)
                 if verdict.feasible and verdict.objective < load:
                     best, load, last = plan, verdict.objective, cycle
-                    if progress:
-                        progress(NAME, load, bound)
-            if deadline.passed or load <= bound * (1 + 1e-9):
-                return best
-    return best
+                    search.offer(canonical(problem, best))
+            if search.deadline.passed or load <= search.bound * (1 + 1e-9):
+                return
 
 
 def _coarser(form: Form, device: np.ndarray, random: np.random.Generator) -> list[tuple[Form, np.ndarray]]:
@@ -271,4 +237,9 @@ def tabu(
     return best, device
 
 
-PARTITION_SOLVERS.register(NAME, PartitionSolver((MaxLoadProblem,), exact=False, run=solve_by_moves))
+PARTITION_SOLVERS.register(
+    "max-load-moves",
+    PartitionSolver(
+        MaxLoadProblem, solve_by_moves, turn=2, share=lambda problem: 0.0 if problem.contiguous else _SHARE
+    ),
+)

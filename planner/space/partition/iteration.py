@@ -23,7 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
-from planner.space.partition import Verdict, over_memory
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from planner.errors import JobError
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition import Verdict, numbered_order
+from planner.space.partition.verdict import Verdict, numbered_order
 from planner.space.types import Violation
 
 

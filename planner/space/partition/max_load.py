@@ -27,7 +27,7 @@ import numpy as np
 from planner.errors import JobError, UsageError
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition import Verdict
+from planner.space.partition.verdict import Verdict
 from planner.space.types import Violation
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.space.partition import Verdict, over_memory
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
@@ -34,6 +33,7 @@ from planner.space.partition.pipedream_terms import (
     StageCost,
     StashRule,
 )
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 

@@ -28,7 +28,6 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition import Verdict, over_memory
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
@@ -38,6 +37,7 @@ from planner.space.partition.pipedream_terms import (
     Memory,
     StageCost,
 )
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from planner.costs import Profile
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph
-from planner.space.partition import Bytes
+from planner.space.partition.verdict import Bytes
 
 
 @dataclass(frozen=True, eq=False)

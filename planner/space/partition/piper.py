@@ -25,7 +25,7 @@ from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors
-from planner.space.partition import Verdict, numbered_order, over_memory
+from planner.space.partition.verdict import Verdict, numbered_order, over_memory
 from planner.space.types import Violation
 
 

@@ -1,95 +1,13 @@
-"""What searches over chains of stages share: sums of runs of layers, the least slowest stage, the least longest one."""
+"""The least sum of stage times plus a weight times the longest of them."""
 
 from __future__ import annotations
 
-import functools
 import heapq
-import itertools
-import math
-from collections.abc import Iterable
 
 import numpy as np
 
-from planner.solvers.partition import Deadline
-
-_EXACT = 2.0**53
-"""Whole numbers up to here are floats, and so are their sums and differences."""
-
-
-def run_sums(figures: np.ndarray) -> np.ndarray:
-    """Sums over all runs of a chain, each rounded once, so that they are to the last bit what a judge's `fsum` gives.
-
-    float64 [n + 1, n + 1]: entry (i, j) is `math.fsum(figures[i:j])`; with i > j it is minus the sum of j..i.
-
-    Args:
-        figures: float64 [n] finite.
-
-    Complexity: O(n^2); vectorised for whole numbers such as bytes, n^2 divisions of long integers for others.
-    """
-    return _run_sums(np.ascontiguousarray(figures, dtype=np.float64).tobytes())
-
-
-@functools.lru_cache(maxsize=64)
-def _run_sums(content: bytes) -> np.ndarray:
-    figures = np.frombuffer(content, dtype=np.float64)
-    if (figures == np.rint(figures)).all() and np.abs(figures).sum() < _EXACT:
-        return prefix_differences(figures)
-    ratios = [value.as_integer_ratio() for value in figures.tolist()]
-    unit = max(denominator for _, denominator in ratios)
-    whole = [numerator * (unit // denominator) for numerator, denominator in ratios]
-    sums = np.zeros((len(whole) + 1,) * 2)
-    before = list(itertools.accumulate(whole, initial=0))
-    for i, start in enumerate(before):
-        # The quotient of two integers is rounded once, as fsum is.
-        sums[i, i + 1 :] = [(stop - start) / unit for stop in before[i + 1 :]]
-    return np.asarray(sums - sums.T)
-
-
 STEP = 1e-12
 """Relative improvement too small to look for."""
-
-
-def prefix_differences(figures: np.ndarray) -> np.ndarray:
-    """float64 [n + 1, n + 1]: entry (i, j) is about the sum of figures i..j-1, rounded as prefix sums are; O(n^2)."""
-    total = np.concatenate([[0.0], np.cumsum(figures)])
-    return np.asarray(total[None, :] - total[:, None])
-
-
-def real_runs(layers: int) -> np.ndarray:
-    """bool [layers + 1, layers + 1] whether entry (i, j) is a run of layers i..j-1, one at least."""
-    marks = np.arange(layers + 1)
-    return marks[:, None] < marks[None, :]
-
-
-def least_slowest(stages: Iterable[np.ndarray], deadline: Deadline) -> tuple[float, list[int]]:
-    """The cut of a chain into stages whose slowest is fastest: its time, and its boundaries as positions.
-
-    Args:
-        stages: by stage, float64 [marks, marks] its time from one mark to another; infinite where that is no stage.
-        deadline: when to stop.
-
-    Returns:
-        the slowest stage (infinite when there is no cut) and the positions of the boundaries among the marks, first
-        and last included.
-
-    Raises:
-        OutOfTime: the deadline passed.
-
-    Complexity: O(stages * marks^2), vectorised.
-    """
-    best: np.ndarray | None = None
-    choices: list[np.ndarray] = []
-    for times in stages:
-        deadline.check()
-        through = times[:1] if best is None else np.maximum(best[:, None], times)
-        choices.append(through.argmin(axis=0))
-        best = through.min(axis=0)
-    if best is None:
-        return math.inf, []
-    at = [len(best) - 1]
-    for choice in reversed(choices):
-        at.append(int(choice[at[-1]]))
-    return float(best[-1]), at[::-1]
 
 
 class LongestStage:

@@ -1,4 +1,4 @@
-"""Stages with replicas of their own, as PipeDream's publications and their released programs would cut a chain."""
+"""Chains of a job's blocks on a cluster, cut as BaPipe would, or as PipeDream's publications and released programs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ import numpy as np
 from planner.hardware.collectives import moved_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.memory import fits
-from planner.solvers.partition.hierarchical_dp import solve_pipedream
+from planner.solvers.partition import search_partition
 from planner.space.cuts import StageTables, balanced, least_need, stages_of
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_terms import Layers, Memory, StageCost, chain_layers
+from planner.space.partition import (
+    BaPipeSchedule,
+    Layers,
+    Memory,
+    PipeDreamProblem,
+    ReplicatedStage,
+    StageCost,
+    bapipe,
+    chain_layers,
+)
 from planner.space.types import StageChoice
+
+TIME_LIMIT_S = 4.0
+"""For one partition problem."""
 
 
 def levels_of(cluster: Cluster, devices: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -45,6 +56,48 @@ def carried(cluster: Cluster, devices: int) -> list[float]:
             below *= level.size
         found.append(least)
     return found
+
+
+def balanced_stages(
+    tables: StageTables, cluster: Cluster, devices: int, micro_batches: int, form: BaPipeSchedule, limit_s: float
+) -> tuple[int, ...] | None:
+    """Boundaries of the stages, one a device; None where none fit, or where none can be below the limit.
+
+    Args:
+        tables: of the chain.
+        cluster: the machine.
+        devices: that are used, in line.
+        micro_batches: of an iteration.
+        form: the order of work.
+        limit_s: slower pipelines do not matter.
+    """
+    costs, chosen = tables.costs, tables.precision
+    count = min(devices, len(costs.parameter_elements))
+    fastest_s = float((costs.forward_s + costs.backward_s).min(axis=0).sum()) / count
+    if count < 2 or micro_batches * fastest_s >= limit_s or not _may_fit(tables, cluster, count, micro_batches):
+        return None
+    types, (_, speeds) = cluster.device_types[:count], levels_of(cluster, count)
+    problem = bapipe(
+        (costs.micro_batch,),
+        costs.forward_s[types][None],
+        costs.backward_s[types][None],
+        np.diagonal(costs.saved_bytes)[None].copy(),
+        costs.boundary_bytes[None],
+        costs.parameter_elements * (chosen.weight_bytes + chosen.gradient_bytes + tables.state_bytes) / 2,
+        np.array([float(cluster.devices[t].usable_bytes) for t in types]),
+        min(speeds),
+        micro_batches * costs.micro_batch,
+        schedules=(form,),
+        exact_features=True,
+    )
+    decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision
+    return None if decision is None else decision.boundaries
+
+
+def _may_fit(tables: StageTables, cluster: Cluster, count: int, micro_batches: int) -> bool:
+    """Whether some cut into so many stages leaves room for the features of 1F1B."""
+    needs = [tables.needed_bytes(min(micro_batches, count - s)) for s in range(count)]
+    return fits(least_need(needs, tables.real), max(d.usable_bytes for d in cluster.devices))
 
 
 def beside_the_work(
@@ -110,9 +163,6 @@ def beside_the_work(
         used, j = used - replicas, start
     return tuple(reversed(stages))
 
-
-TIME_LIMIT_S = 4.0
-"""For one partition problem."""
 
 MOST_DEVICES = 32
 """Above this the recurrence over replicas takes too long, and all stages get the same number."""
@@ -204,9 +254,9 @@ def _partitions(
     priced = ((layers, StageCost.PAPER), (layers, StageCost.RELEASED), (ring, StageCost.RELEASED))
     for (machines, links), (network, cost) in itertools.product(dict.fromkeys(shapes), priced):
         problem = PipeDreamProblem(network, machines, links, cost=cost, memory=memory)
-        decision = solve_pipedream(replace(problem, memory=Memory()), time_limit_s=TIME_LIMIT_S).decision
+        decision = search_partition(replace(problem, memory=Memory()), time_limit_s=TIME_LIMIT_S).decision
         if decision is not None and problem.judge(decision).violations:
-            decision = solve_pipedream(problem, time_limit_s=TIME_LIMIT_S).decision
+            decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision
         if decision is not None:
             yield tuple(_flat(decision))
 
