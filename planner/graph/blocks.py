@@ -137,7 +137,7 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
     cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size, changes & owners)
     if len(cuts) + 1 > max_blocks:
         between_layers = {int(heavy_before[p]) for p in np.flatnonzero(changes)}
-        cuts = [p for p in cuts if int(heavy_before[p]) in between_layers]
+        cuts = [p for p in cuts if int(heavy_before[p]) in between_layers] or cuts
     while len(cuts) + 1 > max_blocks:
         cuts = cuts[1::2]
     return cuts
