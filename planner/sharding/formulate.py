@@ -326,7 +326,7 @@ class _Builder:
         parts = self._parts(own, p, tensor, written=written)
 
         def make() -> np.ndarray:
-            seconds, (values, gradients) = self.table(tensor).seconds, parts
+            seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
             rests = self._rests(other, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             if carries:
