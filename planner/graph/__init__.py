@@ -13,6 +13,7 @@ from planner.graph.ideals import (
 )
 from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
 from planner.graph.types import (
+    NO_RULE,
     AttributeValue,
     ConstantValue,
     DType,
@@ -30,6 +31,7 @@ from planner.graph.types import (
 )
 
 __all__ = [
+    "NO_RULE",
     "AttributeValue",
     "Block",
     "Chain",

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +46,47 @@ class Chain:
         graph: the graph.
         blocks: in order.
         duplicated: parameter-free nodes that more than one block reads: each stage computes them for itself.
-        crossing: for boundary p = 0..n (before block p): names of the tensors made before it and read after it,
-            graph inputs and results of duplicated nodes left out. Empty at both ends.
     """
 
     graph: Graph
     blocks: tuple[Block, ...]
     duplicated: tuple[int, ...]
-    crossing: tuple[tuple[str, ...], ...]
+
+    @functools.cached_property
+    def handed_on(self) -> Mapping[str, tuple[int, ...]]:
+        """For each tensor that a block makes and later blocks read: its block, then theirs, ascending.
+
+        Graph inputs and results of duplicated nodes are left out.
+        """
+        graph, found = self.graph, dict[str, tuple[int, ...]]()
+        block_of = {node: b for b, block in enumerate(self.blocks) for node in block.nodes}
+        for node, b in block_of.items():
+            for name in graph.nodes[node].outputs:
+                readers = {block_of[r] for r in graph.consumers.get(name, ()) if r in block_of} - {b}
+                if readers:
+                    found[name] = (b, *sorted(readers))
+        return found
+
+    @functools.cached_property
+    def crossing(self) -> tuple[tuple[str, ...], ...]:
+        """For boundary p = 0..n (before block p): names of the tensors made before it and read after it.
+
+        Empty at both ends.
+        """
+        found: list[list[str]] = [[] for _ in range(len(self.blocks) + 1)]
+        for name, blocks in self.handed_on.items():
+            for names in found[blocks[0] + 1 : blocks[-1] + 1]:
+                names.append(name)
+        return tuple(tuple(names) for names in found)
+
+    def boundary_sums(self, sizes: Mapping[str, float]) -> np.ndarray:
+        """[n + 1] sums of sizes over the tensors that cross each boundary; tensors without a size count nothing."""
+        change = np.zeros(len(self.blocks) + 2)
+        for name in self.handed_on.keys() & sizes.keys():
+            blocks = self.handed_on[name]
+            change[blocks[0] + 1] += sizes[name]
+            change[blocks[-1] + 1] -= sizes[name]
+        return np.cumsum(change)[:-1]
 
     @functools.cached_property
     def repeats(self) -> tuple[frozenset[int], ...]:
@@ -103,7 +136,7 @@ def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
         Block(name, nodes, reads, structural_hash(graph, (*reads, *nodes)))
         for name, nodes, reads in zip(names, members, sides, strict=True)
     )
-    return Chain(graph, blocks, tuple(int(i) for i in np.flatnonzero(uses > 1)), _crossing(graph, members))
+    return Chain(graph, blocks, tuple(int(i) for i in np.flatnonzero(uses > 1)))
 
 
 def _layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
@@ -137,7 +170,7 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
     cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size, changes & owners)
     if len(cuts) + 1 > max_blocks:
         between_layers = {int(heavy_before[p]) for p in np.flatnonzero(changes)}
-        cuts = [p for p in cuts if int(heavy_before[p]) in between_layers]
+        cuts = [p for p in cuts if int(heavy_before[p]) in between_layers] or cuts
     while len(cuts) + 1 > max_blocks:
         cuts = cuts[1::2]
     return cuts
@@ -217,18 +250,6 @@ def _names(wanted: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         names.append(f"{name}[{seen[name]}/{totals[name]}]" if totals[name] > 1 else name)
     return names
-
-
-def _crossing(graph: Graph, members: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
-    block_of = {node: b for b, nodes in enumerate(members) for node in nodes}
-    crossing: list[list[str]] = [[] for _ in range(len(members) + 1)]
-    for b, nodes in enumerate(members):
-        for node in nodes:
-            for name in graph.nodes[node].outputs:
-                last = max((block_of.get(r, -1) for r in graph.consumers.get(name, ())), default=-1)
-                for boundary in range(b + 1, last + 1):
-                    crossing[boundary].append(name)
-    return tuple(tuple(names) for names in crossing)
 
 
 def structural_hash(graph: Graph, nodes: Sequence[int]) -> str:

@@ -159,6 +159,10 @@ class NoteLevel(StrEnum):
     WARNING = "warning"
 
 
+NO_RULE = "no-rule"
+"""Code of the note that operators without a rule hold a share of the model that matters: to be said first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """Something the importer assumed, dropped or could not do, to be said to the user by name."""

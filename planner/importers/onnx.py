@@ -24,6 +24,7 @@ from planner.importers.onnx_graph.suspicions import (
     note_folded_batch_norms,
     note_lost_weights,
     note_missing_biases,
+    note_missing_rules,
     note_possible_tables,
 )
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
@@ -48,6 +49,7 @@ PASSES: tuple[Callable[[WorkGraph, ImportOptions], None], ...] = (
     note_lost_weights,
     note_possible_tables,
     note_missing_biases,
+    note_missing_rules,
 )
 """What happens between resolving shapes and freezing, in order; each pass changes the working graph in place."""
 

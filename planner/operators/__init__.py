@@ -15,7 +15,7 @@ from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Sit
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
-from planner.operators.unseen import folded_batchnorms, logits_of
+from planner.operators.unseen import folded_batchnorms, logits_of, require_trained
 from planner.operators.values import evaluate
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "loop_nest",
     "needs_gradient",
     "rebatch",
+    "require_trained",
     "reshaped_strides",
     "rule_of",
     "saved_for_backward",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
@@ -61,7 +61,7 @@ def batch_flow(graph: Graph) -> BatchFlow:
 
 
 def _follow(flow: Flow) -> None:
-    """Walk through the graph once."""
+    """Walk through the graph once; where nodes make the same call on the same marks, the first one's results hold."""
     graph, batch = flow.graph, flow.batch
     for name in graph.inputs:
         dim = _batch_dimension(graph.tensors[name], batch) if name in graph.tensors else None
@@ -69,9 +69,18 @@ def _follow(flow: Flow) -> None:
             flow.set(name, [Mark() if d == dim else None for d in range(len(graph.tensors[name].shape))])
     if not flow.marks:
         raise ModelError(f"no input has a dimension of the batch size {batch}", hint="name the batch size at import")
+    classes, known = call_classes(graph).index.tolist(), dict[Hashable, tuple[Marks | None, ...]]()
     for i, node in enumerate(graph.nodes):
-        if any(name in flow.marks for name in node.inputs):
-            (rule_of(node.op).travel or along_nests)(flow, i, node)
+        reads = tuple(map(flow.marks.get, node.inputs))
+        if not any(reads):
+            continue
+        if (classes[i], reads) in known:
+            flow.marks.update((n, m) for n, m in zip(node.outputs, known[classes[i], reads], strict=True) if m)
+            continue
+        noted = len(flow.edits), len(flow.open)
+        (rule_of(node.op).travel or along_nests)(flow, i, node)
+        if noted == (len(flow.edits), len(flow.open)) and reads == tuple(map(flow.marks.get, node.inputs)):
+            known[classes[i], reads] = tuple(map(flow.marks.get, node.outputs))
 
 
 @per_graph
@@ -97,10 +106,13 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     if batch == graph.batch:
         return graph
     flow = batch_flow(graph)
-    tensors = dict(graph.tensors)
+    tensors, shapes = dict(graph.tensors), dict[Hashable, tuple[int, ...]]()
     for name, marks in flow.marks.items():
         tensor = tensors[name]
-        tensors[name] = Tensor(name, _scaled(tensor.shape, marks, flow.batch, batch), tensor.dtype, tensor.kind)
+        key = (tensor.shape, marks)
+        if key not in shapes:
+            shapes[key] = _scaled(tensor.shape, marks, flow.batch, batch)
+        tensors[name] = Tensor(name, shapes[key], tensor.dtype, tensor.kind)
     constants, nodes = _apply_edits(graph, flow, batch, tensors)
     result = replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
     remember(result, batch_flow, replace(flow, batch=batch))

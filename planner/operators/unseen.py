@@ -1,9 +1,10 @@
-"""What training does that the file does not show: folded batch normalisation, the loss, dropout."""
+"""What training does that the file does not show: folded batch normalisation, the loss, dropout, or that it cannot."""
 
 from __future__ import annotations
 
 import re
 
+from planner.errors import ModelError
 from planner.graph import Graph, Node, TensorKind, per_graph
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
@@ -14,6 +15,22 @@ _HEAD_WRAPPERS = frozenset(
 _FOLDED_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
 _ANONYMOUS = re.compile(r"^onnx::Conv_\d+")
 _EMBEDDING_SUM = "Add of embeddings"
+
+
+def require_trained(graph: Graph) -> None:
+    """Refuse a graph that has weights, none of which training changes: a quantised or frozen model.
+
+    Raises:
+        ModelError: says how many weights there are.
+    """
+    if graph.parameters and not any(parameter.trainable for parameter in graph.parameters):
+        integers = sum(not parameter.dtype.is_float for parameter in graph.parameters)
+        raise ModelError(
+            f"none of its {len(graph.parameters)} weights can be trained ({integers} are quantised to integers, the "
+            "others are scales or statistics): this is an inference graph, not a training job",
+            where=graph.name,
+            hint="export the model before quantising it, in floating point",
+        )
 
 
 @per_graph

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from planner.graph import NO_RULE
 from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
-from planner.plans.records import Stage
+from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
 from planner.plans.words import why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
@@ -40,7 +41,8 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
         f"({hardware.device_count} devices), {plan.options.precision}{f' ({remark})' if remark else ''}, "
         f"{plan.options.optimizer}{f', stack {hardware.stack}' if hardware.stack else ''}"
     )
-    sections = [Section(lines=(_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
+    doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
+    sections = [Section(lines=(*doubts, _shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
@@ -162,7 +164,7 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """How the operators were priced, and what the import warns of."""
+    """How the operators were priced, and what the import warns of beside what stands first."""
     coverage = plan.coverage
     text = (
         f"{coverage.total} operators: {coverage.by_rule} priced by rule, {coverage.by_fallback} by fallback, "
@@ -170,7 +172,11 @@ def _remarks(plan: Plan) -> list[str]:
     )
     if coverage.fallback_ops:
         text += f" (fallback: {', '.join(f'{op} x{n}' for op, n in coverage.fallback_ops.items())})"
-    warnings = [n for n in plan.notes if n.level == "warning"][:MOST_NOTES]
-    lines = [text, *(f"warning: {note.where + ': ' if note.where else ''}{note.message}" for note in warnings)]
-    left = len(plan.notes) - len(warnings)
+    notes = [note for note in plan.notes if note.code != NO_RULE]
+    warnings = [note for note in notes if note.level == "warning"][:MOST_NOTES]
+    lines, left = [text, *map(_warning, warnings)], len(notes) - len(warnings)
     return [*lines, f"{plural(left, 'more import note')} in the plan (`shardplan explain`)"] if left else lines
+
+
+def _warning(note: PlanNote) -> str:
+    return f"warning: {note.where + ': ' if note.where else ''}{note.message}"

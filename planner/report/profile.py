@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.costs import CostReport, Profile, cost_report
 from planner.costs.report import Group
-from planner.graph import Graph
+from planner.graph import NO_RULE, Graph
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.units import format_bytes, format_flop_rate, format_flops, format_seconds
 
@@ -43,7 +43,9 @@ def profile_report(graph: Graph, profile: Profile, *, most_rows: int = MOST_ROWS
 def _totals(costs: CostReport) -> list[str]:
     whole = costs.whole
     rate = f" = {format_flop_rate(costs.flop_per_s)}" if costs.flop_per_s else ""
+    doubts = [f"warning: {note.where}: {note.message}" for note in costs.notes if note.code == NO_RULE]
     return [
+        *doubts,
         f"parameters  {whole.parameters:,}",
         f"work        {format_flops(whole.forward_flops)} forward, {format_flops(whole.backward_flops)} backward",
         f"time        {format_seconds(whole.forward_s)} forward, {format_seconds(whole.backward_s)} backward{rate}",
@@ -80,7 +82,11 @@ def _coverage(costs: CostReport) -> Section:
     line = (
         f"coverage  {found.total} nodes: {priced}, {found.plumbing} plumbing, {found.folded} folded, {found.dead} dead"
     )
-    notes = (f"{note.level.value}: {note.message}" + (f" ({note.where})" if note.where else "") for note in costs.notes)
+    notes = (
+        f"{note.level.value}: {note.message}" + (f" ({note.where})" if note.where else "")
+        for note in costs.notes
+        if note.code != NO_RULE
+    )
     return Section(lines=(line,), items=tuple(notes))
 
 

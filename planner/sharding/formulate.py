@@ -276,20 +276,27 @@ class _Builder:
         ])  # fmt: skip
         return found, seconds, np.asarray([s.share * extra for s in found])
 
-    def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """By strategy, places in the tensor's table of one operand's or result's value and gradient."""
 
-        def make() -> tuple[np.ndarray, np.ndarray]:
+        def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
             whole, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            values, gradients = [], []
-            for s in self.choices[own]:
-                if isinstance(s, Strategy):
-                    value, gradient = (s.writes, s.write_gradients) if written else (s.reads, s.read_gradients)
-                    values.append(index[dict(value).get(p, whole)])
-                    gradients.append(index[dict(gradient).get(p, whole)])
-            return np.asarray(values), np.asarray(gradients)
+            sides = self._layouts(own, written=written)
+            values = tuple(index[value.get(p, whole)] for value, _ in sides)
+            return values, tuple(index[gradient.get(p, whole)] for _, gradient in sides)
 
         return self.once(("parts", id(self.choices[own]), p, written, self.look(tensor)), make)
+
+    def _layouts(self, own: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
+        """By strategy, layouts by position of an operator's operands or results, and of their gradients."""
+        made = [choice for choice in self.choices[own] if isinstance(choice, Strategy)]
+        return self.once(
+            ("layouts", id(self.choices[own]), written),
+            lambda: [
+                (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
+                for s in made
+            ],
+        )
 
     def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Places in the tensor's table where its value, or its gradient, may rest."""
@@ -316,9 +323,10 @@ class _Builder:
             repeat: runs of the operator.
         """
         tensor, carries = self.graph.tensors[name], name in self.carrying
+        parts = self._parts(own, p, tensor, written=written)
 
         def make() -> np.ndarray:
-            seconds, (values, gradients) = self.table(tensor).seconds, self._parts(own, p, tensor, written=written)
+            seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
             rests = self._rests(other, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             if carries:
@@ -327,7 +335,7 @@ class _Builder:
                 cost = cost + back
             return np.asarray(cost * repeat)
 
-        key = ("link", id(self.choices[own]), id(self.choices[other]), p, self.look(tensor), carries, times, repeat)
+        key = ("link", id(self.choices[own]), id(self.choices[other]), parts, self.look(tensor), carries, times, repeat)
         if own < other:
             self.links.append(Factor((own, other), self.once((*key, written), make)))
         else:

@@ -239,7 +239,7 @@ def inner_costs(
     chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
     setting = inner_setting(chain, graph, prices, mesh, chosen)
     facts = Facts.of(setting)
-    crossing = {name: graph.tensors[name] for names in chain.crossing for name in names}
+    crossing = {name: graph.tensors[name] for name in chain.handed_on}
     boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
     found, solved = [], 0
     settings = {again: priced_once(setting, again) for again in chain.repeats}

@@ -190,7 +190,7 @@ class _Chain:
             is_float = self._graph.tensors[name].dtype.is_float
             flows = not gradients or (is_float if wanted is None else name in wanted)
             sizes[name] = _tensor_bytes(self._costs, name, layout) if flows else 0.0
-        return np.array([sum(sizes[t] for t in names) for names in self._costs.chain.crossing], dtype=float)
+        return self._costs.chain.boundary_sums(sizes)
 
     def arrays(
         self,
@@ -236,8 +236,8 @@ class _Chain:
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
     """Where each tensor that crosses a boundary lies under a treatment that is not free."""
     sizes, padded = costs.mesh.sizes, costs.options.options.padded
-    crossing = sorted({name for names in costs.chain.crossing for name in names})
-    return {name: canonical_layout(costs.graph.tensors[name], boundaries, sizes, padded=padded) for name in crossing}
+    tensors = {name: costs.graph.tensors[name] for name in sorted(costs.chain.handed_on)}
+    return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
 
 def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
@@ -349,7 +349,7 @@ def _rests(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) 
         UsageError: none does.
     """
     found: dict[str, TensorLayout] = {}
-    for name in sorted({name for names in costs.chain.crossing for name in names}):
+    for name in sorted(costs.chain.handed_on):
         said = next((each for each in decisions if each is not None and name in each), {})
         found[name] = rest_of(_decided(said, name)).value
     return found

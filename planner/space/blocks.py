@@ -68,7 +68,7 @@ def block_costs(
     n, head = len(chain.blocks), head_block(chain)
     elements, ties = _parameters(chain, graph)
     saved = _saved_table(chain, profiles[0])
-    sizes = {name: wire_bytes(graph, name, chosen) for names in chain.crossing for name in names}
+    sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
     step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
     return BlockCosts(
@@ -79,8 +79,8 @@ def block_costs(
         parameter_elements=elements,
         saved_bytes=saved,
         checkpoint_bytes=checkpoint_table(chain, sizes),
-        boundary_bytes=np.array([sum(sizes[t] for t in names) for names in chain.crossing], dtype=float),
-        gradient_boundary_bytes=np.array([sum(gradients[t] for t in names) for names in chain.crossing], dtype=float),
+        boundary_bytes=chain.boundary_sums(sizes),
+        gradient_boundary_bytes=chain.boundary_sums(gradients),
         workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
         names=tuple(b.name for b in chain.blocks),
         ties=ties,
@@ -171,9 +171,5 @@ def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
 
 def checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
     """[n, n] bytes of the tensors that come into blocks i..j from other blocks, each once: what recomputation keeps."""
-    users: dict[str, tuple[float, list[int]]] = {}
-    for b, block in enumerate(chain.blocks):
-        for name in chain.crossing[b]:
-            if any(reader in block.nodes for reader in chain.graph.consumers.get(name, ())):
-                users.setdefault(name, (sizes[name], []))[1].append(b)
-    return range_sums(*range_table(users.values(), len(chain.blocks)))
+    users = ((sizes[name], blocks[1:]) for name, blocks in chain.handed_on.items())
+    return range_sums(*range_table(users, len(chain.blocks)))

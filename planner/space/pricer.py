@@ -20,8 +20,7 @@ from planner.errors import UsageError
 from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
-from planner.operators import needs_gradient
-from planner.operators.batching import rebatch
+from planner.operators import needs_gradient, rebatch, require_trained
 from planner.sharding import Boundaries, Boundary, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
@@ -75,6 +74,7 @@ class Pricer:
     """
 
     def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+        require_trained(graph)
         self.chain: Chain = build_chain(graph)
         job = settled(job, cluster)
         if is_priced(graph):

@@ -125,23 +125,23 @@ def _crossing(
     inner: InnerCosts, tensors: Mapping[str, tuple[float, tuple[int, ...]]], sent: frozenset[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """[n + 1] bytes that a rank sends over each boundary, and seconds to gather there what came in parts."""
-    crossing, mesh = inner.chain.crossing, inner.mesh
-    part_bytes, gather_s = np.zeros(len(crossing)), np.zeros(len(crossing))
-    for p, names in enumerate(crossing):
-        whole: dict[tuple[int, ...], float] = {}
-        for name in sent.intersection(names):
-            size, axes = tensors[name]
-            whole[axes] = whole.get(axes, 0.0) + size
-        for axes, size in sorted(whole.items()):
-            part_bytes[p] += size / mesh.ranks_along(axes)
-            gather_s[p] += float(mesh.seconds(Collective.ALL_GATHER, axes, size))
+    chain, mesh = inner.chain, inner.mesh
+    by_axes: dict[tuple[int, ...], dict[str, float]] = {}
+    for name, (size, axes) in tensors.items():
+        if name in sent:
+            by_axes.setdefault(axes, {})[name] = size
+    part_bytes, gather_s = np.zeros(len(chain.blocks) + 1), np.zeros(len(chain.blocks) + 1)
+    for axes, sizes in sorted(by_axes.items()):
+        whole = chain.boundary_sums(sizes)
+        part_bytes += whole / mesh.ranks_along(axes)
+        gather_s += [float(mesh.seconds(Collective.ALL_GATHER, axes, size)) if size else 0.0 for size in whole]
     return part_bytes, gather_s
 
 
 def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
     """Of each tensor that crosses a boundary the bytes that a rank has, and the axes on which all have the same."""
     found, options, sizes = {}, inner.options, inner.mesh.sizes
-    for name in sorted({name for names in inner.chain.crossing for name in names}):
+    for name in sorted(inner.chain.handed_on):
         tensor = inner.graph.tensors[name]
         layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)

@@ -44,7 +44,7 @@ def mlp() -> BlockCosts:
     nodes = [node("Mul", "x0 g", "x"), node("MatMul", "x w0", "h"), node("Relu", "h", "r"), node("MatMul", "r w1", "y")]
     what = graph({**tensors, "y": "x 8 64"}, nodes)
     blocks = (Block("scale", (0,), (), "scale"), Block("mlp", (1, 2, 3), (), "mlp"))
-    chain = Chain(what, blocks, (), ((), ("x",), ()))
+    chain = Chain(what, blocks, ())
     times = np.array([0.5, 1.0, 0.5, 1.0])
     kept = ((), (SavedBytes("x", 8 * 64 * 4),), (SavedBytes("r", 8 * 256 * 4),), (SavedBytes("r", 8 * 256 * 4),))
     prices = SimpleNamespace(

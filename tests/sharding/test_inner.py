@@ -48,7 +48,7 @@ def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
     graph = replace(block, nodes=(node("Mul", "x0 g1", "x"), *block.nodes), tensors={**block.tensors, "x0": first})
     count = len(graph.nodes)
     blocks = (Block("scale", (0,), (), "scale"), Block("layer", tuple(range(1, count)), (), "layer"))
-    chain = Chain(graph, blocks, (), ((), ("x",), ()))
+    chain = Chain(graph, blocks, ())
     times = np.array([work_s * (n.op in ("MatMul", "Attention")) for n in graph.nodes])
     prices = SimpleNamespace(
         micro_batch=1, forward_s=times, backward_s=2 * times, workspace_bytes=np.ones(count), saved=((),) * count,

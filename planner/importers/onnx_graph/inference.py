@@ -111,15 +111,18 @@ class Inference:
         Raises:
             ModelError: the node makes a sequence that cannot be followed, or cannot take what it reads.
         """
-        fault = contradiction(node, [self._work.types[name] if name else None for name in node.inputs])
-        if fault:
-            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
-        partial, failure = self._standard(proto, node, versions)
-        if failure:
-            return Outcome([None] * len(node.outputs), [], failure)
-        if any(p is None or p.complete is None for p, name in zip(partial, node.outputs, strict=True) if name):
-            partial = self._fill_gaps(proto, node, partial, versions)
+        key = self._call_key(proto, node, versions)
+        partial = self._inferred.get(key) if key is not None else None
+        if partial is None:
+            partial, failure = self._standard(proto, node, versions)
+            if failure:
+                return Outcome([None] * len(node.outputs), [], failure)
+            if key is not None:
+                self._inferred[key] = partial
         kinds = [p.complete if p is not None else None for p in partial]
+        if any(kind is None for kind, name in zip(kinds, node.outputs, strict=True) if name):
+            filled = self._fill_gaps(proto, node, partial, versions)
+            kinds = [p.complete if p is not None else None for p in filled]
         values = self._evaluate(node, kinds, versions.get("", self._work.opset))
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
@@ -132,18 +135,22 @@ class Inference:
     def _standard(
         self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
     ) -> tuple[list[Partial | None], str]:
-        """Output types by ONNX's own rules; a message where they contradict each other."""
+        """Output types by ONNX's own rules; a message where they contradict each other.
+
+        Raises:
+            ModelError: the node makes a sequence, or cannot take what it reads.
+        """
         from onnx.checker import ValidationError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
+        fault = contradiction(node, [self._work.types[name] if name else None for name in node.inputs])
+        if fault:
+            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         nothing: list[Partial | None] = [None] * len(node.outputs)
         proto = _standard_form(proto)
         signature = self._signature(proto.op_type, proto.domain, versions)
         if signature is None:
             return nothing, ""
-        key = self._call_key(proto, node, versions)
-        if key in self._inferred:
-            return self._inferred[key], ""
         known = {name: self._type_proto(name) for name in proto.input if name}
         data = self._operand_values(node)
         try:
@@ -156,13 +163,10 @@ class Inference:
                 f"{node.label} makes a sequence; sequences cannot be followed through it", where=self._where,
                 hint="export the model so that it uses tensors only",
             )  # fmt: skip
-        partial = [None if kind is None else Partial.of(kind, {}) for kind in kinds]
-        if key is not None:
-            self._inferred[key] = partial
-        return partial, ""
+        return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
 
     def _call_key(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Hashable:
-        """What ONNX infers the outputs of a node from, names left out: calls that are alike are inferred once.
+        """What the outputs of a node are inferred from, names left out: calls that are alike are inferred once.
 
         None where there are graphs inside, which read values by name, or an input is read twice.
         """

@@ -1,12 +1,17 @@
-"""Say what an exporter has probably lost: folded batch norms, dropped biases."""
+"""Say what makes prices doubtful: operators without a rule, and what an exporter has probably lost."""
 
 from __future__ import annotations
 
 import re
 
+from planner.graph import NO_RULE
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import BUFFER_NAMES
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.operators import rule_of
+
+SMALL_SHARE = 0.01
+"""Share of a model's weights, or of the bytes its operators move, that operators without a rule may hold unsaid."""
 
 
 def note_folded_batch_norms(graph: WorkGraph, options: ImportOptions) -> None:
@@ -67,6 +72,31 @@ def note_possible_tables(graph: WorkGraph, options: ImportOptions) -> None:
                     "optimiser cut to length; it is not counted as a parameter",
                     name,
                 )
+
+
+def note_missing_rules(graph: WorkGraph, options: ImportOptions) -> None:
+    """Operators that no rule describes and that hold more than `SMALL_SHARE` of the weights or of the bytes moved."""
+    unknown = [node for node in graph.nodes if rule_of(node.op).build is None]
+    of_weights = _weight_elements(graph, unknown) / max(1, _weight_elements(graph, graph.nodes))
+    of_bytes = _moved_bytes(graph, unknown) / max(1, _moved_bytes(graph, graph.nodes))
+    if max(of_weights, of_bytes) > SMALL_SHARE:
+        ops = ", ".join(sorted({node.op for node in unknown}))
+        graph.warn(
+            NO_RULE,
+            f"no rule describes {ops}, with {of_weights:.1%} of the weights and {of_bytes:.1%} of the bytes that "
+            "operators move: priced as one pass over their operands and results, which may be far off",
+            unknown[0].name or unknown[0].outputs[0],
+        )
+
+
+def _weight_elements(graph: WorkGraph, nodes: list[WorkNode]) -> int:
+    read = {source for node in nodes for name in node.inputs for source in graph.weight_sources.get(name, ())}
+    return sum(graph.types[name].elements for name in read if not graph.weights[name].tied_to)
+
+
+def _moved_bytes(graph: WorkGraph, nodes: list[WorkNode]) -> float:
+    kinds = ((node.repeat, graph.types[name]) for node in nodes for name in (*node.inputs, *node.outputs) if name)
+    return sum(repeat * kind.elements * kind.dtype.bits / 8 for repeat, kind in kinds)
 
 
 def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:

@@ -2,7 +2,7 @@
 
 The exporter's signature decides where it is stored. Else a tensor is a parameter when it is of a float type (or
 quantised), has at least one dimension, and reaches a slot where operators take weights, directly or through constant
-nodes that only rearrange it (transpose, slice, cast, dequantise).
+nodes that only rearrange it (transpose, slice, cast, dequantise). An operator without a rule may take weights anywhere.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return True
     if BUFFER_NAMES.search(use.stored):
         return False
+    if rule_of(use.node.op).build is None:
+        return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
         return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
