@@ -11,7 +11,7 @@ import argparse
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 
 import models
 import planner
+from benchmarks.classes import COMPOSED, NOISE, cell_rows, class_rows, errors_yaml, measured_errors, ranking_rows
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
 
@@ -134,17 +135,6 @@ def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
     return float((x * y).sum() / pairs) if pairs else float("nan")
 
 
-def regrets(predictions: Iterable[Prediction]) -> list[float]:
-    """How much slower the plan predicted fastest really is than the fastest, for each job that ran in several ways."""
-    jobs: dict[tuple[object, ...], list[Prediction]] = {}
-    for p in predictions:
-        r = p.run
-        job = (r.source, r.hidden, r.layers, r.seq, r.global_batch, r.devices, r.machine)
-        jobs.setdefault(job, []).append(p)
-    several = [tried for tried in jobs.values() if len(tried) > 1]
-    return [min(t, key=lambda p: p.seconds).run.seconds / min(p.run.seconds for p in t) - 1 for t in several]
-
-
 def _summary(title: str, chosen: Sequence[Prediction]) -> list[str]:
     ratios = [p.ratio for p in chosen]
     base = [p.baseline_s / p.run.seconds for p in chosen]
@@ -163,24 +153,21 @@ def _summary(title: str, chosen: Sequence[Prediction]) -> list[str]:
     ]
 
 
-def report(runs: Sequence[Run], *, every_row: bool) -> str:
-    """The tables in Markdown: by source, memory, what could not be priced, and on request each row."""
-    exact = [predict(r) for r in runs if not r.obstacle]
-    campaign = [p for p in exact if p.run.key.startswith("single") and p.run.ranks == 1]
+def tables(exact: Sequence[Prediction], runs: Sequence[Run], *, every_row: bool) -> str:
+    """The tables in Markdown: by source, class, cell and job, memory, what could not be priced; on request each row."""
     head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
-    by_source = [
-        ("single node, even rows", campaign[::2]),
-        ("single node, odd rows", campaign[1::2]),
-        *_grouped([p for p in exact if p not in campaign], _group),
-    ]
+    by_source = _grouped(exact, _group)
+    real = [p for p in exact if p.run.source != COMPOSED]
     parts = [
         "Priced exactly as they ran:",
-        _table(head, [_summary(title, group) for title, group in [*by_source, ("all", exact)]]),
+        _table(head, [_summary(title, group) for title, group in [*by_source, ("all measured as wholes", real)]]),
+        "By class of job, as `plan` and `predict` say it; the interval holds 80 % of measured over predicted:",
+        _table(["class", "runs", "error", "not fitted", "error", "interval"], class_rows(exact)),
+        "Composed runs by cell:",
+        _table(["ranks", "hidden", "micro-batch", "rows", "error", "predicted / composed"], cell_rows(exact)),
+        f"Ranking inside a job, pairs whose measured times differ by more than {NOISE:.0%}:",
+        _table(["source", "jobs", "mean loss of our choice", "worst", "pairs", "tau"], ranking_rows(exact)),
     ]
-    found = regrets(exact)
-    parts.append(
-        f"Regret over {len(found)} jobs that ran in several ways: mean {np.mean(found):.1%}, worst {max(found):.0%}."
-    )
     parts += ["Memory of the fullest device:", _memory_table(exact)]
     parts += ["Not priced:", _table(["reason", "rows"], _obstacles(runs))]
     if every_row:
@@ -237,8 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("folder", type=Path, help=f"folder of {SINGLE_NODE} and published_runs.json")
     parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--errors", type=Path, help="write the errors by class of job here, as the program reads them")
     given = parser.parse_args(arguments)
-    sys.stdout.write(report(read_runs(given.folder), every_row=given.rows))
+    runs = read_runs(given.folder)
+    exact = [predict(run) for run in runs if not run.obstacle]
+    sys.stdout.write(tables(exact, runs, every_row=given.rows))
+    if given.errors:
+        given.errors.write_text(errors_yaml(measured_errors(exact)))
     return 0
 
 

@@ -193,6 +193,7 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
 
     return {
         "iteration_s": found.iteration_s,
+        "measured_error": dataclasses.asdict(found.plan.predictions.measured_error),
         "bound_s": found.plan.predictions.bound_s,
         "fits": found.fits,
         "problems": list(found.problems),

@@ -1,5 +1,6 @@
 """Work to seconds: roofline, measured and imported profiles."""
 
+from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.measured import measure
 from planner.costs.own import costs_document, with_costs
@@ -19,13 +20,17 @@ __all__ = [
     "OPTIMIZER_STATE_BYTES",
     "PRECISIONS",
     "CostReport",
+    "JobClass",
+    "MeasuredError",
     "Precision",
     "Profile",
     "cost_report",
     "costs_document",
+    "error_of",
     "imported_profile",
     "is_priced",
     "measure",
+    "measured_error",
     "optimizer_state_bytes",
     "precision",
     "precision_remark",

@@ -8,6 +8,8 @@ from pathlib import Path
 from planner.errors import HardwareError
 
 _SOURCES = "sources.yaml"
+_TABLES = (_SOURCES, "errors.yaml")
+"""Files beside the profiles that describe no cluster."""
 
 
 @cache
@@ -29,7 +31,7 @@ def _folder_of(package: Path) -> Path:
 
 def cluster_names() -> tuple[str, ...]:
     """Names of the bundled clusters, sorted."""
-    return tuple(sorted(p.stem for p in profile_folder().glob("*.yaml") if p.name != _SOURCES))
+    return tuple(sorted(p.stem for p in profile_folder().glob("*.yaml") if p.name not in _TABLES))
 
 
 def device_names() -> tuple[str, ...]:

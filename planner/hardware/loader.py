@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planner.hardware.validate import ProfileFile
 
 
-DEFAULT_STACK = "megatron-2021"
+DEFAULT_STACK = "megatron-2025"
 """Today's practice."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from planner.costs.errors import MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.exchange import Exchange, Step
@@ -36,6 +37,7 @@ from planner.plans.sections import (
     block_parameters,
     coverage_section,
     hardware_section,
+    job_class,
     micro_batches_section,
     model_section,
     predictions_section,
@@ -125,6 +127,7 @@ def assemble(
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
     judged = stages, decision, evaluation, certificate, chosen
     predictions = predictions_section(*judged, rank_shared, cluster.node_size)
+    predictions = dataclasses.replace(predictions, measured_error=_error(cluster, stages, laid))
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -161,6 +164,13 @@ def assemble(
     )
     divided = bool(staging.divided_modules())
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError:
+    """How predictions of such jobs compared with measured runs, to three digits."""
+    found = measured_error(job_class(cluster, stages, laid.section.name))
+    low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
+    return dataclasses.replace(found, low=low, high=high)
 
 
 def _said(decision: Configuration, laid: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:

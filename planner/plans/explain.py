@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.costs.errors import MeasuredError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
@@ -90,6 +91,7 @@ class Explanation:
         shape: the plan in a line.
         iteration_s: predicted time of an iteration.
         simulated_iteration_s: the same simulated; None when it was not.
+        measured_error: how predictions of such jobs compared with measured runs; None in plans of before.
         samples_per_s: throughput.
         bubble_fraction: idle share of device time.
         bubble_convention: how that is defined.
@@ -120,6 +122,7 @@ class Explanation:
     shape: str
     iteration_s: float
     simulated_iteration_s: float | None
+    measured_error: MeasuredError | None
     samples_per_s: float
     bubble_fraction: float
     bubble_convention: str
@@ -163,6 +166,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         hardware=plan.hardware.name,
         devices=plan.world_size - len(plan.idle_ranks),
         shape=plan_shape(plan),
+        measured_error=predictions.measured_error,
         iteration_s=predictions.iteration_s,
         simulated_iteration_s=predictions.simulated_iteration_s,
         samples_per_s=predictions.samples_per_s,

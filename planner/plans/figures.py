@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from planner.costs.errors import MeasuredError
+
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
 
@@ -115,6 +117,7 @@ class Predictions:
             that is not known, or the same.
         line_bound_s: no pipeline with one stage on each worker, 1F1B or GPipe, is faster; left out where the search
             looked at no others, or that is the same.
+        measured_error: how predictions of such jobs compared with measured runs; left out in plans of before.
     """
 
     iteration_s: float
@@ -130,6 +133,7 @@ class Predictions:
     stages: tuple[StagePrediction, ...]
     tried_bound_s: float | None = None
     line_bound_s: float | None = None
+    measured_error: MeasuredError | None = None
 
     @property
     def reached_s(self) -> float:

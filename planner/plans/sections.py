@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from planner.costs.errors import JobClass
 from planner.costs.precision import Precision
 from planner.errors import ModelError
 from planner.exchange import Phase, groups_of, recipe_of
@@ -91,6 +92,18 @@ def micro_batches_section(decision: Configuration) -> MicroBatches:
     """How the global batch is divided."""
     count = decision.micro_batches * decision.copies
     return MicroBatches(decision.micro_batch, count, decision.micro_batch * count, "mean", 1.0 / count)
+
+
+def job_class(cluster: Cluster, stages: Sequence[Stage], schedule: str) -> JobClass:
+    """The class of jobs, with measured errors of its own, that a plan belongs to."""
+    return JobClass.of(
+        cluster.stack.name,
+        cluster.devices[0].name,
+        ranks=max(stage.group_ranks for stage in stages),
+        zero=max(stage.zero for stage in stages),
+        stages=len(stages),
+        schedule=schedule,
+    )
 
 
 def predictions_section(

@@ -40,7 +40,9 @@ def _verdict(e: Explanation) -> Section:
         if e.proven_optimal
         else f"the best that was found, at most {percent(e.gap)} above the bound"
     )
-    return Section(lines=(f"{first}; {proven}.",))
+    reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
+    error = () if e.measured_error is None else (f"{e.measured_error.in_words(reached_s)}.",)
+    return Section(lines=(f"{first}; {proven}.", *error))
 
 
 def _time(e: Explanation) -> Section:

@@ -92,6 +92,8 @@ def _times(plan: Plan) -> list[str]:
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
     pace = f"{plan.micro_batches.global_batch / seconds:,.4g} samples/s, bubble {predictions.bubble_fraction:.1%}"
     lines = [f"{format_seconds(seconds)} an iteration (simulated), {pace}"]
+    if predictions.measured_error is not None:
+        lines.append(predictions.measured_error.in_words(seconds))
     bound, form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
     if plan.system is not None:
         return [*lines, f"predicted {form}; its busiest device computes for {bound}"]

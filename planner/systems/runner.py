@@ -90,7 +90,7 @@ def refuse_limits(setting: Setting, system: System) -> None:
         UsageError: names it.
     """
     engine = f"the rules of {system.title}"
-    refuse_others(setting.job, system.takes, engine, "leave it out, or plan without --system to have it followed")
+    refuse_others(setting.asked, system.takes, engine, "leave it out, or plan without --system to have it followed")
 
 
 def _own(setting: Setting, system: System) -> Decided:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published import kendall_tau, main, mape, predict, regrets
+from benchmarks.published import kendall_tau, main, mape, predict
 from benchmarks.runs import PUBLISHED, SINGLE_NODE, Run, read_runs
 from planner.costs import profile
 from planner.hardware import load_cluster, load_device, send_terms
@@ -87,7 +87,6 @@ def test_the_campaign_as_a_whole(runs: dict[str, Run]) -> None:
     assert mape([p.ratio for p in found]) < 0.05
     assert mape([p.baseline_s / p.run.seconds for p in found]) > 0.3
     assert kendall_tau([p.seconds for p in found], [run.seconds for run in chosen]) > 0.9
-    assert all(r >= 0 for r in regrets(found))
 
 
 def test_the_baseline_is_hardware_flops_at_half_of_the_peak(runs: dict[str, Run]) -> None:
