@@ -21,6 +21,7 @@ from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get
 from planner.space.asked import allowing
+from planner.space.blocks import repeated_bytes
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import precision_of
@@ -277,9 +278,7 @@ class _Batch:
         in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
         plain = costs.saved_bytes[at]
         kept = 0.0 if costs.kept_bytes is None else self._runs(costs.kept_bytes)
-        saved = np.diag(costs.saved_bytes)
-        repeated = saved if costs.repeated is None else np.where(costs.repeated, saved, 0.0)
-        largest = _range_max(np.diag(repeated))[at]
+        largest = repeated_bytes(costs)[at]
         unit = np.where(self.again, costs.checkpoint_bytes[at] + kept, plain)
         working = np.where(self.again, np.maximum(0.0, largest - kept), 0.0)
         unit, working = (

@@ -286,8 +286,8 @@ def _activations(
 ) -> tuple[float, float]:
     """What a worker keeps of each micro-batch in flight, and beside it of the one it is working on.
 
-    A recomputed stage keeps the inputs of its blocks and all of the blocks that it does not repeat. By the time it
-    repeats a block, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
+    A recomputed stage keeps the inputs of its layers and all of the blocks that it does not repeat. By the time it
+    repeats a layer, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
     keeps what enters it, and the micro-batch in work needs all activations at once.
     """
     first, last = choice.start, choice.stop - 1
@@ -296,7 +296,8 @@ def _activations(
     if setting.configuration.whole_stages:
         return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
     kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
-    largest = max((float(costs.saved_bytes[b, b]) for b in repeated), default=0.0)
+    starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
+    largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
     return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
 
 

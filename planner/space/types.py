@@ -278,12 +278,14 @@ class BlockCosts:
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j),
             storages once.
-        checkpoint_bytes: [n, n] the inputs of blocks i..j, each tensor once: what a stage of them keeps when it is
-            recomputed.
+        checkpoint_bytes: [n, n] the inputs of the layers of blocks i..j, each tensor once: what a stage of them keeps
+            when it is recomputed.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
         names: block names, for messages.
+        layer_starts: int64 [n], the first block of the layer that each block is part of: a recomputed stage keeps the
+            inputs of its layers and repeats one layer at a time. None: every block is a layer.
         ties: weights that blocks share. A stage holds them once; where several stages do, their gradients are summed.
         repeated: bool [n], the blocks whose forward a recomputed stage repeats. Of the others (logits and loss) it
             keeps all activations. None means all blocks.
@@ -310,6 +312,7 @@ class BlockCosts:
     gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
     names: tuple[str, ...] = field(default=())
+    layer_starts: np.ndarray | None = None
     ties: tuple[Tie, ...] = ()
     repeated: np.ndarray | None = None
     kept_bytes: np.ndarray | None = None
