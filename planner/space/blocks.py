@@ -178,7 +178,7 @@ def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
 def layer_starts(chain: Chain) -> np.ndarray:
     """int64 [n], the first block of the layer that each block is part of.
 
-    Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP.s wrapped modules), also where a
+    Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP's wrapped modules), also where a
     chain can be cut inside one: neighbouring blocks of one numbered module are a layer, others stand alone.
     """
     layers = [name.rpartition("[")[0] or name for name in (block.name for block in chain.blocks)]
