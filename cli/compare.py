@@ -31,6 +31,7 @@ from ._report import show, written
 )
 @click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
 @_options.optimizer_option
+@_options.headroom_option
 @_options.dims_option
 @_options.format_option("text", "json", "markdown", "csv")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
@@ -51,6 +52,7 @@ def command(
     semantics: str,
     precision: str | None,
     optimizer: str,
+    headroom: float,
     dims: tuple[str, ...],
     form: str,
     plot: str | None,
@@ -71,7 +73,7 @@ def command(
     graph = planner.load_graph(model, dims=_options.parse_dims(dims))
     cluster = planner.load_cluster(hardware, nodes=nodes)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
-    job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
+    job = planner.Job(batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom)
     chosen = _names(systems)
     found = planner.compare_systems(
         planner.Pricer(graph, cluster, job),

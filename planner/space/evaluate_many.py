@@ -16,6 +16,7 @@ import numpy as np
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
 from planner.exchange import Phase, kept_bytes, recipe_of
+from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.play import Transfers
@@ -265,12 +266,17 @@ class _Batch:
         return (total + reserve)[line, fullest], capacity[line, fullest], able
 
     def _devices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Reserve and memory of the device with the least usable memory that each stage uses."""
+        """Reserve and capacity of the device with the least usable memory that each stage uses."""
         devices = self.cluster.devices
         usable = np.where(self.types.T, [device.usable_bytes for device in devices], math.inf).T
         least = usable.argmin(axis=0)
-        reserve, memory = ([float(getattr(d, name)) for d in devices] for name in ("reserve_bytes", "memory_bytes"))
-        return np.array(reserve)[least], np.array(memory)[least]
+        reserve, neighbour, capacity = (
+            np.array([float(getattr(d, name)) for d in devices])[least]
+            for name in ("reserve_bytes", "neighbour_bytes", "capacity_bytes")
+        )
+        copies = np.array([c.copies for c in self.members])[:, None]
+        count = neighbours(self.costs.ranks, copies * self.replicas, self.replicas.shape[1] > 1)
+        return reserve + neighbour * count, capacity
 
     def _activations(self) -> np.ndarray:
         """What a worker keeps of all micro-batches in flight, and of the one whose forward it repeats."""

@@ -18,6 +18,7 @@ import numpy as np
 from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.collectives import collective_s, send_terms
+from planner.hardware.reserve import reserve_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
@@ -183,6 +184,9 @@ def _terms(
     exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, job.overlap * backward_s - pass_s[1]))
     receive_s, return_s = _transfers_s(setting, costs, groups, index)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+    reserve = reserve_bytes(
+        device, choice.ranks, groups[index].shape[0] * groups[index].shape[1], len(configuration.stages) > 1
+    )
     unit_bytes, working_bytes = _activations(setting, costs, choice, repeated)
     workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
     kept = in_flight * unit_bytes + working_bytes
@@ -201,11 +205,11 @@ def _terms(
             max(own),
             job.optimizer,
             kept,
-            (workspace, float(device.reserve_bytes)),
+            (workspace, reserve),
             versions=versions,
             buffers=setting.schedule.weight_buffers,
         ),
-        capacity_bytes=float(device.memory_bytes),
+        capacity_bytes=float(device.capacity_bytes),
         return_s=return_s,
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.exchange.types import Step
+from planner.hardware.reserve import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 
@@ -62,6 +63,7 @@ class Job:
         overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1).
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of block by block.
+        headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
     """
 
     global_batch: int
@@ -86,6 +88,7 @@ class Job:
     overlap: float = 0.0
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
+    headroom: float = HEADROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class StageTerms:
         update_s: optimizer step per iteration.
         in_flight: micro-batches whose activations one replica keeps at the most.
         memory: bytes of one device, by kind.
-        capacity_bytes: memory of the smallest device that the stage uses, reserve included.
+        capacity_bytes: memory of the smallest device that the stage uses, reserve included, headroom left out.
         return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
         tied_sync_s: per iteration, summing the gradients of weights that later stages hold too. Part of
             `exposed_sync_s`: nothing hides it.
@@ -157,7 +160,7 @@ class WorkerMemory:
     Attributes:
         stages: that it holds; workers that hold the same count once.
         memory: bytes by kind, all its stages together.
-        capacity_bytes: memory of the smallest of its devices, reserve included.
+        capacity_bytes: memory of the smallest of its devices, reserve included, headroom left out.
     """
 
     stages: tuple[int, ...]
