@@ -81,7 +81,7 @@ def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Findin
         for run in plan.hardware.devices
         if any(run.first_rank <= rank < run.first_rank + run.count for rank in stage.ranks)
     ]
-    filled = 1 - plan.options.headroom
+    filled = 1 - plan.hardware.headroom
     peers = neighbours(stage.group_ranks, len(stage.replicas), len(plan.stages) > 1)
     for what, said, known in (
         ("capacity_bytes", terms.capacity_bytes, {math.floor(run.memory_bytes * filled) for run in runs}),

@@ -30,7 +30,7 @@ from planner.units import format_bytes, format_seconds
 _WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
     Job: frozenset((
         "precision", "optimizer", "micro_batches", "schedules", "recompute", "zero", "max_stages", "devices",
-        "fused_attention", "dropout", "assume_dropout", "overlap", "headroom",
+        "fused_attention", "dropout", "assume_dropout", "overlap",
     )),
     Predictions: frozenset(("tried_bound_s",)),
 }  # fmt: skip

@@ -98,6 +98,8 @@ class HardwareSection:
         device_count: devices of the cluster, also those that the plan leaves idle.
         devices: device type by rank, neighbours together.
         levels: tiers of links, innermost first.
+        headroom: part of each device's memory that the plan leaves free: capacities of stages are that much smaller.
+            Left out where it is 0.
     """
 
     name: str
@@ -105,6 +107,7 @@ class HardwareSection:
     device_count: int
     devices: tuple[DeviceRun, ...]
     levels: tuple[LinkLevel, ...]
+    headroom: float = 0.0
 
     @property
     def nodes(self) -> int:

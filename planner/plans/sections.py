@@ -83,7 +83,8 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
         LinkLevel(v.name, v.size, float(v.byte_per_s), float(v.device_byte_per_s), float(v.latency_s))
         for v in cluster.levels
     )
-    return HardwareSection(cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels)
+    headroom = float(max(device.headroom for device in cluster.devices))
+    return HardwareSection(cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels, headroom)
 
 
 def micro_batches_section(decision: Configuration) -> MicroBatches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
@@ -11,7 +12,7 @@ from planner.plans.shardings import Sharding
 from planner.plans.words import why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
 from planner.simulate import rank_ranges
-from planner.units import format_seconds, plural
+from planner.units import format_bytes, format_seconds, plural
 
 LIES = {
     "replicated": "whole on every rank",
@@ -40,12 +41,21 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
         f"({hardware.device_count} devices), {plan.options.precision}{f' ({remark})' if remark else ''}, "
         f"{plan.options.optimizer}"
     )
-    sections = [Section(lines=(_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
+    sections = [
+        Section(lines=(_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_headroom(plan)))
+    ]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
     return Report(title, tuple(sections))
+
+
+def _headroom(plan: Plan) -> Iterator[str]:
+    """How much memory the plan leaves free, where it does."""
+    if plan.hardware.headroom:
+        capacities = " or ".join(format_bytes(run.memory_bytes) for run in plan.hardware.devices)
+        yield f"memory: a headroom of {plan.hardware.headroom:.1%} of {capacities} a device is left free"
 
 
 def _shape(plan: Plan, batch_given: bool) -> str:

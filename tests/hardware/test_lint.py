@@ -189,7 +189,8 @@ def test_a_device_of_few_words_gets_defaults(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(DEVICE)
     device = load_device(path)
-    assert device.reserve_bytes == 2_000_000_000
+    assert device.reserve_bytes == 600 * 2**20
+    assert device.neighbour_bytes == 220 * 2**20
     assert device.launch_s == 65e-6
     assert device.handover_s == 0.0
     # the sizes of an A100's curve, moved by 70/312 and 600/2039
