@@ -144,8 +144,8 @@ def _rendered(value: float, dimension: Dimension, names: Sequence[str], digits: 
     units = [(u, UNITS[dimension][u]) for u in names]
     smallest = units[-1]
     # Rounded first, so that 999.9996 ms is shown as 1 s and not as 1000 ms.
-    rounded = abs(float(f"{value:.{digits}g}"))
-    unit, factor = next((pair for pair in units if rounded >= pair[1] * (1 - 1e-12)), smallest)
+    large = (pair for pair in units if abs(float(f"{value / pair[1]:.{digits}g}")) >= 1)
+    unit, factor = next(large, smallest)
     if value == 0 and dimension is Dimension.SECONDS:
         unit, factor = "s", 1.0
     number = f"{value / factor:.{digits}g}"
