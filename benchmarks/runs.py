@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,13 @@ PUBLISHED = "published_runs.json"
 _SINGLE_NODE_SOURCE = "vTrain single node"
 _DENSE = ("gpt", "mpt")
 _FORMATS = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp32": "fp32"}
+_SCHEDULES = {
+    "gpipe": "gpipe", "fsdp": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved",
+    "zb-1p": "zb-h1", "zb-2p": "zb-h2", "zb-2p*": "zb-h2", "zb-v": "zb-v",
+}  # fmt: skip
+"""Our schedule that keeps as many micro-batches as the one that a source names."""
+_TIME_ALONE = ("not an iteration time", "interleaved stages", "schedule other than gpipe and 1f1b")
+"""Obstacles to pricing the time of a row, not its memory."""
 _CLUSTERS = Path(__file__).parent / "clusters"
 _TRACES = Path(__file__).parent / "stacks" / "traces.yaml"
 """The stack of times that were composed from kernel traces."""
@@ -66,6 +73,9 @@ class Run:
         memory_by: "allocator" or "nvidia-smi".
         ranks: tensor parallelism, by columns and rows with whole norms and sums.
         stack: the software that ran it.
+        chunks: stages on each worker.
+        out_of_memory: the run did not fit.
+        memory_obstacle: why the planner has no such memory; "" when it has.
     """
 
     key: str
@@ -94,6 +104,9 @@ class Run:
     memory_by: str = ""
     ranks: int = 1
     stack: str = ""
+    chunks: int = 1
+    out_of_memory: bool = False
+    memory_obstacle: str = ""
 
     @property
     def devices(self) -> int:
@@ -162,7 +175,10 @@ def _published(row: Mapping[str, Any]) -> Run:
     return Run(
         key=row["id"],
         source=_short(row["source"]["ref"]),
-        obstacle=_obstacle(row, machine),
+        obstacle=next(_obstacles(row, machine), ""),
+        memory_obstacle=next((o for o in _obstacles(row, machine) if o not in _TIME_ALONE), ""),
+        chunks=parallel["vpp"] or 1,
+        out_of_memory=row["kind"] == "oom" or bool(row["measured"].get("oom")),
         sharded=(parallel["zero_stage"] or 0) >= 2,
         layers=model["layers"] or 0,
         hidden=model["hidden"] or 0,
@@ -175,14 +191,14 @@ def _published(row: Mapping[str, Any]) -> Run:
         stages=parallel["pp"] or 0,
         replicas=parallel["dp"] or 0,
         zero=parallel["zero_stage"] or 0,
-        schedule="gpipe" if parallel["schedule"] == "gpipe" else "1f1b",
+        schedule=_SCHEDULES.get(parallel["schedule"] or "", "1f1b"),
         recompute=row["recompute"] == "full",
         precision=_FORMATS.get(_format(row["precision"]), ""),
         fused_attention="flash" in (row["attention_kernel"] or ""),
         dropout=not composer,
         machine=machine,
         seconds=row["derived"].get("iter_time_s") or 0.0,
-        memory_bytes=memory * 1e9,
+        memory_bytes=memory * (2**30 if row["measured"].get("mem_unit_note") == "GiB" else 1e9),
         memory_by="nvidia-smi" if "bigscience" in row["source"]["ref"] else "allocator" if memory else "",
         ranks=parallel["tp"] or 1,
         stack=_stack(row["framework"] or "", gpu),
@@ -214,8 +230,8 @@ def _short(reference: str) -> str:
     return next((name for phrase, name in known.items() if phrase in reference), reference.split(",")[0].split(" ")[0])
 
 
-def _obstacle(row: Mapping[str, Any], machine: Machine | None) -> str:
-    """The first reason why a row cannot be priced as it ran; "" when it can."""
+def _obstacles(row: Mapping[str, Any], machine: Machine | None) -> Iterator[str]:
+    """The reasons why a row cannot be priced as it ran."""
     model, batch, parallel = row["model"], row["batch"], row["parallel"]
     layers, stages = model["layers"] or 0, parallel["pp"] or 0
     schedule = parallel["schedule"] or ("1f1b" if stages == 1 else "")
@@ -234,4 +250,4 @@ def _obstacle(row: Mapping[str, Any], machine: Machine | None) -> str:
         "machine without a profile": machine is None,
         "layers that stages do not divide": bool(stages) and layers % stages != 0 and (layers + 2) % stages != 0,
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    return (reason for reason, applies in reasons.items() if applies)

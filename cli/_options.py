@@ -52,6 +52,11 @@ attention_option: Decorator = click.option(
 strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
 )
+headroom_option: Decorator = click.option(
+    "--headroom", metavar="PERCENT", default="5%", show_default=True,
+    callback=lambda _, __, value: parse_headroom(value),
+    help="Part of each device's memory that plans leave free, for what an allocator holds beyond the tensors.",
+)  # fmt: skip
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
 
@@ -97,6 +102,19 @@ def load_against(
             raise click.UsageError(f"{flag} needs --hardware")
     graph = load_graph(model, dims, costs) if model else None
     return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack) if hardware else None
+
+
+def parse_headroom(text: str) -> float:
+    """`5%` or `0.05` as a fraction.
+
+    Raises:
+        click.BadParameter: something else, or nothing left.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    value = float(found[1]) / (100 if found[2] else 1) if found else 1.0
+    if value >= 1:
+        raise click.BadParameter(f"{text!r} is not a part of the memory such as 5%", param_hint="--headroom")
+    return value
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]

@@ -32,6 +32,7 @@ from ._report import show, written
 )
 @click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
 @_options.optimizer_option
+@_options.headroom_option
 @_options.dims_option
 @_options.costs_option
 @_options.format_option("text", "json", "markdown", "csv")
@@ -54,6 +55,7 @@ def command(
     semantics: str,
     precision: str | None,
     optimizer: str,
+    headroom: float,
     dims: tuple[str, ...],
     costs: str | None,
     form: str,
@@ -75,7 +77,7 @@ def command(
     graph = _options.load_graph(model, dims, costs)
     cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
-    job = planner.Job(global_batch=batch, precision=precision or "", optimizer=optimizer, devices=devices or 0)
+    job = planner.Job(batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom)
     chosen = _names(systems)
     found = planner.compare_systems(
         planner.Pricer(graph, cluster, job),

@@ -82,6 +82,7 @@ from ._report import say_where, show
     type=click.FloatRange(0, 1),
     help="Share of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
+@_options.headroom_option
 @_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
 @click.option(
@@ -188,7 +189,7 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
         "dropout": not options["no_dropout"],
         "assume_dropout": options["assume_dropout"],
     }
-    given |= {name: options[name] for name in ("optimizer", "recompute", "overlap")}
+    given |= {name: options[name] for name in ("optimizer", "recompute", "overlap", "headroom")}
     given["precision"] = options["precision"] or ""
     lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
     given |= {name: tuple(options[name]) for name in lists if options[name]}

@@ -14,7 +14,7 @@ from ._report import say_where, show
 
 _BESIDE = frozenset(
     ("model", "hardware", "nodes", "stack", "devices", "dims", "costs", "global_batch", "precision", "optimizer",
-     "overlap", "best", "config", "output", "form")
+     "overlap", "headroom", "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
 
@@ -54,6 +54,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @click.option(
     "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: the stack's]"
 )
+@_options.headroom_option
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @_options.dims_option
 @_options.costs_option
@@ -117,9 +118,8 @@ def _job(options: dict[str, Any], asked: Any) -> Any:  # noqa: ANN401
     """
     import planner
 
-    given = {
-        name: options[name] for name in ("precision", "optimizer", "overlap", "devices") if options[name] is not None
-    }
+    names = ("precision", "optimizer", "overlap", "devices", "headroom")
+    given = {name: options[name] for name in names if options[name] is not None}
     batch = options["global_batch"]
     if isinstance(asked, planner.Plan):
         return dataclasses.replace(asked.options, global_batch=batch or asked.options.global_batch, **given)
@@ -196,6 +196,9 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
         "measured_error": dataclasses.asdict(found.plan.predictions.measured_error),
         "bound_s": found.plan.predictions.bound_s,
         "fits": found.fits,
+        "headroom": found.headroom,
+        "fits_with_headroom": found.fits_with_headroom,
+        "driver_bytes": found.driver_bytes,
         "problems": list(found.problems),
         **planner.configuration_document(found.configuration),
         "workers": [
@@ -204,6 +207,17 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
         ],
         **(lack or {}),
     }
+
+
+def _headroom_words(found: Any) -> str:  # noqa: ANN401
+    """Whether a prediction that fits leaves the headroom free."""
+    from planner import format_bytes
+
+    left = (1 - found.headroom) * found.fullest.capacity_bytes
+    if found.fits_with_headroom:
+        return f"leaves the headroom of {found.headroom:.1%} free"
+    over = format_bytes(found.fullest.memory.total - left)
+    return f"{over} more than the {format_bytes(left)} below a headroom of {found.headroom:.1%}, so it may run out"
 
 
 def _print_memory(found: Any) -> None:  # noqa: ANN401
@@ -215,8 +229,9 @@ def _print_memory(found: Any) -> None:  # noqa: ANN401
     kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
     click.echo(f"\nfullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}")
     total, capacity = worker.memory.total, worker.capacity_bytes
+    click.echo(f"the driver would show about {format_bytes(found.driver_bytes)}, caches of the allocator included")
     if found.fits:
-        click.echo(f"fits: {format_bytes(total)} of {format_bytes(capacity)}")
+        click.echo(f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom_words(found)}")
         return
     for problem in found.problems:
         click.echo(f"does not fit: {problem}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from planner.bundled import build_bundled, bundled_names
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, UsageError
 from planner.graph import Graph, Note, NoteLevel
+from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
@@ -116,6 +117,7 @@ def plan(
     """
     own = _own_orders(orders)
     job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
+    cluster = with_headroom(cluster, job.headroom)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = allowed_sizes(graph, job)

@@ -18,9 +18,12 @@ import numpy as np
 
 from planner import schedules
 from planner.api import default_provenance, plan
+from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
+from planner.hardware.reserve import HEADROOM, STEP_BYTES, driver_bytes
 from planner.hardware.types import Cluster
+from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
@@ -52,12 +55,14 @@ class Prediction:
     Attributes:
         plan: the configuration as a plan, with its predictions; it may exceed memory.
         workers: memory of each worker, all its stages together; workers that hold the same stages count once.
-        problems: what the configuration breaks, in words; empty when it can run.
+        problems: what the configuration breaks, in words; empty when it can run. Devices count with all their memory.
+        headroom: part of a device's memory that a search would leave free.
     """
 
     plan: Plan
     workers: tuple[WorkerMemory, ...]
     problems: tuple[str, ...]
+    headroom: float = HEADROOM
 
     @property
     def configuration(self) -> Configuration:
@@ -71,8 +76,22 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the configuration can run."""
+        """Whether the configuration can run, with nothing left free."""
         return not self.problems
+
+    @property
+    def fits_with_headroom(self) -> bool:
+        """Whether it can run and leaves the headroom free, as a plan that is searched does."""
+        return self.fits and self.fullest.memory.total <= room_bytes((1 - self.headroom) * self.fullest.capacity_bytes)
+
+    @property
+    def driver_bytes(self) -> float:
+        """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.reserve`)."""
+        memory, options = self.fullest.memory, self.plan.options
+        chosen = precision(options.precision)
+        casts = chosen.master_bytes > 0 and chosen.gradient_bytes < STEP_BYTES
+        stepped = memory.optimizer / optimizer_state_bytes(options.optimizer, chosen) if casts else 0.0
+        return driver_bytes(memory.total - memory.reserve, memory.reserve, stepped)
 
     @property
     def fullest(self) -> WorkerMemory:
@@ -99,7 +118,7 @@ def predict(
         graph: the model (`load_graph`).
         cluster: the hardware (`load_cluster`).
         job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden;
-            its other limits are not read.
+            its other limits are not read. Its headroom is reported, and nothing is refused for it.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
         fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
@@ -112,7 +131,8 @@ def predict(
         UsageError: no schedule has the name.
         ModelError: the model's batch cannot be set to the micro-batch.
     """
-    job = _assumed(without_limits(job, cluster), configuration, cluster)
+    headroom = settled(job, cluster).headroom
+    job = dataclasses.replace(_assumed(without_limits(job, cluster), configuration, cluster), headroom=0.0)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     ways = list(ways_to_share(pricer, job, configuration))
     if fewest_weights:
@@ -144,7 +164,7 @@ def predict(
     )
     found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, given="configuration"))
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(found, played_s), evaluation.workers, problems)
+    return Prediction(with_simulation(found, played_s), evaluation.workers, problems, headroom)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 
@@ -114,7 +114,7 @@ def _unit_hint(unit: str, dimension: Dimension) -> str:
 
 
 _SHOWN: Mapping[Dimension, tuple[str, ...]] = {
-    Dimension.BYTES: ("TB", "GB", "MB", "KB", "B"),
+    Dimension.BYTES: ("TiB", "GiB", "MiB", "KiB", "B"),
     Dimension.BYTE_RATE: ("TB/s", "GB/s", "MB/s", "KB/s", "B/s"),
     Dimension.FLOPS: ("EFLOP", "PFLOP", "TFLOP", "GFLOP", "MFLOP", "KFLOP", "FLOP"),
     Dimension.FLOP_RATE: ("EFLOP/s", "PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "KFLOP/s", "FLOP/s"),
@@ -122,17 +122,30 @@ _SHOWN: Mapping[Dimension, tuple[str, ...]] = {
     Dimension.FRACTION: ("%",),
     Dimension.PRICE: ("$/h",),
 }
+_DECIMAL_BYTES = ("TB", "GB", "MB", "KB", "B")
+_EXACT_DIGITS = 12
 
 
-def render(value: float, dimension: Dimension, digits: int = 12) -> str:
-    """A value with the largest unit that keeps it at 1 or more; 12 digits read back to the same value."""
+def render(value: float, dimension: Dimension, digits: int = _EXACT_DIGITS) -> str:
+    """A value with the largest unit that keeps it at 1 or more; 12 digits read back to the same value.
+
+    Bytes are shown in powers of 1024, as drivers and allocators count them. In full digits they are written in the
+    units that need fewer of them: `2 GB`, `79.15 GiB`.
+    """
+    shown = _rendered(value, dimension, _SHOWN[dimension], digits)
+    if dimension is not Dimension.BYTES or digits < _EXACT_DIGITS:
+        return shown
+    return min(_rendered(value, dimension, _DECIMAL_BYTES, digits), shown, key=len)
+
+
+def _rendered(value: float, dimension: Dimension, names: Sequence[str], digits: int) -> str:
     if not math.isfinite(value):
         return str(value)
-    units = [(u, UNITS[dimension][u]) for u in _SHOWN[dimension]]
+    units = [(u, UNITS[dimension][u]) for u in names]
     smallest = units[-1]
-    # Rounded first, so that 999.9996 MB is shown as 1 GB and not as 1000 MB.
-    rounded = abs(float(f"{value:.{digits}g}"))
-    unit, factor = next((pair for pair in units if rounded >= pair[1] * (1 - 1e-12)), smallest)
+    # Rounded first, so that 999.9996 ms is shown as 1 s and not as 1000 ms.
+    large = (pair for pair in units if abs(float(f"{value / pair[1]:.{digits}g}")) >= 1)
+    unit, factor = next(large, smallest)
     if value == 0 and dimension is Dimension.SECONDS:
         unit, factor = "s", 1.0
     number = f"{value / factor:.{digits}g}"
@@ -142,7 +155,7 @@ def render(value: float, dimension: Dimension, digits: int = 12) -> str:
 
 
 def format_bytes(byte_count: float, digits: int = 3) -> str:
-    """Bytes for people: `16.2 GB`."""
+    """Bytes for people: `16.2 GiB`."""
     return render(byte_count, Dimension.BYTES, digits)
 
 

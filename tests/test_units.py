@@ -96,10 +96,10 @@ def test_rendered_values_read_back(dimension: Dimension, digits: int, exponent: 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (format_bytes(16_160_000_000), "16.2 GB"),
-        (format_bytes(999_999_600), "1 GB"),
+        (format_bytes(16_160_000_000), "15.1 GiB"),
+        (format_bytes(2**30 - 400), "1 GiB"),
         (format_bytes(0), "0 B"),
-        (format_bytes(123_456), "123 KB"),
+        (format_bytes(123_456), "121 KiB"),
         (format_rate(3.125e9, 4), "3.125 GB/s"),
         (format_flops(1.24e12), "1.24 TFLOP"),
         (format_flop_rate(312e12), "312 TFLOP/s"),

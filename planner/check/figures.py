@@ -10,6 +10,7 @@ from planner import schedules
 from planner.check.reevaluate import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import PlanError, UsageError
+from planner.hardware.reserve import neighbours
 from planner.plans import Fault, Finding, Plan
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
@@ -80,10 +81,13 @@ def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Findin
         for run in plan.hardware.devices
         if any(run.first_rank <= rank < run.first_rank + run.count for rank in stage.ranks)
     ]
+    filled = 1 - plan.hardware.headroom
+    peers = neighbours(stage.group_ranks, len(stage.replicas), len(plan.stages) > 1)
     for what, said, known in (
-        ("capacity_bytes", terms.capacity_bytes, {run.memory_bytes for run in runs}),
-        ("memory.reserve_bytes", terms.memory.reserve_bytes, {run.reserve_bytes for run in runs}),
-    ):
+        ("capacity_bytes", terms.capacity_bytes, {math.floor(run.memory_bytes * filled) for run in runs}),
+        ("memory.reserve_bytes", terms.memory.reserve_bytes,
+         {run.reserve_bytes + peers * run.neighbour_bytes for run in runs}),
+    ):  # fmt: skip
         if known and said not in known:
             devices = ", ".join(format_bytes(size) for size in sorted(known))
             message = f"{what} of stage {stage.index} is {format_bytes(said)}, its devices have {devices}"

@@ -12,6 +12,7 @@ from planner import api
 from planner.api import allowed_sizes
 from planner.errors import InfeasibleError
 from planner.graph import Graph
+from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_simulation
 from planner.plans.figures import gap_to
@@ -76,6 +77,7 @@ def _said(plan: Plan, played_s: float) -> Certificate:
 def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
     """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
+    cluster = with_headroom(cluster, plan.hardware.headroom)
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
     decision, shelf = priced_configuration(plan, pricer)

@@ -43,7 +43,13 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
     reduced = fastest / _A100_BF16
     moved = body.memory_bandwidth.value / _A100_MEMORY
     default: dict[str, Any] = {
-        "reserve": ReserveFigure.model_construct(value=2e9, **_assumed("context and kernels of a GPU runtime")),
+        "reserve": ReserveFigure.model_construct(
+            value=600 * 2**20, **_assumed("context of a GPU runtime that loads its kernels when they are first used")
+        ),
+        "neighbour_buffers": ReserveFigure.model_construct(
+            value=220 * 2**20,
+            **_assumed("24 channels of NCCL with buffers of 4, 4.7 and 0.5 MiB"),
+        ),
         "matrix_efficiency": FlopCurve.model_construct(
             points={_rounded(size * reduced): part for size, part in _MATRIX_SHAPE.items()},
             **_assumed("shape of an A100"),
@@ -74,6 +80,7 @@ def build_device(
     cited: dict[str, Cited | None] = {
         "memory": full.memory,
         "reserve": full.reserve,
+        "neighbour_buffers": full.neighbour_buffers,
         "memory_bandwidth": full.memory_bandwidth,
         **{f"matrix.{kind}": figure for kind, figure in full.matrix.items()},
         "vector": full.vector,
@@ -91,6 +98,7 @@ def build_device(
         name=name,
         memory_bytes=round(full.memory.value),
         reserve_bytes=round(full.reserve.value),
+        neighbour_bytes=round(full.neighbour_buffers.value) if full.neighbour_buffers else 0,
         matrix_flop_per_s={str(kind): figure.value for kind, figure in full.matrix.items()},
         matrix_efficiency=_curve(full.matrix_efficiency.points, stack.matrix_rate),
         vector_flop_per_s=full.vector.value,

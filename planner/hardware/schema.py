@@ -246,9 +246,12 @@ class DeviceBody(Strict):
     """One accelerator, without its name."""
 
     about: str = Field("", description="one line on what it is")
-    memory: MemoryFigure = Field(description="all memory of the device, such as `80 GB`")
+    memory: MemoryFigure = Field(description="memory that a program can see, as its driver says, such as `79.15 GiB`")
     reserve: ReserveFigure | None = Field(
-        None, description="memory that the runtime keeps for itself; 2 GB when absent"
+        None, description="memory that the runtime keeps for itself, context and kernels; 600 MiB when absent"
+    )
+    neighbour_buffers: ReserveFigure | None = Field(
+        None, description="buffers of the collective library for each neighbour in a group; 220 MiB when absent"
     )
     memory_bandwidth: BandwidthFigure = Field(description="nominal, such as `2039 GB/s`")
     matrix: dict[MatrixType, ComputeFigure] = Field(

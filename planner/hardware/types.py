@@ -108,8 +108,8 @@ class Device:
 
     Attributes:
         name: as in the profile, `a100-sxm-80gb`.
-        memory_bytes: all of the device's memory.
-        reserve_bytes: what the runtime keeps for itself (context, collective buffers, fragmentation); not plannable.
+        memory_bytes: all of the device's memory that a program can see.
+        reserve_bytes: what the runtime keeps for itself: its context and the kernels that are loaded; not plannable.
         matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
         matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
         vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
@@ -121,6 +121,9 @@ class Device:
         about: one line on what it is.
         handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
         stack: the software; its launch and hand-over hold where the profile has none of its own.
+        neighbour_bytes: buffers that the collective library keeps for each neighbour of a rank in one of its groups
+            (`planner.hardware.reserve`).
+        headroom: part of the memory that plans leave free.
     """
 
     name: str
@@ -137,11 +140,18 @@ class Device:
     about: str = ""
     handover_s: float = 0.0
     stack: Stack = NO_STACK
+    neighbour_bytes: int = 0
+    headroom: float = 0.0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory that a plan and the runtime may fill: all but the headroom."""
+        return math.floor(self.memory_bytes * (1 - self.headroom))
 
     @property
     def usable_bytes(self) -> int:
         """Memory a plan may use."""
-        return self.memory_bytes - self.reserve_bytes
+        return self.capacity_bytes - self.reserve_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Explanation:
         notes: what was assumed while reading the model.
         groups: how groups of several ranks share the work.
         reasons: why operators are split as they are; only where model and hardware were given.
+        headroom: part of each device's memory that is left free.
     """
 
     model: str
@@ -143,6 +144,7 @@ class Explanation:
     notes: tuple[str, ...]
     groups: tuple[GroupView, ...] = ()
     reasons: tuple[SplitReason, ...] = ()
+    headroom: float = 0.0
 
 
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
@@ -175,6 +177,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         bottleneck=predictions.bottleneck,
         shares=_shares(plan),
         stages=tuple(_stage_view(plan, stage) for stage in plan.stages),
+        headroom=plan.hardware.headroom,
         rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
         bound_s=predictions.bound_s,
         gap=predictions.gap,

@@ -57,13 +57,24 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """Neighbouring ranks of one device type: `count` of them from `first_rank`."""
+    """Neighbouring ranks of one device type: `count` of them from `first_rank`.
+
+    Attributes:
+        device: name of the type.
+        first_rank: the first of them.
+        count: how many.
+        memory_bytes: all memory that a program can see.
+        reserve_bytes: context of the runtime and kernels that are loaded.
+        neighbour_bytes: communication buffers for each neighbour of a rank in one of its groups; left out where none
+            are counted.
+    """
 
     device: str
     first_rank: int
     count: int
     memory_bytes: int
     reserve_bytes: int
+    neighbour_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class HardwareSection:
         devices: device type by rank, neighbours together.
         levels: tiers of links, innermost first.
         stack: the software that is assumed to train, by name or file; a part of the fingerprint. "" in plans of before.
+        headroom: part of each device's memory that the plan leaves free: capacities of stages are that much smaller.
+            Left out where it is 0.
     """
 
     name: str
@@ -96,6 +109,7 @@ class HardwareSection:
     devices: tuple[DeviceRun, ...]
     levels: tuple[LinkLevel, ...]
     stack: str = ""
+    headroom: float = 0.0
 
     @property
     def nodes(self) -> int:

@@ -78,13 +78,15 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
     for kind, group in itertools.groupby(range(len(types)), key=types.__getitem__):
         ranks = list(group)
         device = cluster.devices[kind]
-        runs.append(DeviceRun(device.name, ranks[0], len(ranks), int(device.memory_bytes), int(device.reserve_bytes)))
+        sizes = device.memory_bytes, device.reserve_bytes, device.neighbour_bytes
+        runs.append(DeviceRun(device.name, ranks[0], len(ranks), *map(int, sizes)))
     levels = tuple(
         LinkLevel(v.name, v.size, float(v.byte_per_s), float(v.device_byte_per_s), float(v.latency_s))
         for v in cluster.levels
     )
+    headroom = float(max(device.headroom for device in cluster.devices))
     return HardwareSection(
-        cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels, cluster.stack.name
+        cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels, cluster.stack.name, headroom
     )
 
 

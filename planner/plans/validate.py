@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.errors import PlanError
 from planner.graph import Graph
+from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
 from planner.plans.check_schedule import check_claims, check_schedule
@@ -84,7 +85,8 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
             own, other = f"{own} under {plan.hardware.stack or 'no stack'}", f"{other} under {cluster.stack.name}"
         message = f"the plan is for {own}, not {other}"
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
-    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(cluster)))
+    headroom = with_headroom(cluster, plan.hardware.headroom)
+    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(headroom)))
     found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"

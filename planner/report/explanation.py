@@ -91,7 +91,8 @@ def _memory(e: Explanation) -> Section:
         rows.append((str(s.index), *sizes, used, "" if used is None else used))
     capacity = {s.capacity_bytes for s in e.stages}
     kinds = ", ".join(kind for kind, _ in e.stages[0].memory)
-    line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}. Kinds: {kinds}."
+    free = f" to fill, a headroom of {e.headroom:.1%} left free" if e.headroom else ""
+    line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}{free}. Kinds: {kinds}."
     return Section("Memory of a device", (line,), table=table(columns, rows))
 
 

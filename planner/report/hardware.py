@@ -105,6 +105,7 @@ def _device_figures(device: Device) -> Figures:
     rows = [
         ("memory", format_bytes(device.memory_bytes, 4)),
         ("reserve", format_bytes(device.reserve_bytes, 4)),
+        ("neighbour_buffers", format_bytes(device.neighbour_bytes, 4)),
         ("memory_bandwidth", format_rate(device.memory_byte_per_s, 4)),
     ]
     rows += [(f"matrix.{kind}", format_flop_rate(peak, 4)) for kind, peak in device.matrix_flop_per_s.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from planner.graph import NO_RULE
 from planner.plans import Plan, has_closed_form
@@ -12,7 +13,7 @@ from planner.plans.shardings import Sharding
 from planner.plans.words import why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
 from planner.simulate import rank_ranges
-from planner.units import format_seconds, plural
+from planner.units import format_bytes, format_seconds, plural
 
 LIES = {
     "replicated": "whole on every rank",
@@ -42,12 +43,20 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
         f"{plan.options.optimizer}{f', stack {hardware.stack}' if hardware.stack else ''}"
     )
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    sections = [Section(lines=(*doubts, _shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan)))]
+    own = (_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_headroom(plan))
+    sections = [Section(lines=(*doubts, *own))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
     return Report(title, tuple(sections))
+
+
+def _headroom(plan: Plan) -> Iterator[str]:
+    """How much memory the plan leaves free, where it does."""
+    if plan.hardware.headroom:
+        capacities = " or ".join(format_bytes(run.memory_bytes) for run in plan.hardware.devices)
+        yield f"memory: a headroom of {plan.hardware.headroom:.1%} of {capacities} a device is left free"
 
 
 def _shape(plan: Plan, batch_given: bool) -> str:

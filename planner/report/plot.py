@@ -78,7 +78,7 @@ def axes_of(rows: Sequence[SystemRow]) -> Axes:
     span = max(max(times) / min(times), 1.2)
     low, high = min(times) / span**0.05, min(times) * span**1.05
     most = max((max(row.memory.total if row.memory else 0.0, row.capacity_bytes) for row in rows), default=1.0) * 1.04
-    step = svg.round_step(most / 5)
+    step = svg.round_step(most / 5 / 2**30) * 2**30
     sizes = tuple(step * i for i in range(int(most / step) + 1))
     return Axes(low, high, most, time_ticks(low, high), sizes)
 

@@ -50,7 +50,7 @@ def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_f
     over = sorted(
         (v for v in evaluation.violations if v.kind == "memory"), key=lambda v: (v.available - v.needed, v.stage)
     )
-    device = cluster.devices[int(np.argmin([abs(d.memory_bytes - over[0].available) for d in cluster.devices]))].name
+    device = cluster.devices[int(np.argmin([abs(d.capacity_bytes - over[0].available) for d in cluster.devices]))].name
     needed = math.ceil(max(v.needed for v in over) / _GIB * 100) / 100
     changes.append(f"devices with {needed:.2f} GiB of memory")
     terms, stage = evaluation.stages[over[0].stage], over[0].stage
@@ -200,7 +200,7 @@ def _closest(
 def _with_memory(cluster: Cluster, factor: float) -> Cluster:
     """The same cluster with that many times the plannable memory on every device."""
     devices = tuple(
-        dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor))
+        dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor), headroom=0.0)
         for d in cluster.devices
     )
     return dataclasses.replace(cluster, devices=devices)

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
 from planner.exchange import Phase, kept_bytes, phase_s, recipe_of
+from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
@@ -163,7 +164,9 @@ class Cutter:
             shape.schedule,
         )
         types = [np.unique(cluster.device_types[ranks]).tolist() for ranks in laid.ranks]
-        least = [min(float(cluster.devices[t].usable_bytes) for t in own) for own in types]
+        peers = neighbours(shape.ways[0].ranks, shape.copies * len(self._holders[0]), shape.stages > 1)
+        devices = [[cluster.devices[t] for t in own] for own in types]
+        least = [min(float(d.usable_bytes - d.neighbour_bytes * peers) for d in own) for own in devices]
         by_stage = [sorted({t for worker in own for t in types[worker]}) for own in self._holders]
         first = laid.groups(0)[..., 0].ravel()
         return by_stage, np.asarray(room_bytes(np.array(least) * room)), first

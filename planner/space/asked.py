@@ -38,6 +38,7 @@ ASSUMPTIONS = {
     "dropout": "--no-dropout",
     "assume_dropout": "--assume-dropout",
     "overlap": "--overlap",
+    "headroom": "--headroom",
 }
 """Fields of a job that change what plans cost."""
 

@@ -4,6 +4,7 @@ loss is computed, and which block makes the logits for it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,9 @@ from planner.graph import Chain, Graph
 from planner.hardware.types import Device
 from planner.operators.unseen import logits_of
 from planner.space.types import BlockCosts, Tie
+
+MOST_PARTS = 4
+"""Blocks that one layer is cut into at the most: a numbered module of more is a whole stage of a network."""
 
 LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 
@@ -66,6 +70,7 @@ def block_costs(
     O(nodes + blocks^2).
     """
     n, head = len(chain.blocks), head_block(chain)
+    starts = layer_starts(chain)
     elements, ties = _parameters(chain, graph)
     saved = _saved_table(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
@@ -78,11 +83,12 @@ def block_costs(
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
         saved_bytes=saved,
-        checkpoint_bytes=checkpoint_table(chain, sizes),
+        checkpoint_bytes=checkpoint_table(chain, sizes, starts),
         boundary_bytes=chain.boundary_sums(sizes),
         gradient_boundary_bytes=chain.boundary_sums(gradients),
         workspace_bytes=np.array([max(profiles[0].workspace_bytes[list(b.nodes)]) for b in chain.blocks], dtype=float),
         names=tuple(b.name for b in chain.blocks),
+        layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
         kept_bytes=None if head < 0 else _kept_bytes(chain, profiles[0], head),
@@ -169,7 +175,48 @@ def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
     return found
 
 
-def checkpoint_table(chain: Chain, sizes: Mapping[str, float]) -> np.ndarray:
-    """[n, n] bytes of the tensors that come into blocks i..j from other blocks, each once: what recomputation keeps."""
-    users = ((sizes[name], blocks[1:]) for name, blocks in chain.handed_on.items())
-    return range_sums(*range_table(users, len(chain.blocks)))
+def layer_starts(chain: Chain) -> np.ndarray:
+    """int64 [n], the first block of the layer that each block is part of.
+
+    Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP's wrapped modules), also where a
+    chain can be cut inside one: neighbouring blocks of one numbered module are a layer, others stand alone.
+    """
+    layers = [name.rpartition("[")[0] or name for name in (block.name for block in chain.blocks)]
+    starts = np.arange(len(layers))
+    for layer, members in itertools.groupby(range(len(layers)), key=layers.__getitem__):
+        blocks = list(members)
+        if layer[-1:].isdigit() and len(blocks) <= MOST_PARTS:
+            starts[blocks] = blocks[0]
+    return starts
+
+
+def checkpoint_table(chain: Chain, sizes: Mapping[str, float], starts: np.ndarray) -> np.ndarray:
+    """[n, n] bytes of the tensors that come into the layers of blocks i..j, each once: what recomputation keeps.
+
+    Args:
+        chain: the blocks.
+        sizes: bytes of the tensors that cross boundaries.
+        starts: the first block of the layer of each block. A stage that begins inside a layer keeps what enters its
+            part of it.
+    """
+    count = len(chain.blocks)
+    uses = (
+        (sizes[name], [b for b in readers if made < starts[b]]) for name, (made, *readers) in chain.handed_on.items()
+    )
+    table = range_sums(*range_table(uses, count))
+    for name, (made, *readers) in chain.handed_on.items():
+        for first in range(made + 1, int(np.searchsorted(starts, starts[made], side="right"))):
+            later = [b for b in readers if b >= first]
+            if later and starts[later[0]] == starts[first]:
+                after = next((b for b in later if starts[b] != starts[first]), count)
+                table[first, later[0] : after] += sizes[name]
+    return table
+
+
+def repeated_bytes(costs: BlockCosts) -> np.ndarray:
+    """[n, n] activations of the largest layer of blocks i..j whose forward a recomputed stage repeats; O(n^2)."""
+    n = len(costs.parameter_elements)
+    block, starts = np.arange(n), np.arange(n) if costs.layer_starts is None else costs.layer_starts
+    within = costs.saved_bytes[np.maximum(block[:, None], starts[None, :]), block]
+    repeated = within if costs.repeated is None else np.where(costs.repeated, within, 0.0)
+    return np.maximum.accumulate(np.triu(repeated), axis=1)

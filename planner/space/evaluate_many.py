@@ -16,11 +16,13 @@ import numpy as np
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
 from planner.exchange import Phase, kept_bytes, recipe_of
+from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get
 from planner.space.asked import allowing
+from planner.space.blocks import repeated_bytes
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
@@ -264,12 +266,17 @@ class _Batch:
         return (total + reserve)[line, fullest], capacity[line, fullest], able
 
     def _devices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Reserve and memory of the device with the least usable memory that each stage uses."""
+        """Reserve and capacity of the device with the least usable memory that each stage uses."""
         devices = self.cluster.devices
         usable = np.where(self.types.T, [device.usable_bytes for device in devices], math.inf).T
         least = usable.argmin(axis=0)
-        reserve, memory = ([float(getattr(d, name)) for d in devices] for name in ("reserve_bytes", "memory_bytes"))
-        return np.array(reserve)[least], np.array(memory)[least]
+        reserve, neighbour, capacity = (
+            np.array([float(getattr(d, name)) for d in devices])[least]
+            for name in ("reserve_bytes", "neighbour_bytes", "capacity_bytes")
+        )
+        copies = np.array([c.copies for c in self.members])[:, None]
+        count = neighbours(self.costs.ranks, copies * self.replicas, self.replicas.shape[1] > 1)
+        return reserve + neighbour * count, capacity
 
     def _activations(self) -> np.ndarray:
         """What a worker keeps of all micro-batches in flight, and of the one whose forward it repeats."""
@@ -277,9 +284,7 @@ class _Batch:
         in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
         plain = costs.saved_bytes[at]
         kept = 0.0 if costs.kept_bytes is None else self._runs(costs.kept_bytes)
-        saved = np.diag(costs.saved_bytes)
-        repeated = saved if costs.repeated is None else np.where(costs.repeated, saved, 0.0)
-        largest = _range_max(np.diag(repeated))[at]
+        largest = repeated_bytes(costs)[at]
         unit = np.where(self.again, costs.checkpoint_bytes[at] + kept, plain)
         working = np.where(self.again, np.maximum(0.0, largest - kept), 0.0)
         unit, working = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ from planner.costs.precision import optimizer_state_bytes
 from planner.errors import JobError, UsageError
 from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
+from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.space.cuts import pinned_blocks
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
@@ -26,6 +28,7 @@ ALL_DIVISORS_UP_TO = 64
 
 _CACHED_COSTS = 64
 _ANY = 2**30
+_USABLE = operator.attrgetter("usable_bytes")
 
 
 class SliceOf(Protocol):
@@ -209,8 +212,18 @@ class Formulator:
             "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
             "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
             "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
-            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero),
+            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero)
+            + self._buffers(placement, costs),
         }
+
+    def _buffers(self, placement: Placement, costs: BlockCosts) -> np.ndarray:
+        """[P, n, n] bytes of communication buffers of a rank, by place and blocks i..j."""
+        devices = [min((self._cluster.devices[t] for t in kind), key=_USABLE) for kind in placement.kinds]
+        each = np.array([device.neighbour_bytes for device in devices], float)[placement.place_kind]
+        piped = np.ones((len(costs.parameter_elements),) * 2, bool)
+        piped[0, -1] = False
+        data = (placement.copies * placement.place_replicas)[:, None, None]
+        return np.asarray(each[:, None, None] * neighbours(costs.ranks, data, piped))
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""

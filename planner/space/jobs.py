@@ -59,6 +59,8 @@ def check_job(job: Job) -> None:
         raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(_RECOMPUTE)}")
     if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
+    if not isinstance(job.headroom, (int, float)) or not 0 <= job.headroom < 1:
+        raise JobError(f"headroom is {job.headroom!r}", hint="give a fraction from 0 to below 1")
 
 
 def _whole(value: object, least: int) -> bool:

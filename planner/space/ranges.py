@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.memory import most_that_fit
-from planner.space.blocks import range_table
+from planner.space.blocks import range_table, repeated_bytes
 from planner.space.types import BlockCosts
 
 
@@ -43,9 +43,8 @@ class Ranges:
         kept = range_sums(kept_bytes)
         self.saved_bytes = costs.saved_bytes
         self.checkpoint_bytes = costs.checkpoint_bytes + kept
-        # When a block's forward is repeated, the micro-batch has freed what was kept of its later blocks.
-        largest = range_maxima(np.where(repeated, np.diagonal(costs.saved_bytes), 0.0))
-        self.working_bytes = np.maximum(largest - kept, 0.0)
+        # When a layer's forward is repeated, the micro-batch has freed what was kept of its later blocks.
+        self.working_bytes = np.maximum(repeated_bytes(costs) - kept, 0.0)
 
     def least_activations(self, recompute: str) -> np.ndarray:
         """[n, n] bytes that one micro-batch needs under a recompute choice."""

@@ -12,7 +12,14 @@ from planner.hardware.types import Collective, Device
 from planner.sharding.inner import InnerCosts
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.sharded import ShardedCosts
-from planner.space.blocks import checkpoint_table, head_block, range_sums, range_table, update_s_per_element
+from planner.space.blocks import (
+    checkpoint_table,
+    head_block,
+    layer_starts,
+    range_sums,
+    range_table,
+    update_s_per_element,
+)
 from planner.space.types import BlockCosts, Tie
 
 
@@ -43,7 +50,7 @@ def sharded_block_costs(
     O(nodes + blocks^2).
     """
     chain = inner.chain
-    head = head_block(chain)
+    head, starts = head_block(chain), layer_starts(chain)
     elements, ties = _parameters(sharded.parameters)
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
     tensors = _boundary_tensors(inner, sharded)
@@ -56,11 +63,12 @@ def sharded_block_costs(
         update_s=step_s * elements[None, :],
         parameter_elements=elements,
         saved_bytes=_kept_table(sharded.saved),
-        checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}),
+        checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
         boundary_bytes=forward[0],
         gradient_boundary_bytes=backward[0],
         workspace_bytes=sharded.workspace_bytes,
         names=tuple(block.name for block in chain.blocks),
+        layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
         kept_bytes=None if head < 0 else _head_bytes(sharded, head),

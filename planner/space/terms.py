@@ -18,6 +18,7 @@ import numpy as np
 from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.collectives import collective_s, send_terms
+from planner.hardware.reserve import reserve_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
@@ -184,6 +185,9 @@ def _terms(
     exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, overlap * backward_s - pass_s[1]))
     receive_s, return_s = _transfers_s(setting, costs, groups, index)
     device = min((cluster.devices[t] for t in types), key=lambda d: d.usable_bytes)
+    reserve = reserve_bytes(
+        device, choice.ranks, groups[index].shape[0] * groups[index].shape[1], len(configuration.stages) > 1
+    )
     unit_bytes, working_bytes = _activations(setting, costs, choice, repeated)
     workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
     kept = in_flight * unit_bytes + working_bytes
@@ -202,11 +206,11 @@ def _terms(
             max(own),
             job.optimizer,
             kept,
-            (workspace, float(device.reserve_bytes)),
+            (workspace, reserve),
             versions=versions,
             buffers=setting.schedule.weight_buffers,
         ),
-        capacity_bytes=float(device.memory_bytes),
+        capacity_bytes=float(device.capacity_bytes),
         return_s=return_s,
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
@@ -287,8 +291,8 @@ def _activations(
 ) -> tuple[float, float]:
     """What a worker keeps of each micro-batch in flight, and beside it of the one it is working on.
 
-    A recomputed stage keeps the inputs of its blocks and all of the blocks that it does not repeat. By the time it
-    repeats a block, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
+    A recomputed stage keeps the inputs of its layers and all of the blocks that it does not repeat. By the time it
+    repeats a layer, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
     keeps what enters it, and the micro-batch in work needs all activations at once.
     """
     first, last = choice.start, choice.stop - 1
@@ -297,7 +301,8 @@ def _activations(
     if setting.configuration.whole_stages:
         return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
     kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
-    largest = max((float(costs.saved_bytes[b, b]) for b in repeated), default=0.0)
+    starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
+    largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
     return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
 
 

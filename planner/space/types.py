@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.exchange.types import Step
+from planner.hardware.reserve import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 
@@ -63,6 +64,7 @@ class Job:
             the cluster's stack (`planner.space.jobs.settled`).
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of block by block.
+        headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
     """
 
     global_batch: int
@@ -87,6 +89,7 @@ class Job:
     overlap: float | None = None
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
+    headroom: float = HEADROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class StageTerms:
         update_s: optimizer step per iteration.
         in_flight: micro-batches whose activations one replica keeps at the most.
         memory: bytes of one device, by kind.
-        capacity_bytes: memory of the smallest device that the stage uses, reserve included.
+        capacity_bytes: memory of the smallest device that the stage uses, reserve included, headroom left out.
         return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
         tied_sync_s: per iteration, summing the gradients of weights that later stages hold too. Part of
             `exposed_sync_s`: nothing hides it.
@@ -158,7 +161,7 @@ class WorkerMemory:
     Attributes:
         stages: that it holds; workers that hold the same count once.
         memory: bytes by kind, all its stages together.
-        capacity_bytes: memory of the smallest of its devices, reserve included.
+        capacity_bytes: memory of the smallest of its devices, reserve included, headroom left out.
     """
 
     stages: tuple[int, ...]
@@ -279,12 +282,14 @@ class BlockCosts:
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j),
             storages once.
-        checkpoint_bytes: [n, n] the inputs of blocks i..j, each tensor once: what a stage of them keeps when it is
-            recomputed.
+        checkpoint_bytes: [n, n] the inputs of the layers of blocks i..j, each tensor once: what a stage of them keeps
+            when it is recomputed.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
         workspace_bytes: [n] transient bytes.
         names: block names, for messages.
+        layer_starts: int64 [n], the first block of the layer that each block is part of: a recomputed stage keeps the
+            inputs of its layers and repeats one layer at a time. None: every block is a layer.
         ties: weights that blocks share. A stage holds them once; where several stages do, their gradients are summed.
         repeated: bool [n], the blocks whose forward a recomputed stage repeats. Of the others (logits and loss) it
             keeps all activations. None means all blocks.
@@ -311,6 +316,7 @@ class BlockCosts:
     gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
     names: tuple[str, ...] = field(default=())
+    layer_starts: np.ndarray | None = None
     ties: tuple[Tie, ...] = ()
     repeated: np.ndarray | None = None
     kept_bytes: np.ndarray | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.exchange import Traffic
+from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
@@ -37,6 +38,7 @@ class Setting:
 
     def __init__(self, prices: Pricer, cluster: Cluster, job: Job, *, changes_semantics: bool = False) -> None:
         self.asked, job = job, settled(job, cluster)
+        cluster = with_headroom(cluster, job.headroom)
         self.prices, self.cluster, self.job = prices, cluster, job
         self.precision = precision(job.precision)
         self.state_bytes = optimizer_state_bytes(job.optimizer, self.precision)

@@ -189,7 +189,8 @@ def test_a_device_of_few_words_gets_defaults(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(DEVICE)
     device = load_device(path)
-    assert device.reserve_bytes == 2_000_000_000
+    assert device.reserve_bytes == 600 * 2**20
+    assert device.neighbour_bytes == 220 * 2**20
     stack = load_stack()
     assert (device.launch_s, device.handover_s) == (stack.launch_s, stack.handover_s)
     path.write_text(DEVICE + "launch: 7 us\n")

@@ -84,14 +84,14 @@ def test_every_cluster_figure_has_a_source(name: str) -> None:
 def test_device_figures_agree_with_the_published_ones(name: str, key: str) -> None:
     facts = json.loads(shared_path("reference/hardware_facts.json").read_text())["devices"][key]
     device = load_device(name)
-    assert device.memory_bytes == facts["mem_gb"]["v"] * 10**9
+    # what a driver reports: at most that many GiB, and some percent less where error correction takes a part
+    assert 0.91 * facts["mem_gb"]["v"] * 10**9 < device.memory_bytes <= facts["mem_gb"]["v"] * 2**30
     assert device.memory_byte_per_s == facts["mem_bw"]["v"] * 1e9
     for kind, peak in device.matrix_flop_per_s.items():
         if kind in facts:
             assert peak == pytest.approx(facts[kind]["v"] * 1e12, rel=1e-12)
             assert ("not verified" in device.sources[f"matrix.{kind}"]) == (not facts[kind]["verified"])
-    for figure, fact in (("memory", "mem_gb"), ("memory_bandwidth", "mem_bw")):
-        assert ("not verified" in device.sources[figure]) == (not facts[fact]["verified"])
+    assert ("not verified" in device.sources["memory_bandwidth"]) == (not facts["mem_bw"]["verified"])
     if "best_matmul_bf16" in facts:
         # what a training run sustains stays below the best matmul ever measured alone
         sustained = device.matrix_efficiency.fractions[-1] * device.matrix_flop_per_s["bf16"]
@@ -107,9 +107,9 @@ def test_a_dgx_a100() -> None:
     assert (nvlink.byte_per_s, nvlink.device_byte_per_s) == (300e9, 300e9)
     assert (network.byte_per_s, network.device_byte_per_s) == (200e9, 25e9)
     device = cluster.device(15)
-    assert device.memory_bytes == 80_000_000_000
+    assert device.memory_bytes == round(79.15 * 2**30)
     assert device.matrix_flop_per_s["bf16"] == 312e12
-    assert device.usable_bytes == 78_000_000_000
+    assert device.usable_bytes == device.memory_bytes - 600 * 2**20
 
 
 def test_ports_are_dealt_out_to_devices() -> None:

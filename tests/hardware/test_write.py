@@ -43,9 +43,10 @@ def test_a_resolved_profile_stands_alone() -> None:
         "source": "restated",
     }
     device = content["device_types"]["v100-sxm2-16gb"]
-    assert device["memory"] == {"value": "16 GB", "source": "restated"}
+    assert device["memory"]["value"] == "15.78 GiB"
     assert "launch" not in device  # the stack's
     assert content["sources"]["restated"].startswith("vendor figure")
+    assert content["sources"]["nvsmi"].startswith("total memory")
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "mixed-pool", "superpod-h100", "fpga-pool"])

@@ -18,10 +18,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def row(name: str, seconds: float, gigabytes: float, *, sync: bool = True, alters: str = "") -> SystemRow:
-    memory = MemoryBytes(gigabytes * 1e9, 0.0, 0.0, 0.0, 0.0, 0.0)
+    memory = MemoryBytes(gigabytes * 2**30, 0.0, 0.0, 0.0, 0.0, 0.0)
     kind = Semantics.SYNC if sync else Semantics.ASYNC
     return SystemRow(
-        name, name, kind, True, iteration_s=seconds, memory=memory, capacity_bytes=16e9, plan="a plan", alters=alters
+        name,
+        name,
+        kind,
+        True,
+        iteration_s=seconds,
+        memory=memory,
+        capacity_bytes=16 * 2**30,
+        plan="a plan",
+        alters=alters,
     )
 
 
@@ -51,7 +59,7 @@ def test_every_row_is_named_and_what_does_not_fit_below() -> None:
     shown = texts(root)
     assert {"gpipe", "2bw", "parallax+", "not possible: tofu", "+ parallax: updates few rows"} <= set(shown)
     assert "a<b on box & co, global batch 8" in shown
-    assert "limit 16 GB" in shown
+    assert "limit 16 GiB" in shown
     points = [c for c in root.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]
     assert sorted(c.get("class", "") for c in points) == ["mark async", "mark sync", "mark sync"]
 

@@ -16,8 +16,8 @@ COLUMNS = {
     "what was decided": Form.TEXT,
 }  # fmt: skip
 ROWS = [
-    ("first", 0.25, 16e9, 0.125, 0.125, "two stages of four ranks, micro-batches of eight samples"),
-    ("second", None, 2e9, 1.0, 1.0, ""),
+    ("first", 0.25, 16 * 2**30, 0.125, 0.125, "two stages of four ranks, micro-batches of eight samples"),
+    ("second", None, 2 * 2**30, 1.0, 1.0, ""),
 ]
 REPORT = Report("A title", (Section("A heading", table=table(COLUMNS, ROWS)),))
 
@@ -26,27 +26,27 @@ def test_cells_are_shown_in_the_unit_of_their_column() -> None:
     assert to_text(REPORT).splitlines()[2:] == [
         "A heading",
         "  name      time  memory   share                        what was decided",
-        "  first   250 ms   16 GB   12.5%  ██▌·················  "
+        "  first   250 ms  16 GiB   12.5%  ██▌·················  "
         "two stages of four ranks, micro-batches of eight samples",
-        "  second       -    2 GB  100.0%  ████████████████████",
+        "  second       -   2 GiB  100.0%  ████████████████████",
     ]
 
 
 def test_where_room_is_short_bars_go_first_and_words_are_broken() -> None:
     assert to_text(REPORT, 60, 60).splitlines()[3:] == [
         "  name      time  memory   share  what was decided",
-        "  first   250 ms   16 GB   12.5%  two stages of four ranks,",
+        "  first   250 ms  16 GiB   12.5%  two stages of four ranks,",
         "                                  micro-batches of eight",
         "                                  samples",
-        "  second       -    2 GB  100.0%",
+        "  second       -   2 GiB  100.0%",
     ]
 
 
 def test_columns_that_do_not_stand_beside_each_other_are_dealt_to_several_tables() -> None:
     assert to_text(REPORT, 30, 30).splitlines()[3:] == [
         "  name      time  memory",
-        "  first   250 ms   16 GB",
-        "  second       -    2 GB",
+        "  first   250 ms  16 GiB",
+        "  second       -   2 GiB",
         "",
         "  name     share",
         "  first    12.5%",
@@ -86,9 +86,9 @@ def test_pieces_of_lines_carry_the_names_of_their_styles() -> None:
 def test_markdown_has_all_columns_and_draws_in_code_blocks() -> None:
     drawn = ((("FFBB", "forward"),),)
     text = to_markdown(
-        Report("A title", (Section(drawing=drawn), Section("Head", table=table({"a": Form.BYTES}, [(1e9,)]))))
+        Report("A title", (Section(drawing=drawn), Section("Head", table=table({"a": Form.BYTES}, [(2**30,)]))))
     )
-    assert text == "## A title\n\n```\nFFBB\n```\n\n### Head\n\n| a |\n|---:|\n| 1 GB |\n"
+    assert text == "## A title\n\n```\nFFBB\n```\n\n### Head\n\n| a |\n|---:|\n| 1 GiB |\n"
 
 
 @pytest.mark.parametrize(
