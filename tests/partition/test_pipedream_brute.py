@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers.partition import search_partition
-from planner.space.partition import Ends, Exchange, Layers, Memory, PipeDreamProblem, PlacedPipelineProblem, StashRule
+from planner.space.partition import Layers, Memory, PipeDreamProblem, PlacedPipelineProblem, StashRule
 from tests.oracles.hierarchical import try_everything
 from tests.oracles.hierarchical_placed import try_everything as try_everything_placed
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
@@ -82,24 +82,18 @@ def test_several_levels(
     fanout=st.sampled_from([(4,), (2, 2), (3, 2), (2, 3), (2, 2, 2)]),
     speeds=st.tuples(st.sampled_from([50.0, 8.0]), st.sampled_from([8.0, 2.0]), st.sampled_from([2.0, 0.5])),
     memory=memories(),
-    ends=st.sampled_from(list(Ends)),
-    exchange=st.sampled_from(list(Exchange)),
     use_all=st.booleans(),
-    terms=st.fixed_dictionaries(TERMS),
+    terms=st.fixed_dictionaries({name: value for name, value in TERMS.items() if name != "frontiers"}),
 )
 def test_placed(
     layers: Layers,
     fanout: tuple[int, ...],
     speeds: tuple[float, ...],
     memory: Memory,
-    ends: Ends,
-    exchange: Exchange,
     use_all: bool,
     terms: dict,
 ) -> None:
-    problem = PlacedPipelineProblem(
-        layers, fanout, speeds[: len(fanout)], memory=memory, ends=ends, exchange=exchange, use_all=use_all, **terms
-    )
+    problem = PlacedPipelineProblem(layers, fanout, speeds[: len(fanout)], memory=memory, use_all=use_all, **terms)
     oracle, found = try_everything_placed(problem), search_partition(problem)
     assert same(found.objective, oracle.objective)
     assert found.proven

@@ -6,137 +6,23 @@ far. With a known plan of load T, only parts below T matter, and only ideals who
 devices can do below T. Where T is near the mean load, that leaves narrow windows of ideals around the multiples of
 the mean, which is what makes graphs with tens of thousands of ideals quick.
 
-Groups without forward nodes are bound by no order. Here every device takes those that suit it, as if there were one
-for each device, so that the result is a lower bound when there are such groups; else it is exact.
+Groups without forward nodes are bound by no order. Here they are left out, and nets join the other groups only: what a
+part pays in any plan is not less, so that the result is a lower bound when there are such groups; else it is exact.
 
 Times are rounded to multiples of 2^-50 of their total, so that all sums are exact and their order does not matter.
-
-Groups that no order binds (backward nodes without forward twin), as parts of a chain see them.
-
-They hang together with the ordered groups by nets only. A part S of ordered groups takes from each cluster C of loose
-groups the set F that suits it best: work(F) + what the cluster's nets cost S and F together. What S pays in any plan
-is not less, so a chain priced like this bounds all plans from below.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations, pairwise
 
 import numpy as np
 
-from planner.graph.ideals import bit_row, components, words
+from planner.graph.ideals import bit_row
 from planner.memory import fits
 from planner.solvers.partition._max_load_form import Form
 from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
-
-_LARGEST = 4
-"""Clusters with more groups are left out, their nets shrunk to the ordered groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A set F of a cluster's groups: its work, and for each net whether F meets it, and holds all its loose groups."""
-
-    work: float
-    meets: tuple[bool, ...]
-    holds: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    nets: tuple[int, ...]
-    rests: np.ndarray
-    near: np.ndarray
-    choices: tuple[_Choice, ...]
-
-
-class LooseGroups:
-    """Prices clusters of loose groups.
-
-    Args:
-        form: the problem on groups.
-        acc: accelerator time of each group in the caller's unit.
-        cost: cost of each net in the caller's unit.
-
-    Attributes:
-        holds: bool [nets] nets with a loose group, which are priced here and nowhere else.
-    """
-
-    def __init__(self, form: Form, acc: np.ndarray, cost: np.ndarray) -> None:
-        self.cost = cost
-        loose = {v for v in range(form.groups) if not form.ordered[v]}
-        self.holds = np.array([bool(loose.intersection(pins)) for pins in form.nets], dtype=bool)
-        links = []
-        for pins in form.nets:
-            own = sorted(loose.intersection(pins))
-            links += [pair for a, b in pairwise(own) for pair in ((a, b), (b, a))]
-        name = components(form.groups, links)
-        members: dict[int, list[int]] = {}
-        for v in sorted(loose):
-            members.setdefault(name[v], []).append(v)
-        nets: dict[int, list[int]] = {}
-        for e in np.flatnonzero(self.holds):
-            nets.setdefault(name[min(loose.intersection(form.nets[e]))], []).append(int(e))
-        self.clusters = [_cluster(form, acc, loose, members[k], nets[k]) for k in sorted(nets)]
-
-    def least(self, done: np.ndarray, bits: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """What the clusters cost the parts between one ideal and some larger ones, at least.
-
-        Args:
-            done: uint64 [words] the smaller ideal.
-            bits: uint64 [ideals, words] all ideals.
-            after: rows of `bits` of the larger ones.
-        """
-        total = np.zeros(len(after))
-        if not self.clusters or not len(after):
-            return total
-        reach = np.bitwise_or.reduce(bits[after], axis=0) & ~done
-        for cluster in self.clusters:
-            if (cluster.near & reach).any():
-                total += self._cluster_cost(cluster, done, bits, after)
-        return total
-
-    def _cluster_cost(self, cluster: _Cluster, done: np.ndarray, bits: np.ndarray, after: np.ndarray) -> np.ndarray:
-        touched, whole = [], []
-        for rest in cluster.rests:
-            open_rest = rest & ~done
-            met = np.zeros(len(after), dtype=bool)
-            full = np.full(len(after), not (rest & done).any())
-            for w in np.flatnonzero(open_rest):
-                part = bits[after, w] & open_rest[w]
-                met |= part != 0
-                full &= part == open_rest[w]
-            touched.append(met)
-            whole.append(full)
-        best = np.full(len(after), np.inf)
-        for choice in cluster.choices:
-            price = np.full(len(after), choice.work)
-            for k, e in enumerate(cluster.nets):
-                price += self.cost[e] * ((touched[k] | choice.meets[k]) & ~(whole[k] & choice.holds[k]))
-            np.minimum(best, price, out=best)
-        return best
-
-
-def _cluster(form: Form, acc: np.ndarray, loose: set[int], members: list[int], nets: list[int]) -> _Cluster:
-    width = words(form.groups)
-    rests = np.array([bit_row([v for v in form.nets[e] if v not in loose], width) for e in nets], dtype=np.uint64)
-    near = np.bitwise_or.reduce(rests, axis=0)
-    if len(members) > _LARGEST:
-        shrunk = _Choice(0.0, (False,) * len(nets), (True,) * len(nets))
-        return _Cluster(tuple(nets), rests, near, (shrunk,))
-    choices = []
-    able = [v for v in members if form.supported[v]]
-    for size in range(len(able) + 1):
-        for chosen in combinations(able, size):
-            own = [[v for v in form.nets[e] if v in loose] for e in nets]
-            if fits(float(form.size[list(chosen)].sum()), form.problem.memory_bytes):
-                meets = tuple(any(v in chosen for v in pins) for pins in own)
-                holds = tuple(all(v in chosen for v in pins) for pins in own)
-                choices.append(_Choice(float(acc[list(chosen)].sum()), meets, holds))
-    return _Cluster(tuple(nets), rests, near, tuple(choices))
-
 
 _FREE = 1e-10
 """A plan counts as better than another when its load is smaller by more than this fraction."""
@@ -212,7 +98,6 @@ class _Search:
         self.acc, self.cpu, self.size, self.unsupported = (np.ascontiguousarray(sums[order, k]) for k in range(4))
         # A CPU's part may reach as far as CPU time says; this is a lower end of CPU time at or after each position.
         self.cpu_floor = np.minimum.accumulate(self.cpu[::-1])[::-1]
-        self.loose = LooseGroups(form, acc, self.cost)
         self.frontier, self.frontier_cost, self.cut = self._frontiers()
 
     def _within_reach(self, sums: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -236,12 +121,11 @@ class _Search:
     def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Nets that each ideal cuts, padded with a net that does not exist, and what they cost."""
         width = self.bits.shape[1]
-        self.pins = np.array([bit_row(pins, width) for pins in self.form.nets], dtype=np.uint64).reshape(-1, width)
+        ordered = [[v for v in pins if self.form.ordered[v]] for pins in self.form.nets]
+        self.pins = np.array([bit_row(pins, width) for pins in ordered], dtype=np.uint64).reshape(-1, width)
         rows, nets = [], []
         for e, pins in enumerate(self.pins):
             self.deadline.check()
-            if self.loose.holds[e]:
-                continue
             touched = np.zeros(len(self.bits), dtype=bool)
             whole = np.ones(len(self.bits), dtype=bool)
             for w in np.flatnonzero(pins):
@@ -325,7 +209,7 @@ class _Search:
             for w in np.flatnonzero(rest):
                 met |= (self.bits[after, w] & rest[w]) != 0
             out += self.cost[e] * met
-        return np.asarray(out + self.loose.least(self.bits[i], self.bits, after))
+        return np.asarray(out)
 
     def _offer(
         self, i: int, there: np.ndarray, load: np.ndarray, here: np.ndarray, to: tuple[slice, slice], cpu: bool

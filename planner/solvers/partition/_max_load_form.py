@@ -243,7 +243,7 @@ class _Rules:
 
 def simple_bound(form: Form) -> float:
     """The best of the bounds below, ms; O(g^2) at most."""
-    return max(fluid_bound(form), largest_bound(form), pigeonhole_bound(form)) * _SAFE
+    return max(fluid_bound(form), pigeonhole_bound(form)) * _SAFE
 
 
 def fluid_bound(form: Form) -> float:
@@ -265,13 +265,6 @@ def fluid_bound(form: Form) -> float:
             return max(acc_left / accs - max(share, 0.0) * acc / accs, cpu_done / cpus)
         cpu_done, acc_left = cpu_done + cpu, acc_left - acc
     return max(acc_left / accs, cpu_done / cpus)
-
-
-def largest_bound(form: Form) -> float:
-    """Every group has to run somewhere."""
-    on_acc = np.where(form.supported & (form.problem.accelerators > 0), form.acc, np.inf)
-    on_cpu = form.cpu if form.problem.cpus else np.full(form.groups, np.inf)
-    return float(np.minimum(on_acc, on_cpu).max(initial=0.0))
 
 
 def pigeonhole_bound(form: Form) -> float:

@@ -5,7 +5,7 @@ compute time / R. So with u of E devices used the compute time before a cut lies
 limit u: near the optimum few cuts remain at each place, and a graph with hundreds of thousands of cuts is solved
 exactly. Nothing faster than the limit is lost: when nothing is found, the limit is a lower bound.
 
-Sites and moves of the sweep: flat machines, and devices on a tree of levels.
+Sites and moves of the sweep: devices on a tree of levels; machines on one level are a tree without any.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.hardware.collectives import moved_bytes
-from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import Deadline
 from planner.solvers.partition._pipedream_cuts import Cuts
-from planner.space.partition import Memory, PipeDreamProblem, PlacedPipelineProblem, StageCost
+from planner.space.partition import Memory, PlacedPipelineProblem
 
 _BLOCK = 200_000
 _SLACK = 1 + 1e-12
@@ -277,28 +275,11 @@ Site = tuple[int, int, int, int]
 """(devices before, copies, stride, offset inside a unit); (p, 1, 0, 0) between sections."""
 
 
-def flat_layout(problem: PipeDreamProblem, devices: int, deadline: Deadline) -> Layout:
-    """Any numbers of machines one after another, `devices` in all, on a single level."""
-    speed = problem.bandwidth_byte_per_s[0]
-    moves = []
-    for used in range(devices):
-        most = devices - used if problem.replicate else 1
-        row = []
-        deadline.check()
-        for replicas in range(1, most + 1):
-            paper = problem.cost is StageCost.PAPER
-            traffic = 2.0 * (replicas - 1) if paper else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, replicas)
-            place = (used, replicas, 1, 0)
-            row.append(Move(used + replicas, replicas, used + replicas, traffic / speed, 0, 0, place))
-        moves.append(tuple(row))
-    return Layout(devices, tuple(moves))
-
-
-def placed_layout(problem: PlacedPipelineProblem, devices: int, deadline: Deadline) -> Layout:
+def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, *, replicate: bool = True) -> Layout:
     """Runs of neighbouring devices, and sections of several units that are run alike, `devices` in all."""
     found: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
     for before in range(devices):
-        for width in range(1, devices - before + 1):
+        for width in range(1, devices - before + 1 if replicate else 2):
             deadline.check()
             after: Site = (before + width, 1, 0, 0)
             found[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))

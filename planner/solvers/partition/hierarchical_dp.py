@@ -20,9 +20,9 @@ from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
-from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, flat_layout, placed_layout
+from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, layout_on
 from planner.space.partition import (
-    Ends,
+    Frontiers,
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
@@ -249,6 +249,15 @@ class Placer:
         return tuple(self.stage(cuts.layers_between(step.start, step.stop), step.place) for step in steps)
 
 
+def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:
+    """All cuts of the problem's layers, when its trivial plans have been offered."""
+    problem = search.problem
+    search.offer_all((search.solver, plan) for _, plan in problem.trivial())
+    cuts = all_cuts(problem.layers, problem.boundary, frontiers, _MOST_CUTS, search.deadline)
+    search.count(cuts=cuts.count, pairs=0)
+    return cuts
+
+
 def solve_nested(search: Search) -> None:
     """The fastest hierarchical plan.
 
@@ -268,17 +277,15 @@ def solve_nested(search: Search) -> None:
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or use_fewer=False",
         )
-    search.offer_all(("", plan) for _, plan in problem.trivial())
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, _MOST_CUTS, search.deadline)
+    cuts = _cuts_of(search, problem.frontiers)
     complete = cuts.complete and (levels == 1 or cuts.count <= _MOST_PAIRED)
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
-    search.count(cuts=cuts.count, pairs=0)
     if levels == 1:
         _solve_flat(search, problem, cuts)
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
-    some = cuts if complete or cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
+    some = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
     search.count(pairs=some.count**2)
     time, plan = Nested(problem, some, search.deadline.check).solve()
     if plan is not None:
@@ -288,17 +295,15 @@ def solve_nested(search: Search) -> None:
 
 
 def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
-    machines = problem.machines[0]
-
-    def pricing(devices: int) -> Pricing:
-        idle = machines - devices if problem.memory.rule is StashRule.RELEASED else 0
-        return _pricing(problem, receiver=True, idle_behind_first=idle)
-
-    counts = list(range(machines, 0, -1)) if problem.use_fewer else [machines]
+    machines, released = problem.machines[0], problem.memory.rule is StashRule.RELEASED
+    line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, cost=problem.cost)
     Placer(
-        search, counts, lambda devices: flat_layout(problem, devices, search.deadline), pricing,
+        search,
+        list(range(machines, 0, -1)) if problem.use_fewer else [machines],
+        lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate),
+        lambda devices: _pricing(problem, receiver=True, idle_behind_first=(machines - devices) * released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
-    ).climb(cuts)  # fmt: skip
+    ).climb(cuts)
 
 
 def _pricing(
@@ -315,17 +320,16 @@ def solve_placed(search: Search) -> None:
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
     problem: PlacedPipelineProblem = search.problem
-    search.offer_all(("", plan) for _, plan in problem.trivial())
-    cuts = all_cuts(problem.layers, problem.boundary, problem.frontiers, _MOST_CUTS, search.deadline)
+    cuts = _cuts_of(search, Frontiers.ALL)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    search.count(cuts=cuts.count, pairs=0)
-    prices = _pricing(problem, receiver=problem.ends is Ends.RECEIVER)
-    counts = [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1))
     Placer(
-        search, counts, lambda count: placed_layout(problem, count, search.deadline), lambda _: prices,
+        search,
+        [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
+        lambda devices: layout_on(problem, devices, search.deadline),
+        lambda _: _pricing(problem, receiver=False),
         lambda layers, place: PlacedStage(layers, *place),
-    ).climb(cuts)  # fmt: skip
+    ).climb(cuts)
 
 
 PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))

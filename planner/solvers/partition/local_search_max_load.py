@@ -103,7 +103,7 @@ class Loads:
         return left, got
 
 
-_SHARE = 0.3
+_SHARE = 0.25
 _POWERS = (16.0, 64.0, 8.0, 32.0)
 _ROUNDS = 1000
 _PATIENCE = 16

@@ -22,7 +22,7 @@ from planner.space.partition.latency import LatencyDecision, LatencyProblem, lat
 from planner.space.partition.layerwise import LayerChoice, LayerDecision
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
 from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import Ends, Exchange, PlacedPipelineProblem, PlacedStage
+from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
 from planner.space.partition.pipedream_terms import (
     BoundaryBytes,
     CutJudge,
@@ -46,8 +46,6 @@ __all__ = [
     "ChainDecision",
     "ChainStages",
     "CutJudge",
-    "Ends",
-    "Exchange",
     "Frontiers",
     "IterationDecision",
     "IterationProblem",

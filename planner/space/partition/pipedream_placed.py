@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from planner.errors import UsageError
@@ -32,31 +31,12 @@ from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
     BoundaryBytes,
     CutJudge,
-    Frontiers,
     Layers,
     Memory,
     StageCost,
 )
 from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
-
-
-class Exchange(StrEnum):
-    """How replicas of a stage exchange their gradients."""
-
-    FLAT = "flat"
-    """All at once, at the speed of the slowest link among them."""
-    BEST = "best"
-    """Flat, or level by level (inside each unit first, then between units), whichever is faster."""
-
-
-class Ends(StrEnum):
-    """Whose replicas share the transfers at a cut."""
-
-    BOTH = "both"
-    """Both stages send or receive all of it: the one with fewer replicas counts."""
-    RECEIVER = "receiver"
-    """As in PipeDream's released optimiser: the first stage's sending is not charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +77,8 @@ class PlacedPipelineProblem:
         fanout: devices of a lowest unit, then units of each level under one parent.
         bandwidth_byte_per_s: of the links between the units of a level, lowest first.
         cost: how computation and weight exchange add up.
-        exchange: how replicas exchange gradients.
-        ends: whose replicas share a transfer.
         transfers: whether cuts cost anything.
         boundary: what crosses a cut.
-        frontiers: where the graph may be cut.
         memory: limit of a device.
         use_all: whether every device must be used.
     """
@@ -113,11 +90,8 @@ class PlacedPipelineProblem:
     fanout: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
     cost: StageCost = StageCost.RELEASED
-    exchange: Exchange = Exchange.BEST
-    ends: Ends = Ends.BOTH
     transfers: bool = True
     boundary: BoundaryBytes = BoundaryBytes.LIVE
-    frontiers: Frontiers = Frontiers.ALL
     memory: Memory = NO_LIMIT
     use_all: bool = False
 
@@ -150,8 +124,9 @@ class PlacedPipelineProblem:
         """Seconds to exchange one byte of weights among replicas on these devices (K above)."""
         if len(devices) < 2:
             return 0.0
-        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[self.span_level(min(devices), max(devices))]
-        if self.exchange is Exchange.FLAT:
+        level = self.span_level(min(devices), max(devices))
+        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[level]
+        if level == 0:
             return flat
         by_level = 0.0
         for level, speed in enumerate(self.bandwidth_byte_per_s):
@@ -179,11 +154,8 @@ class PlacedPipelineProblem:
         for number, stage in enumerate(stages):
             time, behind = self._stage_s(stage), behind - stage.replicas
             received = cuts.cut_bytes(before) if number else 0.0
-            if number:
-                if self.frontiers is Frontiers.FIRST_SOURCE and not cuts.from_first_source(before):
-                    faults.append(Violation("option", number, "the cut before it is not behind the first source"))
-                if self.transfers:
-                    time = max(time, self._transfer_s(received, stages, number))
+            if number and self.transfers:
+                time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
             needed = self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received)
             message = f"a device of the stage keeps {needed:.0f} of {self.memory.device_bytes:.0f} bytes"
@@ -206,8 +178,6 @@ class PlacedPipelineProblem:
         seconds = 2 * cut_bytes / self.bandwidth_byte_per_s[self.span_level(last.first, end)]
         if self.cost is StageCost.PAPER:
             return seconds
-        if self.ends is Ends.RECEIVER and number == 1:
-            return seconds / stage.replicas
         return seconds / min(stage.replicas, last.replicas)
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
