@@ -31,7 +31,9 @@ DEFAULT_TOP = 12
 @_options.strict_option
 @click.pass_context
 def command(ctx: click.Context, /, model: str, form: str, top: int, **options: Any) -> None:  # noqa: ANN401
-    """Price MODEL (an ONNX file or a bundled model's name): totals, costliest layers and operators, coverage.
+    """Price MODEL: totals, costliest layers and operators, coverage.
+
+    MODEL is an ONNX file, a Hugging Face config.json or a bundled model's name.
 
     `--format csv` lists every node; `json` holds the whole report.
 
