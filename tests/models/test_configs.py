@@ -126,7 +126,9 @@ def test_a_sequence_is_assumed_and_said(written: Writer) -> None:
 
 
 def test_keys_that_are_not_understood_are_named_and_others_are_not(written: Writer) -> None:
-    path = written(TINY | {"bos_token_id": 1, "mamba_gate": 3, "absent": None, "_private": 1, "alibi": True})
+    path = written(
+        TINY | {"bos_token_id": 1, "mamba_gate": 3, "absent": None, "off": False, "_private": 1, "alibi": True}
+    )
     assert _notes(path, seq=8) == ["keys that are not understood and have no effect: alibi, mamba_gate"]
 
 
