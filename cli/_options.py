@@ -19,7 +19,7 @@ dims_option: Decorator = click.option(
     "dims",
     multiple=True,
     metavar="NAME=SIZE",
-    help="Size of a symbolic dimension, or of `batch`/`seq` of a bundled model; repeatable.",
+    help="Size of a symbolic dimension, or `batch`/`seq` of a bundled model or config.json; repeatable.",
 )
 hardware_option: Decorator = click.option(
     "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."
@@ -70,7 +70,9 @@ def format_option(*forms: str) -> Decorator:
 
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The model and the hardware that a plan is held against."""
-    model = click.option("--model", metavar="MODEL", help="ONNX file or bundled model that the plan is for.")
+    model = click.option(
+        "--model", metavar="MODEL", help="ONNX file, config.json or bundled model that the plan is for."
+    )
     hardware = click.option(
         "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
     )

@@ -114,7 +114,7 @@ def command(
     quiet: bool,
     **options: Any,  # noqa: ANN401
 ) -> None:
-    """Plan how to train MODEL (an ONNX file or a bundled model's name) on a cluster.
+    """Plan how to train MODEL (an ONNX file, a Hugging Face config.json or a bundled model's name) on a cluster.
 
     MODEL may also be an instance of a published partition problem: an operator graph, a Piper instance or, with an
     --objective or --machines, a PipeDream profile. Such files carry their own costs.

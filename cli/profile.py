@@ -35,7 +35,9 @@ DEFAULT_TOP = 12
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write seconds of all operators, for `--costs`.")
 @click.pass_context
 def command(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
-    """Price MODEL (an ONNX file or a bundled model's name): totals, costliest layers and operators, coverage.
+    """Price MODEL: totals, costliest layers and operators, coverage.
+
+    MODEL is an ONNX file, a Hugging Face config.json or a bundled model's name.
 
     `--format csv` lists every node; `json` holds the whole report.
 

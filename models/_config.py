@@ -68,7 +68,7 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
     kind = type_named(document.get("model_type"), types)
     values = _values(document, kind)
     unknown = sorted(set(document) - set(kind.keys) - set(irrelevant) - {"model_type"})
-    unknown = [key for key in unknown if not key.startswith("_") and document[key] is not None]
+    unknown = [key for key in unknown if not key.startswith("_") and document[key] not in (None, False)]
     if unknown:
         notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
     return Configuration(kind, values, tuple(notes))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Config, Key, ModelType, required
+from ._types import Key, ModelType, required
 
 OPSET = 20
 EPSILON = 1e-12
@@ -115,20 +115,6 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 
 
-def _size(c: Config) -> BertSize:
-    return BertSize(
-        c["num_hidden_layers"],
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["intermediate_size"],
-        c["vocab_size"],
-        c["max_position_embeddings"],
-        c["tie_word_embeddings"],
-        c["next_sentence"],
-        c["type_vocab_size"],
-    )
-
-
 _KEYS = {
     "num_hidden_layers": required(),
     "hidden_size": required(),
@@ -137,8 +123,11 @@ _KEYS = {
     "vocab_size": Key(int, 30522),
     "max_position_embeddings": Key(int, 512),
     "tie_word_embeddings": Key(bool, True),
-    "type_vocab_size": Key(int, 2),
     "next_sentence": Key(bool, False),
+    "type_vocab_size": Key(int, 2),
 }
+"""Keys in the order of the fields of `BertSize`."""
 
-MODEL_TYPES = {"bert": ModelType("bert", _KEYS, _size, "max_position_embeddings")}
+MODEL_TYPES = {
+    "bert": ModelType("bert", _KEYS, lambda c: BertSize(*(c[key] for key in _KEYS)), "max_position_embeddings"),
+}

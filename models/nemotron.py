@@ -62,8 +62,8 @@ def _size(c: Config) -> DecoderSize:
             f"hybrid_override_pattern has {len(pattern)} letters for {c['num_hidden_layers']} layers",
             "give one letter for each layer",
         )
-    predictor = _layers(c["mtp_hybrid_override_pattern"], blocks)
-    return decoder_of(c, _layers(pattern, blocks), predictors=(predictor,) * c["num_nextn_predict_layers"])
+    predictors = (c["mtp_hybrid_override_pattern"],) * c["num_nextn_predict_layers"]
+    return decoder_of(c, _layers(pattern, blocks), predictors=tuple(_layers(part, blocks) for part in predictors))
 
 
 _KEYS: Mapping[str, Key] = {

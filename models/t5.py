@@ -169,7 +169,7 @@ def _size(c: Config) -> T5Size:
         )
     gated, moe = _FORMS[c["feed_forward_proj"]], None
     if c.get("num_experts"):
-        every = c["expert_layer_period"]
+        every = c["encoder_sparse_step"]
         moe = MoE(c["num_experts"], 1, 1.25, every, renormalise=False, dispatch=Dispatch.EINSUM, gated=gated)
     widths = (c["num_layers"], c["d_model"], c["num_heads"], c["d_kv"], c["d_ff"], c["vocab_size"])
     return T5Size(*widths, c["tie_word_embeddings"], gated, moe)
@@ -188,7 +188,7 @@ _KEYS = {
     "relative_attention_max_distance": Key(int, MAX_DISTANCE),
     "tie_word_embeddings": Key(bool, True),
 }
-_SWITCH = {**_KEYS, "num_experts": Key(int, 8), "expert_layer_period": Key(int, 2)}
+_SWITCH = {**_KEYS, "num_experts": Key(int, 8), "encoder_sparse_step": Key(int, 2)}
 
 MODEL_TYPES = {
     "t5": ModelType("t5", _KEYS, _size),

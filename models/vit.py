@@ -28,6 +28,8 @@ class ViTSize:
         patch: height and width of a patch.
         image: height and width of the input.
         classes: size of the result.
+        channels: colours of the input.
+        qkv_bias: queries, keys and values have biases.
     """
 
     layers: int
@@ -37,11 +39,13 @@ class ViTSize:
     patch: int = 16
     image: int = 224
     classes: int = 1000
+    channels: int = 3
+    qkv_bias: bool = True
 
 
 def construct(size: ViTSize, g: GraphBuilder, batch: int, seq: int) -> None:
-    """Add a Vision Transformer that reads `pixel_values` [batch, 3, h, w] and ends at logits [batch, classes]."""
-    pixels = g.input("pixel_values", (batch, 3, size.image, size.image))
+    """Add a model that reads `pixel_values` [batch, channels, h, w] and ends at logits [batch, classes]."""
+    pixels = g.input("pixel_values", (batch, size.channels, size.image, size.image))
     with g.scope("vit"):
         with g.scope("embeddings"):
             x = _embeddings(size, g, pixels)
@@ -57,7 +61,7 @@ def _embeddings(size: ViTSize, g: GraphBuilder, pixels: Value) -> Value:
     """Patches as vectors behind a class token, positions added: [b, patches + 1, hidden]."""
     with g.scope("patch_embeddings"):
         with g.scope("projection"):
-            weight = g.parameter("weight", (size.hidden, 3, size.patch, size.patch))
+            weight = g.parameter("weight", (size.hidden, size.channels, size.patch, size.patch))
             bias = g.parameter("bias", (size.hidden,), fill=0.0)
             patches = ops.conv(g, pixels, weight, bias, stride=size.patch)
         patches = ops.transpose(g, ops.reshape(g, patches, (0, 0, -1)), (0, 2, 1))
@@ -71,7 +75,7 @@ def _layer(size: ViTSize, g: GraphBuilder, x: Value) -> Value:
     normed = layers.layer_norm(g, x, "layernorm_before", epsilon=EPSILON)
     with g.scope("attention"):
         q, k, v = (
-            layers.split_heads(g, layers.linear(g, normed, size.hidden, name), size.heads)
+            layers.split_heads(g, layers.linear(g, normed, size.hidden, name, bias=size.qkv_bias), size.heads)
             for name in ("q_proj", "k_proj", "v_proj")
         )
         merged = layers.merge_heads(g, layers.attention(g, q, k, v))
@@ -93,6 +97,8 @@ def _size(c: Config) -> ViTSize:
         c["patch_size"],
         c["image_size"],
         c["num_labels"] or len(c["id2label"] or ()) or 1000,
+        c["num_channels"],
+        c["qkv_bias"],
     )
 
 
@@ -105,6 +111,8 @@ _KEYS = {
     "image_size": Key(int, 224),
     "num_labels": Key(int),
     "id2label": Key(dict),
+    "num_channels": Key(int, 3),
+    "qkv_bias": Key(bool, True),
 }
 
 MODEL_TYPES = {"vit": ModelType("vit", _KEYS, _size, reads_sequence=False)}

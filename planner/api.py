@@ -77,7 +77,9 @@ def load_graph(
     if not os.path.exists(model):
         near = did_you_mean(str(model), bundled_names())
         raise ModelError(
-            "no such file or bundled model", where=str(model), hint=f"an ONNX file or a bundled name; {near}"
+            "no such file or bundled model",
+            where=str(model),
+            hint=f"an ONNX file, a config.json or a bundled name; {near}",
         )
     return import_file(model, dims=sizes, options=chosen)
 

@@ -126,7 +126,9 @@ def test_a_sequence_is_assumed_and_said(written: Writer) -> None:
 
 
 def test_keys_that_are_not_understood_are_named_and_others_are_not(written: Writer) -> None:
-    path = written(TINY | {"bos_token_id": 1, "mamba_gate": 3, "absent": None, "_private": 1, "alibi": True})
+    path = written(
+        TINY | {"bos_token_id": 1, "mamba_gate": 3, "absent": None, "off": False, "_private": 1, "alibi": True}
+    )
     assert _notes(path, seq=8) == ["keys that are not understood and have no effect: alibi, mamba_gate"]
 
 
@@ -189,3 +191,23 @@ def test_options_that_a_type_does_not_have(base: str, options: dict[str, str], m
     with pytest.raises(models.ModelBuildError) as caught:
         models.changed(base, options)
     assert message in str(caught.value)
+
+
+def _documentation() -> str:
+    return (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+
+
+def test_the_documentation_names_every_type_and_family() -> None:
+    cells = {line.split("|")[1].strip() for line in _documentation().splitlines() if line.startswith("|")}
+    named = {name.strip() for cell in cells for name in cell.split(",")}
+    own = {"resnet", "vgg", "alexnet", "gnmt", "dlrm"}  # types that no config.json has
+    assert {*models.families(), *models.model_types()} - own <= named
+    assert set(models.families()) <= named
+
+
+def test_the_code_of_the_documentation_runs() -> None:
+    (code,) = (part.partition("```")[0] for part in _documentation().split("```python")[1:])
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert parameter_count(names["model"]) == 8_030_261_248 - 16 * 218_112_000
+    assert names["notes"] == ()
