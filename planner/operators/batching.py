@@ -61,7 +61,7 @@ def batch_flow(graph: Graph) -> BatchFlow:
 
 
 def _follow(flow: Flow) -> None:
-    """Walk through the graph once; where nodes make the same call on the same marks, the first one's results hold."""
+    """Mark what follows the batch: walk through the graph, again where a reader made what stands before it follow."""
     graph, batch = flow.graph, flow.batch
     for name in graph.inputs:
         dim = _batch_dimension(graph.tensors[name], batch) if name in graph.tensors else None
@@ -69,6 +69,15 @@ def _follow(flow: Flow) -> None:
             flow.set(name, [Mark() if d == dim else None for d in range(len(graph.tensors[name].shape))])
     if not flow.marks:
         raise ModelError(f"no input has a dimension of the batch size {batch}", hint="name the batch size at import")
+    late = -1
+    while flow.late > late:
+        late = flow.late
+        _walk(flow)
+
+
+def _walk(flow: Flow) -> None:
+    """Go through the nodes once; where they make the same call on the same marks, the first one's results hold."""
+    graph = flow.graph
     classes, known = call_classes(graph).index.tolist(), dict[Hashable, tuple[Marks | None, ...]]()
     for i, node in enumerate(graph.nodes):
         reads = tuple(map(flow.marks.get, node.inputs))

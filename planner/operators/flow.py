@@ -41,6 +41,7 @@ class Flow:
         edits: for a node's constant operand, by (node, position): which of its values are proportional to the batch.
         guesses: which of several possible places the batch takes, by situation; the first where nothing is said.
         open: situations met that leave a choice, and among how many places.
+        late: computed tensors that follow the batch for the sake of a reader, not of what they are computed from.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Flow:
     edits: dict[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     guesses: dict[Hashable, int] = field(default_factory=dict)
     open: dict[Hashable, int] = field(default_factory=dict)
+    late: int = 0
 
     def site(self, i: int) -> Site:
         """A node's call, by which its attributes and constant operands are read."""
@@ -95,7 +97,8 @@ class Flow:
     def require(self, i: int, name: str, dim: int, mark: Mark) -> None:
         """Make an operand's dimension follow the batch, which nothing said so far.
 
-        Constants do, and weights that an exporter repeated once a sample (a class token); computed tensors cannot.
+        Constants do, weights that an exporter repeated once a sample (a class token), and what is computed from such;
+        tensors that are computed from inputs cannot.
 
         Raises:
             ModelError: the operand cannot follow.
@@ -104,22 +107,66 @@ class Flow:
         if marks[dim] is not None:
             return
         tensor = self.graph.tensors[name]
-        size = tensor.shape[dim]
         at = self.graph.producer.get(name)
-        if at is not None and self.graph.nodes[at].op not in ("Expand", "Tile"):
-            raise self.fail(i, f"reads {name!r}, whose dimension {dim} of size {size} does not follow the batch")
+        repeated = at is not None and self._repeats(at, name, dim, mark)
+        if at is not None and not repeated:
+            self._trace_back(i, at, name, dim, mark)
         if tensor.kind is TensorKind.PARAMETER and mark != Mark():
             raise self.fail(i, f"reads the weight {name!r}, whose dimension {dim} runs over all samples")
         self.marks[name] = (*marks[:dim], mark, *marks[dim + 1 :])
-        if at is not None:
+        self.late += at is not None
+        if at is not None and repeated:
             self.note_shape(at, 1, name)
+
+    def _repeats(self, at: int, name: str, dim: int, mark: Mark) -> bool:
+        """Whether a node repeats its operand along a dimension of its result, which may then be once a sample."""
+        node, size = self.graph.nodes[at], self.shape(name)[dim]
+        if node.op not in ("Expand", "Tile"):
+            return False
+        source = self.shape(node.inputs[0])
+        place = dim - len(self.shape(name)) + len(source)
+        before = source[place] if place >= 0 else 1
+        if node.op == "Expand":
+            return before == 1
+        if size // before % self.batch or mark.inner % before:
+            return False
+        known = self.edits.get((at, 1), (False,) * len(source))
+        self.edit(at, 1, [flag or d == dim for d, flag in enumerate(known)])
+        return True
+
+    def _trace_back(self, i: int, at: int, name: str, dim: int, mark: Mark) -> None:
+        """Make what a tensor is computed from follow the batch: constants and weights, repeated once a sample.
+
+        Raises:
+            ModelError: the tensor is computed from an input, or its producer makes that dimension of nothing.
+        """
+        node, site = self.graph.nodes[at], graph_specs(self.graph)[at]
+        indices = [
+            access.dims[dim]
+            for nest in site.nests
+            for access in nest.writes
+            if node.outputs[access.position] == name and len(access.dims) == len(self.shape(name))
+        ]
+        operands = [
+            (node.inputs[access.position], d)
+            for nest in site.nests
+            for access in nest.reads
+            if len(access.dims) == len(self.shape(node.inputs[access.position]))
+            for d, names in enumerate(access.dims)
+            if len(names) == 1 and names in indices
+        ]
+        if not operands or any(read in self.marks for read in node.inputs):
+            size = self.shape(name)[dim]
+            raise self.fail(i, f"reads {name!r}, whose dimension {dim} of size {size} does not follow the batch")
+        for operand, d in operands:
+            self.require(i, operand, d, mark)
 
     def note_shape(self, i: int, position: int, result: str) -> None:
         """Note that a constant operand holds a result's shape: its values at marked dimensions follow the batch."""
         names = self.graph.nodes[i].inputs
         values = self.graph.constants.get(names[position]) if position < len(names) else None
         shape = self.graph.tensors[result].shape
-        if values is None or len(values) > len(shape):
+        if values is None or len(values) > len(shape) or self.graph.nodes[i].op == "Tile":
             return
         lead = len(shape) - len(values)
         marks = self.of(result)[lead:]

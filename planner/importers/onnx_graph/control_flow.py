@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _INT64 = TensorType((), 7)
 _GRAPH = 5
-_NO_LIMIT = 1 << 40
-"""Larger trip counts stand for none: exporters write the largest integer."""
+_NO_LIMIT = (1 << 63) - 1
+"""Trip count that stands for none: exporters write the largest integer."""
 MOST_TRIPS = 1 << 20
 """Turns of a loop at the most."""
 
@@ -187,7 +187,7 @@ def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
     if name in resolver.dims:
         work.info("loop-trips", f"{label}: its body is priced {resolver.dims[name]} times, as given", name)
         return _limited(resolver, label, resolver.dims[name])
-    if trips is None or trips > _NO_LIMIT:
+    if trips is None or trips == _NO_LIMIT:
         raise ModelError(
             f"how often {label} runs is not in the file", where=resolver.where,
             hint=f"say it, for example --dim {name}=10",
@@ -196,20 +196,18 @@ def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
         work.warn("loop-trips", f"{label} runs {trips} times in the file; it is priced as if it ran once", name)
         return 1
     work.info("loop-trips", f"{label}: its body is priced {trips} times, its limit in the file", name)
-    return _limited(resolver, label, trips)
+    return _limited(resolver, label, trips, f"say how often it really runs, for example --dim {name}=10")
 
 
-def _limited(resolver: Resolver, label: str, trips: int) -> int:
+def _limited(resolver: Resolver, label: str, trips: int, hint: str = "export the model for a shorter input") -> int:
     """A number of turns that can be written out where a loop's results are put together.
 
     Raises:
         ModelError: it is larger.
     """
     if trips > MOST_TRIPS:
-        raise ModelError(
-            f"{label} runs {trips:,} times, at most {MOST_TRIPS:,} can be priced", where=resolver.where,
-            hint="export the model for a shorter input",
-        )  # fmt: skip
+        text = f"{label} runs {trips:,} times, at most {MOST_TRIPS:,} can be priced"
+        raise ModelError(text, where=resolver.where, hint=hint)
     return trips
 
 

@@ -26,7 +26,7 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
     """For each input, its axes' symbolic names; "" for a fixed axis, `input.axis` for an open axis without a name.
 
     Raises:
-        ModelError: an input is no tensor, or has no shape at all.
+        ModelError: an input is no tensor, has no shape at all, or has no elements.
     """
     found: dict[str, tuple[str, ...]] = {}
     for value in inputs:
@@ -49,6 +49,13 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
             )
         if value.name in found:
             raise ModelError(f"two inputs are called {value.name!r}", where=where, hint="export the model again")
+        if any(dim.HasField("dim_value") and not dim.dim_value for dim in tensor.shape.dim):
+            shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+            raise ModelError(
+                f"input {value.name!r} of shape {shape} has a dimension of size 0, so it holds nothing",
+                where=where,
+                hint="export the model with an example that has elements, or with named axes",
+            )
         found[value.name] = tuple(
             "" if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or f"{value.name}.{i}"
             for i, dim in enumerate(tensor.shape.dim)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
+from planner.importers.onnx_graph.weights import lost_parameters
 from planner.importers.onnx_graph.work import Array, WorkGraph
 from planner.operators import rule_of
 
@@ -67,11 +68,13 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
 
 
 def _parameter(work: WorkGraph, name: str) -> Parameter:
-    weight, stored = work.weights[name], work.types[name]
+    weight, stored, shape = work.weights[name], work.types[name], work.types[name].shape
+    if len(shape) > 2 and shape[0] == batch_size(work.axis_names, work.types) and lost_parameters(work, name):
+        shape = (1, *shape[1:])  # repeated for every sample when the exporter computed it
     return Parameter(
         name,
         weight.label,
-        stored.shape,
+        shape,
         stored.dtype,
         weight.module,
         weight.trainable,

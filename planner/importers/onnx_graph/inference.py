@@ -143,7 +143,7 @@ class Inference:
         from onnx.checker import ValidationError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
-        fault = contradiction(node, [self._work.types[name] if name else None for name in node.inputs])
+        fault = contradiction(node, [self._work.types[n] if n else None for n in node.inputs], self._work.values)
         if fault:
             raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
         nothing: list[Partial | None] = [None] * len(node.outputs)

@@ -41,9 +41,16 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     """The nodes so that each comes after what it reads; as they are when that already holds. Linear.
 
     Raises:
-        ModelError: they depend on each other in a circle.
+        ModelError: they depend on each other in a circle, or two write one result.
     """
-    owner = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    owner: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        for name in node.output:
+            if name and name in owner:
+                first, second = _label(nodes[owner[name]]), _label(node)
+                raise _damaged(f"{second} writes {name!r}, which {first} writes too", where)
+            owner[name] = i
+    owner.pop("", None)
     needs = [[owner[name] for name in reads(node) if name in owner] for node in nodes]
     if all(j < i for i, group in enumerate(needs) for j in group):
         return nodes
@@ -53,7 +60,8 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     graph.add_nodes_from(range(len(nodes)))
     graph.add_edges_from((i, j) for i, group in enumerate(needs) for j in group)
     if not networkx.is_directed_acyclic_graph(graph):
-        raise _cycle(nodes[networkx.find_cycle(graph)[-1][1]], where)
+        through = _label(nodes[networkx.find_cycle(graph)[-1][1]])
+        raise _damaged(f"the graph has a cycle through {through}", where)
     return [nodes[i] for i in networkx.dfs_postorder_nodes(graph)]
 
 
@@ -68,12 +76,8 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[
     return live[::-1]
 
 
-def _cycle(node: onnx.NodeProto, where: str) -> ModelError:
-    return ModelError(
-        f"the graph has a cycle through {node.op_type} {node.name or node.output[0]!r}",
-        where=where,
-        hint="the file is damaged: export it again",
-    )
+def _label(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 
 MOST_NODES = 1 << 20
@@ -88,7 +92,7 @@ def require_bounded(model: onnx.ModelProto, where: str) -> None:
     """Refuse a model whose functions call themselves, or grow beyond `MOST_NODES` operators. Linear in the file.
 
     Raises:
-        ModelError: names the function.
+        ModelError: names the function, used or not, and the node that calls it.
     """
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     known: dict[_Key, int] = {}
@@ -98,20 +102,22 @@ def require_bounded(model: onnx.ModelProto, where: str) -> None:
         count = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
-            count += body_of(key) if key in functions else 1
+            count += body_of(key, _label(node)) if key in functions else 1
             count += sum(written_out(graph.node) for graph in subgraphs(node))
         return count
 
-    def body_of(key: _Key) -> int:
+    def body_of(key: _Key, caller: str) -> int:
         if key in calling or len(calling) >= MOST_NESTED:
             why = "calls itself" if key in calling else f"is called more than {MOST_NESTED} calls deep"
-            raise _damaged(f"the function {key[1]!r} {why}", where)
+            raise _damaged(f"the function {key[1]!r} {why}, at {caller}", where)
         if key not in known:
             calling.append(key)
             known[key] = written_out(functions[key].node)
             calling.pop()
         return known[key]
 
+    for key in functions:
+        body_of(key, "its definition")
     count = written_out(model.graph.node)
     if count > MOST_NODES:
         raise _damaged(f"with its functions written out the model has {count:,} operators, over {MOST_NODES:,}", where)

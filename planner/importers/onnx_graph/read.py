@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.signature import MOST_VERSION
+from planner.importers.onnx_graph.signature import MOST_VERSION, newest_version
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
     """Refuse a model that has nothing to plan.
 
     Raises:
-        ModelError: no graph, no nodes, no outputs or one without a name, or an impossible operator set version.
+        ModelError: no graph, no nodes, no outputs or one without a name, or an operator set version that is impossible
+            or newer than the onnx package knows.
     """
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError("the file is not an ONNX model: it holds no graph", where=where, hint=_AGAIN)
@@ -142,6 +143,15 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
             if not 0 <= entry.version <= MOST_VERSION:
                 name = entry.domain or "ai.onnx"
                 raise ModelError(f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN)
+            newest = newest_version(entry.domain)
+            if newest and entry.version > newest:
+                name = entry.domain or "ai.onnx"
+                raise ModelError(
+                    f"operator set {name!r} has the version {entry.version}, newer than {newest}, the newest that the "
+                    "installed onnx knows",
+                    where=where,
+                    hint=f"update onnx, or export for operator set {newest}",
+                )
 
 
 def _starts_as_onnx(path: Path) -> bool:

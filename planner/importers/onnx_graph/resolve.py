@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import ModelError
-from planner.graph import AttributeValue
+from planner.graph import AttributeValue, DType
 from planner.importers.onnx_graph import dims as axis_binding
 from planner.importers.onnx_graph.attributes import (
     constant_value,
@@ -25,7 +25,7 @@ from planner.importers.onnx_graph.attributes import (
 )
 from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
-from planner.importers.onnx_graph.inference import Inference, plain_domain
+from planner.importers.onnx_graph.inference import Inference, Partial, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_path
@@ -79,6 +79,7 @@ class Resolver:
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.hints: dict[str, onnx.TypeProto] = {}
+        self.declared: set[str] = set()
         self.sequences: dict[str, list[str]] = {}
         self.assumed: dict[str, str] = {}
         self.untyped: dict[str, str] = {}
@@ -121,6 +122,8 @@ class Resolver:
         """What the file says about values: types, whether they are parameters, and what they were computed from."""
         for value in [*graph.value_info, *graph.output]:
             self.hints[value.name] = value.type
+            if value.type.HasField("tensor_type"):
+                self.declared.add(value.name)
             for entry in value.metadata_props:
                 if entry.key.endswith("InputSpec.kind"):
                     self.work.kinds[value.name] = entry.value
@@ -143,7 +146,7 @@ class Resolver:
         """Add a node whose output types are known."""
         for name, kind in zip(node.outputs, kinds, strict=False):
             if name and kind is not None:
-                self._define(name, kind)
+                self._define(name, kind, f"{node.label} computes")
         self.work.nodes.append(node)
 
     def alias(self, source: str, target: str, frame: Frame, *, pinned: bool = False) -> None:
@@ -163,18 +166,19 @@ class Resolver:
     def store(self, name: str, kind: TensorType, value: Array | None = None) -> None:
         """Add a tensor that the file holds."""
         self.work.stored[name] = None
-        self._define(name, kind)
+        self._define(name, kind, "the file stores")
         if value is not None and value.size <= MAX_CONSTANT_ELEMENTS:
             self.work.values[name] = value
 
-    def _define(self, name: str, kind: TensorType) -> None:
-        """Say what a tensor is, once.
+    def _define(self, name: str, kind: TensorType, origin: str) -> None:
+        """Say what a tensor is, once; `origin` says for an error where this comes from.
 
         Raises:
             ModelError: it was said already, or the tensor has a negative size or more elements than can be counted.
         """
         if name in self.work.types:
-            raise self.damaged(f"{name!r} is computed or stored twice")
+            before = "is stored" if name in self.work.stored else "is an input or computed"
+            raise self.damaged(f"{origin} {name!r}, which {before} already")
         if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
             raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
         self.work.types[name] = kind
@@ -183,7 +187,9 @@ class Resolver:
         """Add a graph's initializers, under their new names."""
         for tensor in graph.initializer:
             kind = self._stored_type(tensor.name, tuple(tensor.dims), tensor.data_type)
-            self.store(names.get(tensor.name, tensor.name), kind, _small_value(tensor, kind))
+            if names.get(tensor.name, tensor.name) in self.work.stored:
+                raise self.damaged(f"two initializers are called {tensor.name!r}")
+            self.store(names.get(tensor.name, tensor.name), kind, self._small_value(tensor, tensor.name, kind))
         for sparse in graph.sparse_initializer:
             kind = self._stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
             self.store(names.get(sparse.values.name, sparse.values.name), kind)
@@ -278,7 +284,8 @@ class Resolver:
             raise ModelError(f"Constant {node.output[0]!r} has no value", where=self.where, hint="export it again")
         shape, element, content = found
         kind = self._stored_type(node.output[0], shape, element)
-        value = content if content is None or isinstance(content, np.ndarray) else _small_value(content, kind)
+        stored = content is None or isinstance(content, np.ndarray)
+        value = content if stored else self._small_value(content, node.output[0], kind)
         self.store(node.output[0], kind, value)
         self.work.fates["folded"] += 1
 
@@ -305,6 +312,7 @@ class Resolver:
         kinds = found.kinds
         if not kinds or (kinds[0] is None and node.outputs[0]):
             kinds = self._last_resort(node, inputs, kinds, found.failure)
+        self._require_declared(node, kinds)
         self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
         self._taint(node)
         self.emit(node, kinds)
@@ -350,6 +358,27 @@ class Resolver:
         self.assumed[node.outputs[0]] = node.label
         return [k or replace(first) for k in kinds]
 
+    def _require_declared(self, node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
+        """Refuse a result of another shape than the model's graph declares.
+
+        Sizes are not held against each other where the model has symbolic axes: files say some of them for the example
+        that they were exported with.
+
+        Raises:
+            ModelError: the shapes differ.
+        """
+        for name, kind in zip(node.outputs, kinds, strict=False):
+            if kind is None or name not in self.declared:
+                continue
+            said = Partial.of(self.hints[name], self.dims).shape
+            fixed = said is not None and not any(any(names) for names in self.work.axis_names.values())
+            if said is not None and (
+                len(said) != len(kind.shape)
+                or (fixed and any(a not in (None, b) for a, b in zip(said, kind.shape, strict=True)))
+            ):
+                shown = ["?" if size is None else size for size in said]
+                raise self.damaged(f"{node.label} makes {name!r} of shape {list(kind.shape)}, declared as {shown}")
+
     def _taint(self, node: WorkNode) -> None:
         """A guess must not reach an operator whose cost depends on it."""
         origin = next((self.assumed[name] for name in node.inputs if name in self.assumed), None)
@@ -381,6 +410,13 @@ class Resolver:
             )
         return TensorType(shape, element)
 
+    def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
+        """A stored tensor's value where it is small and in the file.
 
-def _small_value(tensor: onnx.TensorProto, kind: TensorType) -> Array | None:
-    return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
+        Raises:
+            ModelError: the file holds more or less data than the tensor's shape needs.
+        """
+        held, needed = len(tensor.raw_data), (kind.elements * kind.dtype.bits + 7) // 8
+        if held and held != needed and kind.dtype is not DType.STRING:
+            raise self.damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
+        return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from planner.errors import ModelError
-from planner.importers.onnx_graph.work import TensorType, WorkNode
+from planner.importers.onnx_graph.work import Array, TensorType, WorkNode
 from planner.operators import rule_of
 
 if TYPE_CHECKING:
@@ -72,6 +74,15 @@ def signature_of(op: str, domain: str, version: int) -> Signature | None:
     )
 
 
+@functools.cache
+def newest_version(domain: str) -> int:
+    """The newest version of an operator set that the onnx package knows; 0 for one that is not of the standard."""
+    from onnx import helper
+
+    asked = domain or "ai.onnx"
+    return max((version for known, version in helper.OP_SET_ID_VERSION_MAP if known == asked), default=0)
+
+
 def check_call(node: onnx.NodeProto, signature: Signature | None, where: str) -> None:
     """Refuse a node that its operator cannot be called as; of unknown operators only that they compute something.
 
@@ -113,9 +124,22 @@ def _fault(node: onnx.NodeProto, signature: Signature) -> str:
         form = _FORMS.get((node.op_type, attribute.name))
         if form and not form.fullmatch(attribute.s):
             return f"has the malformed {attribute.name} {attribute.s.decode('utf-8', 'replace')!r}"
+        if form and (letters := _sourceless(attribute.s.decode())):
+            return f"has the {attribute.name} {attribute.s.decode()!r}, whose result has {letters}"
         given.add(attribute.name)
     missing = [name for name in signature.needed_attributes if name not in given]
     return f"lacks the attribute {missing[0]!r}" if missing else ""
+
+
+def _sourceless(equation: str) -> str:
+    """What the result of an Einsum cannot have: a letter that no operand has, or one twice; "" where all is well."""
+    operands, _, result = equation.replace(" ", "").replace(".", "").partition("->")
+    for letter in result:
+        if letter not in operands:
+            return f"the letter {letter!r}, which no operand has"
+        if result.count(letter) > 1:
+            return f"the letter {letter!r} twice"
+    return ""
 
 
 _KINDS = {
@@ -123,17 +147,20 @@ _KINDS = {
     10: "GRAPHS", 11: "SPARSE_TENSOR", 12: "SPARSE_TENSORS", 13: "TYPE_PROTO", 14: "TYPE_PROTOS",
 }  # fmt: skip
 
+_UNKNOWN = np.ones(1)
 _WINDOW = {"kernel_shape": 1, "strides": 1, "dilations": 1, "pads": 2}
 """Entries of a window's attributes for each spatial dimension."""
 _COUNTS = ("num_heads", "kv_num_heads", "q_num_heads", "group", "block_size")
 
 
-def contradiction(node: WorkNode, inputs: Sequence[TensorType | None]) -> str:
-    """What an operator cannot do with its inputs and attributes, "" for nothing. O(1)."""
-    return next(_contradictions(node, inputs), "")
+def contradiction(node: WorkNode, inputs: Sequence[TensorType | None], values: Mapping[str, Array]) -> str:
+    """What an operator cannot do with its inputs, their known values and its attributes, "" for nothing. O(1)."""
+    return next(_contradictions(node, inputs, values), "")
 
 
-def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None]) -> Iterator[str]:
+def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None], values: Mapping[str, Array]) -> Iterator[str]:
+    if node.op == "Range" and not values.get(node.inputs[2], _UNKNOWN).all():
+        yield f"counts in steps of 0 ({node.inputs[2]!r})"
     for position, ranks in rule_of(node.op).ranks.items():
         kind = inputs[position] if position < len(inputs) else None
         if kind is not None and len(kind.shape) not in ranks:

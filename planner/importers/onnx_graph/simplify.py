@@ -13,8 +13,8 @@ _DROPOUT_WITH_MODE = 12
 def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
     """Mark what depends on stored tensors alone, or on shapes alone, and take its nodes out.
 
-    Such a node runs once, before training, or is part of the weights; the tensors it leaves behind stay known through
-    `region`. Nodes that depend on a shape count as plumbing, all others as folded.
+    The tensors it leaves behind stay known through `region`; once the weights are known (`find_weights`), nodes that
+    compute something of trained ones come back. Nodes that depend on a shape count as plumbing, all others as folded.
     """
     from_shape: set[str] = set()
     kept = []
@@ -24,7 +24,8 @@ def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
             kept.append(node)
             continue
         plumbing = is_shape or any(name in from_shape for name in node.inputs)
-        graph.fates["plumbing" if plumbing else "folded"] += 1
+        node.fate = "plumbing" if plumbing else "folded"
+        graph.fates[node.fate] += 1
         for name in node.outputs:
             if name:
                 graph.region[name] = node

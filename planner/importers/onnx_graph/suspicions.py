@@ -47,6 +47,14 @@ def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
             for origin in graph.origins[name]:
                 if origin not in known and not BUFFER_NAMES.search(origin):
                     lost[origin] = name
+    for name, weight in graph.weights.items():
+        if len(graph.origins.get(name, ())) > 1:
+            shape = list(graph.types[name].shape)
+            graph.info(
+                "weight-became-constant",
+                f"{weight.label} was computed into the constant {name!r} {shape} at export; that is counted as trained",
+                name,
+            )
     for origin in sorted(lost):
         shape = list(graph.types[lost[origin]].shape)
         graph.warn(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
@@ -26,6 +26,10 @@ BUFFER_NAMES = re.compile(
     r"(inv_freq|freqs_cis|(cos|sin)_cache|(cos|sin)_cached|position_ids|causal_mask|attn_mask|masked_bias|"
     r"num_batches_tracked|relative_position_index|token_type_ids)"
 )
+_CREATED = re.compile(r"^(new_)?(zeros|ones|full|empty|arange|eye|linspace|tril|triu)(_like)?(_\d+)?$")
+"""What exporters call a matrix that the model itself creates: an initial state."""
+_TRAINED = re.compile(r"(^|[._])(weight|bias|embeddings?|embed|token|gamma|beta|scale|table)$")
+"""How paths of trained parameters end, beside those of tables that a model works out for itself."""
 _SUFFIX = {
     Role.TABLE: "weight",
     Role.ADDED: "bias",
@@ -53,7 +57,20 @@ class Use:
 
 
 def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
-    """Fill `weights` and `weight_sources` from every constant tensor that a node reads."""
+    """Fill `weights` and `weight_sources` from every constant tensor that a node reads; work on weights comes back."""
+    _collect(graph)
+    if _restore_work(graph):
+        _collect(graph)
+    frozen = [w for w in graph.weights.values() if not w.trainable and not graph.types[w.name].dtype.is_float]
+    if frozen:
+        graph.warn(
+            "quantised-weights",
+            f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
+            frozen[0].name,
+        )
+
+
+def _collect(graph: WorkGraph) -> None:
     by_tensor: dict[str, dict[str, None]] = {}
     for use in uses(graph):
         found = graph.weights.get(use.stored) or _weight(graph, use)
@@ -62,13 +79,57 @@ def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
         graph.weights.setdefault(use.stored, found)
         by_tensor.setdefault(use.tensor, {})[use.stored] = None
     graph.weight_sources = {tensor: tuple(names) for tensor, names in by_tensor.items()}
-    frozen = [w for w in graph.weights.values() if not w.trainable and not graph.types[w.name].dtype.is_float]
-    if frozen:
-        graph.warn(
-            "quantised-weights",
-            f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
-            frozen[0].name,
-        )
+
+
+def _restore_work(graph: WorkGraph) -> bool:
+    """Put folded nodes that compute something of trained weights back before their first reader; whether there are any.
+
+    They run again in every forward pass, at a cost that does not follow the batch, and gradients flow through them.
+    Nodes that only move weights, or hand them on in another format, stay folded: their results are weights. Linear.
+    """
+    work = _work_on_weights(graph)
+    if not work:
+        return False
+    nodes: list[WorkNode] = []
+    placed: set[str] = set()
+    for node in graph.nodes:
+        for inner in _makers(graph, [name for name in node.inputs if name in work and name not in placed], work):
+            if not placed.intersection(inner.outputs):
+                placed.update(name for name in inner.outputs if name)
+                graph.fates[inner.fate] -= 1
+                if inner.scope.module is None:
+                    inner.scope = replace(inner.scope, module=node.scope.module)
+                nodes.append(inner)
+        nodes.append(node)
+    graph.nodes = nodes
+    graph.region = {name: node for name, node in graph.region.items() if name not in placed}
+    return bool(placed)
+
+
+def _work_on_weights(graph: WorkGraph) -> dict[str, int]:
+    """Folded tensors that are more than trained weights moved about, with their place in the order of folding."""
+    carrying = {name for name, weight in graph.weights.items() if weight.trainable}
+    work: dict[str, int] = {}
+    for place, (name, node) in enumerate(graph.region.items()):
+        if any(read in carrying for read in node.inputs):
+            carrying.add(name)
+            rule = rule_of(node.op)
+            moves = rule.rearranges or rule.hands_on or node.op == "Concat"
+            if not moves or any(read in work for read in node.inputs):
+                work[name] = place
+    return work
+
+
+def _makers(graph: WorkGraph, names: list[str], work: Mapping[str, int]) -> list[WorkNode]:
+    """Folded nodes behind some tensors, in order, as far as `work` has their results."""
+    found: dict[str, WorkNode] = {}
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name in work and name not in found:
+            found[name] = graph.region[name]
+            stack += found[name].inputs
+    return [found[name] for name in sorted(found, key=work.__getitem__)]
 
 
 def uses(graph: WorkGraph) -> Iterator[Use]:
@@ -115,6 +176,9 @@ def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
         if slot > 0:
             return Role.OTHER
         return Role.TABLE if node.op.startswith("Gather") and role in (Role.ADDED, Role.OTHER) else role
+    own = rule.weights.get(slot, Role.OTHER)
+    if role is not Role.OTHER and own not in (Role.OTHER, Role.ADDED, Role.SCALE):
+        return own
     return role if node.op in _JOINING else Role.OTHER
 
 
@@ -129,7 +193,8 @@ def _weight(graph: WorkGraph, use: Use) -> Weight | None:
     is_buffer = kind == "BUFFER" or use.role in (Role.MEAN, Role.VARIANCE)
     if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
-    if kind != "PARAMETER" and not _plausible(graph, use, is_buffer):
+    was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
+    if kind != "PARAMETER" and not was_trained and not _plausible(graph, use, is_buffer):
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
     label = _label(graph, use)
@@ -145,7 +210,7 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return False
     if use.role in (Role.MEAN, Role.VARIANCE):
         return True
-    if BUFFER_NAMES.search(use.stored):
+    if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and _CREATED.match(use.stored)):
         return False
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
@@ -161,6 +226,12 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
         return 1 not in stored.shape[-2:]
     return True
+
+
+def lost_parameters(graph: WorkGraph, name: str) -> list[str]:
+    """Paths of the parameters that an exporter computed a stored tensor from and that the file no longer holds."""
+    origins = (origin for origin in graph.origins.get(name, ()) if origin not in graph.stored)
+    return [origin for origin in origins if _TRAINED.search(origin) and not BUFFER_NAMES.search(origin)]
 
 
 def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
@@ -195,7 +266,9 @@ def _operation_names() -> frozenset[str]:
 
 def _label(graph: WorkGraph, use: Use) -> str:
     origin = graph.origins.get(use.stored, ())
-    if len(origin) == 1:
+    if len(origin) > 1:
+        origin = tuple(lost_parameters(graph, use.stored))
+    if origin:
         return origin[0]
     if not is_anonymous(use.stored) or not use.node.scope.module:
         return use.stored

@@ -64,7 +64,7 @@ NO_SCOPE = Scope()
 
 @dataclass(slots=True)
 class WorkNode:
-    """A node while it is worked on."""
+    """A node while it is worked on; `fate` says under which count it left the graph, "" while it is in it."""
 
     op: str
     inputs: list[str]
@@ -73,6 +73,7 @@ class WorkNode:
     name: str = ""
     scope: Scope = NO_SCOPE
     repeat: int = 1
+    fate: str = ""
 
     @property
     def label(self) -> str:
