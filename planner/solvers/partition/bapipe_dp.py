@@ -56,7 +56,7 @@ def balanced_stages(
         costs.backward_s[types][None],
         np.diagonal(costs.saved_bytes)[None].copy(),
         costs.boundary_bytes[None],
-        costs.parameter_elements * (chosen.weight_bytes + chosen.gradient_bytes + tables.state_bytes) / 2,
+        costs.parameter_elements * (chosen.weight_bytes + chosen.held_gradient_bytes + tables.state_bytes) / 2,
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         min(speeds),
         micro_batches * costs.micro_batch,

@@ -141,7 +141,7 @@ def replicated_stages(
     if devices > MOST_DEVICES:
         return list(_equal_replicas(tables, devices, room_bytes))
     chosen = tables.precision
-    more = (chosen.gradient_bytes + tables.state_bytes) / chosen.weight_bytes
+    more = (chosen.held_gradient_bytes + tables.state_bytes) / chosen.weight_bytes
     for memory in (Memory(room_bytes, optimizer_per_weight=more), Memory()):
         found = dict.fromkeys(_partitions(tables, cluster, devices, minibatches, memory))
         if found:
