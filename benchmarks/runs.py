@@ -12,7 +12,7 @@ SINGLE_NODE = "single_node_runs.json"
 PUBLISHED = "published_runs.json"
 _SINGLE_NODE_SOURCE = "vTrain single node"
 _DENSE = ("gpt", "mpt")
-_FORMATS = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp32": "fp32"}
+_FORMATS = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp32": "fp32", "bf16-optimizer": "bf16-deepspeed"}
 _SCHEDULES = {
     "gpipe": "gpipe", "fsdp": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved",
     "zb-1p": "zb-h1", "zb-2p": "zb-h2", "zb-2p*": "zb-h2", "zb-v": "zb-v",

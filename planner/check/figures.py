@@ -227,7 +227,7 @@ def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Ite
     more = buffers * elements * chosen.weight_bytes
     sums = [
         ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, 0),
-        ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2, 0),
+        ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2, chosen.spare_bytes * elements),
         ("optimizer_bytes", memory.optimizer_bytes, state, 1, more),
     ]
     for what, said, each, zero, beside in sums:

@@ -22,6 +22,8 @@ class Precision:
         weight_bytes: bytes a parameter takes in the working copy.
         gradient_bytes: bytes a parameter's gradient takes.
         master_bytes: bytes of the fp32 master copy, kept with the optimizer state; 0 without one.
+        spare_bytes: bytes of a gradient in the compute type that stays when it has been added to that of
+            `gradient_bytes`: zeroed, not freed.
     """
 
     name: str
@@ -30,6 +32,12 @@ class Precision:
     weight_bytes: int
     gradient_bytes: int
     master_bytes: int
+    spare_bytes: int = 0
+
+    @property
+    def held_gradient_bytes(self) -> int:
+        """Bytes of a parameter's gradients in memory; `gradient_bytes` are those that travel."""
+        return self.gradient_bytes + self.spare_bytes
 
     def lacking(self, device: Device) -> bool:
         """Whether a device does not compute in the format."""
@@ -44,6 +52,7 @@ PRECISIONS = {
         Precision("bf16", "bf16", DType.BFLOAT16, 2, 2, 4),
         Precision("fp16", "fp16", DType.FLOAT16, 2, 2, 4),
         Precision("bf16-fp32grad", "bf16", DType.BFLOAT16, 2, 4, 4),
+        Precision("bf16-deepspeed", "bf16", DType.BFLOAT16, 2, 4, 4, spare_bytes=2),  # its BF16_Optimizer
         Precision("bf16-pure", "bf16", DType.BFLOAT16, 2, 2, 0),
     )
 }

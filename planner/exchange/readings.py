@@ -160,6 +160,7 @@ def kept_bytes(
     parts: Callable[[Group | None], Count],
     elements: float = 1.0,
     largest: float = 1.0,
+    spare_bytes: float = 0.0,
 ) -> Kept:
     """Bytes of a model's state that a rank keeps.
 
@@ -170,6 +171,7 @@ def kept_bytes(
         parts: parts into which a group cuts what it shards, 1 for None.
         elements: of the model part.
         largest: of its largest unit.
+        spare_bytes: bytes of gradients, an element, that are kept whole beside those of `sizes`.
     """
     weights, gradients = parts(recipe.weights), parts(recipe.gradients)
     whole = largest * sizes.gradient_bytes * (np.asarray(gradients) > 1)
@@ -178,7 +180,7 @@ def kept_bytes(
     stays = 0 if recipe.gathered_units else elements * sizes.weight_bytes * (np.asarray(weights) > 1)
     return Kept(
         weights=elements * sizes.weight_bytes / weights,
-        gradients=elements * sizes.gradient_bytes / gradients,
+        gradients=elements * (sizes.gradient_bytes / gradients + spare_bytes),
         optimizer=elements * state_bytes / parts(recipe.optimizer),
         gathered=stays,
         transient=whole,

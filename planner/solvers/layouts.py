@@ -313,7 +313,9 @@ def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> Laid
         backward_s=slowest.backward_s,
         saved=slowest.saved,
         item_bytes=chosen.compute.bits / 8,
-        state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, optimizer_state_bytes(task.job.optimizer, chosen)),
+        state=StateBytes(
+            chosen.weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(task.job.optimizer, chosen)
+        ),
         micro_batches=count,
         sharded_states=False,
         work_s=slowest.at,

@@ -195,7 +195,7 @@ class Cutter:
         def parts(group: object) -> int:
             return 1 if group is None else replicas
 
-        kept = kept_bytes(recipe, chosen, state, parts, 1.0, 0.0)
+        kept = kept_bytes(recipe, chosen, state, parts, 1.0, 0.0, chosen.spare_bytes)
         versions = np.array(shape.schedule.weight_versions(shape.pipeline), float)
         buffers = shape.schedule.weight_buffers * chosen.weight_bytes
         each = versions * float(kept.weights) + float(kept.gradients + kept.optimizer + kept.gathered) + buffers

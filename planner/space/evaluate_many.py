@@ -257,7 +257,10 @@ class _Batch:
             place = self.place[own]
             recipe = recipe_of(zero)
             parts = {group: self.layouts.parts(group)[place] for group in recipe.held}
-            kept = kept_bytes(recipe, self.precision, state_bytes, parts.__getitem__, self.held[own], largest[own])
+            kept = kept_bytes(
+                recipe, self.precision, state_bytes, parts.__getitem__, self.held[own], largest[own],
+                self.precision.spare_bytes,
+            )  # fmt: skip
             total[own] += kept.weights + kept.gradients + kept.optimizer + kept.gathered + kept.transient
         reserve, capacity = self._devices()
         able = fits(total, capacity - reserve).all(axis=1)

@@ -81,7 +81,9 @@ class Exchanges:
         self, ranges: Ranges, own: np.ndarray, parts: Callable[[Group | None], np.ndarray], zero: int
     ) -> np.ndarray:
         """[.., n, n] bytes of weights, gradients, optimizer state and workspace, in so many parts [..] by group."""
-        kept = kept_bytes(recipe_of(zero), self._precision, self._state_bytes, parts)
+        kept = kept_bytes(
+            recipe_of(zero), self._precision, self._state_bytes, parts, spare_bytes=self._precision.spare_bytes
+        )
         each = np.asarray(kept.weights + kept.gradients + kept.optimizer + kept.gathered)
         beside = np.asarray(kept.transient)[..., None, None] * range_maxima(own)
         return np.asarray(each[..., None, None] * ranges.elements + beside + ranges.workspace_bytes)
