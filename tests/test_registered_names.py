@@ -30,7 +30,6 @@ OF_THEIR_OWN = {
     "solvers/_diagnosis.py": ("1f1b", "auto"),
     "formulas/traffic.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
-    "exchange/collectives.py": ("tree", "hierarchical"),
     "importers/onnx_graph/ties.py": ("auto",),
     "space/formulate.py": ("auto",),
     "space/limits.py": ("auto",),

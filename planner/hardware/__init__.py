@@ -3,22 +3,26 @@
 from planner.hardware.catalog import cluster_names, device_names, stack_names
 from planner.hardware.collectives import (
     ALGORITHMS,
+    DIRECT,
+    MEASURED,
     Terms,
     collective_s,
     collective_terms,
     contiguous_terms,
-    moved_bytes,
     send_terms,
     strided_terms,
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
 from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
 __all__ = [
     "ALGORITHMS",
     "DEFAULT_STACK",
+    "DIRECT",
+    "MEASURED",
     "Cluster",
     "Collective",
     "CollectiveFit",

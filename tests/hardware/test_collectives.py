@@ -80,7 +80,7 @@ def test_all_to_all() -> None:
     found = _columns(collective_terms(two_nodes(), Collective.ALL_TO_ALL, range(8)))
     # pairwise: 3 peers at 1 us and 4 at 10 us; 4 * 4/8 of the payload leave a node at 40 GB/s
     # Bruck: 3 rounds of 10 us, 3/2 of the payload at 10 GB/s a device
-    _close(found, {"pairwise": (43, 2 / 40), "tree": (30, 1.5 / 10)})
+    _close(found, {"pairwise": (43, 2 / 40), "bruck": (30, 1.5 / 10)})
 
 
 @pytest.mark.parametrize("side", [4, 6])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError, PlanError
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph.ideals import enumerate_ideals
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import room_bytes
 from planner.solvers.partition.types import NEVER, Deadline, OutOfTime

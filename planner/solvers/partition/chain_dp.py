@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search

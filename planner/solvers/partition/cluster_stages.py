@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.memory import fits
 from planner.solvers.partition import search_partition

@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from planner.errors import UsageError
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.space.partition.verdict import Bytes, Verdict, covers_chain, even_boundaries, malformed, over_memory
 from planner.space.types import Violation

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from planner.hardware.collectives import moved_bytes
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors

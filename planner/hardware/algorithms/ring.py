@@ -1,0 +1,38 @@
+"""Around a ring: n-1 steps to add up or to spread, each of an n-th of the payload (Patarasuk and Yuan, JPDC 2009)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.hardware.algorithms import ALGORITHMS, Algorithm, Hops
+from planner.hardware.span import Span
+from planner.hardware.tiers import Affine, LinkTier, moved_bytes
+from planner.hardware.types import Collective
+
+_ROUNDS = {Collective.ALL_REDUCE: 2, Collective.REDUCE_SCATTER: 1, Collective.ALL_GATHER: 1}
+
+
+def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine | None:
+    """n-1 steps a round at the pace of the slowest hop, (n-1)/n of the payload through the narrowest.
+
+    A gather or scatter may be held to fewer ports than there are (`Level.gather_ports`).
+    """
+    if kind not in _ROUNDS:
+        return None
+    steps = _ROUNDS[kind] * (span.ranks - 1)
+    slowest = max(tier.latency_s for tier in tiers if tier.width > 1)
+    ports = [tier.level.gather_ports * tier.device if _ROUNDS[kind] == 1 else 0.0 for tier in tiers]
+    rate = min(min(tier.channel, held or math.inf) for tier, held in zip(tiers, ports, strict=True))
+    return steps * slowest, steps / span.ranks / rate
+
+
+def _hops(ranks: Sequence[int], sizes: Sequence[int], group: np.ndarray) -> Hops:
+    """Everyone sends to the next."""
+    each = moved_bytes(Collective.ALL_REDUCE, 1.0, len(group))
+    return group, np.roll(group, -1), np.full(len(group), each)
+
+
+ALGORITHMS.register("ring", Algorithm(1, _affine, _hops))

@@ -1,0 +1,119 @@
+"""The links of each level as a group of devices sees them, and what is measured of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from planner.hardware.span import Span
+from planner.hardware.types import Collective, CollectiveFit, Level
+
+Payload = TypeVar("Payload", float, np.ndarray)
+
+Affine = tuple[float, float]
+"""Seconds of an empty payload, and of each byte more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTier:
+    """One level as a group of some shape sees it; bandwidths are achievable ones, in bytes/s, one direction.
+
+    Attributes:
+        width: most children of one parent.
+        ranks: fewest ranks of the group in a child.
+        latency_s: start-up time of one message.
+        device: what one device can send.
+        port: what one child can send for this group, its siblings' share taken off.
+        level: the level, for its measured collectives.
+    """
+
+    width: int
+    ranks: int
+    latency_s: float
+    device: float
+    port: float
+    level: Level
+
+    @property
+    def stream(self) -> float:
+        """What each rank can send when all ranks of a child send at once."""
+        return min(self.device, self.port / self.ranks)
+
+    @property
+    def channel(self) -> float:
+        """What the ranks of a child can send together: the rate of rings or trees laid over all of them."""
+        return min(self.port, self.ranks * self.device)
+
+    def middle_s_per_byte(self, ranks: int) -> float:
+        """Seconds a byte of each rank's payload needs to pass the middle of a torus: n d / (4 k^(d-1) p); 0 elsewhere.
+
+        n/2 ranks send half of their payload across, n/4 of it one way. d dimensions of side k have 2 k^(d-1) links
+        across the middle, of p / 2d each, p being what a child sends over all its 2d links: sqrt(n) / 8b on a square of
+        links b.
+        """
+        dims = self.level.torus
+        if not dims or self.width < 2:
+            return 0.0
+        side: float = self.width ** (1 / dims)
+        return ranks * dims / (4 * side ** (dims - 1) * self.port)
+
+
+def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int) -> list[LinkTier]:
+    """The levels as a group of a shape sees them, with so many groups at work at the same time; innermost first."""
+    child, tiers = 1, []
+    for level, tier in zip(levels, span.tiers, strict=False):
+        siblings = max(1, min(concurrent, child // tier.most))
+        device = level.device_byte_per_s
+        if level.peer_byte_per_s is not None and tier.width > 1:
+            device = min(device, (tier.width - 1) * level.peer_byte_per_s)
+        port = level.byte_per_s / siblings
+        tiers.append(
+            LinkTier(
+                tier.width, tier.fewest, level.latency_s, device * level.efficiency, port * level.efficiency, level
+            )
+        )
+        child *= level.size
+    return tiers
+
+
+def direct(levels: tuple[Level, ...], top: int, concurrent: int) -> Affine:
+    """A transfer between two devices that level `top` joins."""
+    rate, child = math.inf, 1
+    for i, level in enumerate(levels[: top + 1]):
+        device = level.device_byte_per_s
+        if i == top and level.peer_byte_per_s is not None:
+            device = min(device, level.peer_byte_per_s)
+        rate = min(rate, level.efficiency * min(device, level.byte_per_s / max(1, min(concurrent, child))))
+        child *= level.size
+    return levels[top].latency_s, 1 / rate
+
+
+def moved_bytes(kind: Collective, payload_bytes: Payload, ranks: int) -> Payload:
+    """Bytes that each rank sends in a collective around a ring, or to its peers; payloads as in `collective_terms`.
+
+    2 (n-1)/n of the payload for an all-reduce, (n-1)/n for a reduce-scatter, all-gather or all-to-all, the least
+    possible (Patarasuk and Yuan, JPDC 2009); all of it for a send or broadcast, nothing for a single rank.
+    """
+    if ranks == 1:
+        return payload_bytes * 0.0
+    if kind in (Collective.SEND, Collective.BROADCAST):
+        return payload_bytes
+    return (2.0 if kind is Collective.ALL_REDUCE else 1.0) * (ranks - 1) / ranks * payload_bytes
+
+
+def measured_fit(level: Level, kind: Collective, ranks: int) -> Affine | None:
+    """A measured collective of that many ranks, or half a measured all-reduce, which is a scatter and a gather."""
+    found = _find(level, kind, ranks)
+    if found is not None:
+        return found.latency_s, moved_bytes(kind, 1.0, ranks) / found.byte_per_s
+    whole = _find(level, Collective.ALL_REDUCE, ranks)
+    if whole is not None and kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
+        return whole.latency_s / 2, moved_bytes(kind, 1.0, ranks) / whole.byte_per_s
+    return None
+
+
+def _find(level: Level, kind: Collective, ranks: int) -> CollectiveFit | None:
+    return next((fit for fit in level.fits if fit.collective is kind and fit.ranks == ranks), None)
