@@ -44,11 +44,20 @@ def _pick(site: Site, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec
 
 
 def _gather_travel(flow: Flow, i: int, node: Node) -> None:
-    """The axis is replaced by the dimensions of the indices."""
+    """The axis is replaced by the dimensions of the indices.
+
+    Constant indices that are as many as what they pick from are one a sample. Other fixed positions end the batch,
+    unless what follows needs it.
+    """
     data, indices = flow.of(node.inputs[0]), flow.of(node.inputs[1])
     axis = flow.site(i).axis("axis", 0, len(data))
-    if data[axis] is not None and not any(indices):
-        raise flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
+    mark, picks = data[axis], flow.shape(node.inputs[1])
+    if mark is not None and not any(indices):
+        if len(picks) == 1 and picks[0] == flow.shape(node.inputs[0])[axis]:
+            flow.require(i, node.inputs[1], 0, mark)
+            indices = flow.of(node.inputs[1])
+        elif flow.picked is None:
+            flow.picked = flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
     flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
 
 
