@@ -73,6 +73,26 @@ def _follow(flow: Flow) -> None:
     while flow.late > late:
         late = flow.late
         _walk(flow)
+        _require_results(flow)
+
+
+def _require_results(flow: Flow) -> None:
+    """See that the batch reaches a result, or lead it there from behind.
+
+    Raises:
+        ModelError: no result can follow the batch, or fixed positions were picked of it and the rest does without.
+    """
+    graph = flow.graph
+    results = [graph.tensors[name] for name in graph.outputs if graph.tensors[name].dtype.is_float]
+    if not results or any(tensor.name in flow.marks or not tensor.shape for tensor in results):
+        return
+    result = results[0]
+    at = graph.producer.get(result.name, 0)
+    if flow.picked is not None:
+        raise flow.picked
+    if result.shape[0] != flow.batch:
+        raise flow.fail(at, f"makes the result {list(result.shape)}, which does not follow the batch")
+    flow.require(at, result.name, 0, Mark())
 
 
 def _walk(flow: Flow) -> None:

@@ -41,6 +41,7 @@ class Flow:
         edits: for a node's constant operand, by (node, position): which of its values are proportional to the batch.
         guesses: which of several possible places the batch takes, by situation; the first where nothing is said.
         open: situations met that leave a choice, and among how many places.
+        picked: the error of a node that picks fixed positions of the batch, if all that follows does without the batch.
         late: computed tensors that follow the batch for the sake of a reader, not of what they are computed from.
     """
 
@@ -51,6 +52,7 @@ class Flow:
     guesses: dict[Hashable, int] = field(default_factory=dict)
     open: dict[Hashable, int] = field(default_factory=dict)
     late: int = 0
+    picked: ModelError | None = None
 
     def site(self, i: int) -> Site:
         """A node's call, by which its attributes and constant operands are read."""
@@ -148,18 +150,19 @@ class Flow:
             if node.outputs[access.position] == name and len(access.dims) == len(self.shape(name))
         ]
         operands = [
-            (node.inputs[access.position], d)
+            (node.inputs[access.position], d, _within(nest, names, indices[0][0], mark))
             for nest in site.nests
             for access in nest.reads
             if len(access.dims) == len(self.shape(node.inputs[access.position]))
             for d, names in enumerate(access.dims)
-            if len(names) == 1 and names in indices
+            if indices and len(indices[0]) == 1 and indices[0][0] in names
         ]
-        if not operands or any(read in self.marks for read in node.inputs):
+        following = {operand for operand, d, inner in operands if self.of(operand)[d] == inner}
+        if not operands or any(read in self.marks and read not in following for read in node.inputs):
             size = self.shape(name)[dim]
             raise self.fail(i, f"reads {name!r}, whose dimension {dim} of size {size} does not follow the batch")
-        for operand, d in operands:
-            self.require(i, operand, d, mark)
+        for operand, d, inner in operands:
+            self.require(i, operand, d, inner)
 
     def note_shape(self, i: int, position: int, result: str) -> None:
         """Note that a constant operand holds a result's shape: its values at marked dimensions follow the batch."""
@@ -184,6 +187,12 @@ class Flow:
             for name, d in operands:
                 self.require(i, name, d, mark)
         return mark
+
+
+def _within(nest: LoopNest, names: Sequence[str], name: str, mark: Mark) -> Mark:
+    """The mark of a dimension that several iteration dimensions index, one of which has a mark."""
+    sizes, at = [nest.dim(each).size for each in names], list(names).index(name)
+    return Mark(math.prod(sizes[:at]) * mark.outer, mark.inner * math.prod(sizes[at + 1 :]))
 
 
 def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, Mark]]:

@@ -340,3 +340,40 @@ def test_a_quantised_product_follows_its_second_matrix() -> None:
         batch=4,
     )
     assert rebatch(graph, 2).tensors["y"].shape == (2, 6, 3)
+
+
+def test_constant_indices_that_pick_every_place_follow_the_batch() -> None:
+    """A mask [2, 6], flattened, is laid out as [2, 1, 6] by picking its places in order."""
+    graph = graph_of(
+        [node("Flatten", "x", "flat", axis=2), node("Gather", "flat i", "z"), node("MatMul", "z W", "y")],
+        {"x": (2, 6), "flat": (12, 1), "z": (2, 1, 6, 1), "W": (1, 3), "y": (2, 1, 6, 3), "i": (2, 1, 6)},
+        batch=2,
+    )
+    larger = rebatch(graph, 5)
+    assert larger.tensors["i"].shape == (5, 1, 6)
+    assert larger.tensors["y"].shape == (5, 1, 6, 3)
+
+
+@pytest.mark.parametrize(("positions", "follows"), [((1, 0, 3, 2), True), ((0, 0, 1, 2), False)])
+def test_known_indices_follow_the_batch_where_they_pick_all_samples(positions: tuple[int, ...], follows: bool) -> None:
+    graph = graph_of(
+        [node("Gather", "x i", "z"), node("MatMul", "z W", "y")],
+        {"x": (4, 6), "z": (4, 6), "W": (6, 3), "y": (4, 3)},
+        batch=4, i=positions,
+    )  # fmt: skip
+    if follows:
+        assert rebatch(graph, 3).tensors["y"].shape == (3, 3)
+    else:
+        with pytest.raises(ModelError, match="picks fixed positions along dimension 0"):
+            rebatch(graph, 3)
+
+
+def test_a_fixed_sample_that_all_others_share_does_not_stop_the_batch() -> None:
+    graph = graph_of(
+        [node("Gather", "x first", "shared"), node("Add", "x shared", "z"), node("MatMul", "z W", "y")],
+        {"x": (4, 6), "shared": (1, 6), "z": (4, 6), "W": (6, 3), "y": (4, 3)},
+        batch=4, first=(0,),
+    )  # fmt: skip
+    larger = rebatch(graph, 3)
+    assert larger.tensors["shared"].shape == (1, 6)
+    assert larger.tensors["y"].shape == (3, 3)

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.attributes import plain_attributes, scope_of
+from planner.importers.onnx_graph.embedding_bags import price_as_bags
 from planner.importers.onnx_graph.order import subgraphs
 from planner.importers.onnx_graph.work import Scope, TensorType, WorkNode
 
@@ -118,6 +119,8 @@ def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     body = next(a.g for a in node.attribute if a.name == "body")
     states = len(node.input) - 2
     _require_body(resolver, node, body, inputs=2 + states, outputs=1 + states)
+    if price_as_bags(resolver, node, body, frame):
+        return
     trips = _trip_count(resolver, node)
     inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
     prefix = _prefix(node)

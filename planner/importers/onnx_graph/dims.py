@@ -86,7 +86,7 @@ def bind(
     unbound = [name for name in axes if name not in dims]
     if unbound:
         shown = ", ".join(repr(name) for name in unbound)
-        example = " ".join(f"--dim {name}={8 if i == 0 else 128}" for i, name in enumerate(unbound))
+        example = " ".join(f"--dim {name}=128" for name in unbound)
         raise ModelError(
             f"symbolic axes without a size: {shown}", where=where, hint=f"say how large they are, for example {example}"
         )
@@ -102,15 +102,38 @@ def bind(
     }
 
 
-def batch_size(names: Mapping[str, tuple[str, ...]], types: Mapping[str, TensorType]) -> int:
-    """Size of the batch dimension: the axis so named, else the first input's leading axis; 0 when there is none."""
+def batch_size(
+    names: Mapping[str, tuple[str, ...]], types: Mapping[str, TensorType], outputs: Iterable[str] = ()
+) -> int:
+    """Size of the batch dimension: the axis so named, else a leading one; 0 when there is none.
+
+    Of the inputs' leading axes the first that leads an output too, or else the first.
+    """
     sizes = {
         axis.lower(): types[name].shape[i] for name, group in names.items() for i, axis in enumerate(group) if axis
     }
-    for name in BATCH_NAMES:
-        if name in sizes:
-            return sizes[name]
-    for axis, size in sizes.items():
-        if axis.startswith("batch") or axis.endswith("batch"):
-            return size
-    return next((types[name].shape[0] for name in names if types[name].shape), 0)
+    named = next((axis for axis in sizes if is_batch(axis)), None)
+    best = next((name for name in BATCH_NAMES if name in sizes), named)
+    if best is not None:
+        return sizes[best]
+    leading = [types[name].shape[0] for name in names if types[name].shape]
+    made = {types[name].shape[0] for name in outputs if types[name].shape}
+    return next((size for size in leading if size in made), leading[0] if leading else 0)
+
+
+def is_batch(axis: str) -> bool:
+    """Whether an axis is called like a batch."""
+    plain = axis.lower()
+    return plain in BATCH_NAMES or plain.startswith("batch") or plain.endswith("batch")
+
+
+def assumed_batch(names: Mapping[str, tuple[str, ...]], dims: Mapping[str, int]) -> dict[str, int]:
+    """Sizes for symbolic batch axes that nobody gave a size: 1, since plans search the batch that they run.
+
+    An axis is the batch when it is called so; where none is, when it is the only symbolic one and leads its inputs.
+    """
+    symbolic = dict.fromkeys(axis for group in names.values() for axis in group if axis)
+    called = [axis for axis in symbolic if is_batch(axis)]
+    if not called and len(symbolic) == 1 and not any(set(group[1:]) & symbolic.keys() for group in names.values()):
+        called = list(symbolic)
+    return {axis: 1 for axis in called if axis not in dims}

@@ -41,7 +41,7 @@ def freeze(work: WorkGraph) -> Graph:
         sources=MappingProxyType(sources),
         permuted=permuted_weights(work, tensors),
         constants=MappingProxyType(constants),
-        batch=batch_size(work.axis_names, work.types),
+        batch=batch_size(work.axis_names, work.types, work.outputs),
         opset=work.opset,
         report=ImportReport(
             "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
@@ -69,7 +69,11 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
 
 def _parameter(work: WorkGraph, name: str) -> Parameter:
     weight, stored, shape = work.weights[name], work.types[name], work.types[name].shape
-    if len(shape) > 2 and shape[0] == batch_size(work.axis_names, work.types) and lost_parameters(work, name):
+    if (
+        len(shape) > 2
+        and shape[0] == batch_size(work.axis_names, work.types, work.outputs)
+        and lost_parameters(work, name)
+    ):
         shape = (1, *shape[1:])  # repeated for every sample when the exporter computed it
     return Parameter(
         name,

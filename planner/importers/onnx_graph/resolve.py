@@ -28,7 +28,7 @@ from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, Partial, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
-from planner.importers.onnx_graph.weights import is_path
+from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -75,7 +75,7 @@ class Resolver:
     """
 
     def __init__(self, model: onnx.ModelProto, name: str, dims: Mapping[str, int], where: str) -> None:
-        self.model, self.dims, self.where = model, dims, where
+        self.model, self.where = model, where
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.hints: dict[str, onnx.TypeProto] = {}
@@ -86,12 +86,17 @@ class Resolver:
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs, where)
+        assumed = axis_binding.assumed_batch(names, dims)
+        self.dims = dims = {**assumed, **dims}
         types = axis_binding.bind(inputs, names, dims, loop_names(graph), where)
         self.work = WorkGraph(
             name or graph.name or "model", self.versions.get("", 0), [], {}, {}, {}, {}, {}, list(names),
             [value.name for value in graph.output], names,
         )  # fmt: skip
         self.work.types.update(types)
+        for axis in assumed:
+            message = f"{axis!r} is taken for the batch and as 1: plans search the size that they run (--dim {axis}=N)"
+            self.work.info("batch-assumed", message)
         self.inference = Inference(self.work, self.hints, dims, self.versions, model.ir_version or 10, where)
 
     def run(self) -> WorkGraph:
@@ -130,6 +135,8 @@ class Resolver:
                 elif entry.key.endswith("folded_from"):
                     names = string_list(entry.value)
                     self.work.origins[value.name] = tuple(name for name in names if is_path(name))
+                    if all(is_anonymous(name) or name in self.work.inputs for name in names):
+                        self.work.kinds.setdefault(value.name, "CONSTANT_TENSOR")
 
     # -- what handlers use
 

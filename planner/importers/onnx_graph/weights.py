@@ -20,7 +20,9 @@ _JOINING = frozenset({
     "Concat", "Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Sum", "Sqrt", "Pow", "Einsum", "ReduceSum", "ReduceMean",
     "ReduceL2", "Neg", "Reciprocal", "Conv",
 })  # fmt: skip
-_ANONYMOUS = re.compile(r"^(_?val_?\d+|onnx::|\d+$|const|.*Constant(_\d+)?(_output_\d+)?$|ortshared)", re.IGNORECASE)
+_ANONYMOUS = re.compile(
+    r"^(_?val_?\d+|int64_\w+|onnx::|\d+$|const|.*Constant(_\d+)?(_output_\d+)?$|ortshared)", re.IGNORECASE
+)
 _DOTTED = re.compile(r"^[A-Za-z_]\w*(\.\w+)+$")
 BUFFER_NAMES = re.compile(
     r"(inv_freq|freqs_cis|(cos|sin)_cache|(cos|sin)_cached|position_ids|causal_mask|attn_mask|masked_bias|"

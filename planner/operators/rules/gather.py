@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.flow import Flow, Mark, along_nests
+from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
@@ -44,12 +45,29 @@ def _pick(site: Site, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec
 
 
 def _gather_travel(flow: Flow, i: int, node: Node) -> None:
-    """The axis is replaced by the dimensions of the indices."""
+    """The axis is replaced by the dimensions of the indices.
+
+    Constant indices that pick every place once follow the batch. Other fixed positions end it, where the rest allows.
+    """
     data, indices = flow.of(node.inputs[0]), flow.of(node.inputs[1])
     axis = flow.site(i).axis("axis", 0, len(data))
-    if data[axis] is not None and not any(indices):
-        raise flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
+    mark, picks = data[axis], flow.shape(node.inputs[1])
+    if mark is not None and not any(indices):
+        fitting = places(mark.inner, flow.batch, picks)
+        if fitting and _picks_all(flow, node, axis):
+            flow.require(i, node.inputs[1], *fitting[0])
+            indices = flow.of(node.inputs[1])
+        elif flow.picked is None:
+            flow.picked = flow.fail(i, f"picks fixed positions along dimension {axis}, which follows the batch")
     flow.set(node.outputs[0], (*data[:axis], *indices, *data[axis + 1 :]))
+
+
+def _picks_all(flow: Flow, node: Node, axis: int) -> bool:
+    """Whether indices pick every place of an axis once; where their values are unknown, whether there are as many."""
+    size, values = flow.shape(node.inputs[0])[axis], flow.graph.constants.get(node.inputs[1])
+    if values is None:
+        return math.prod(flow.shape(node.inputs[1])) == size
+    return sorted(values) == list(range(size))
 
 
 def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
