@@ -1,14 +1,21 @@
-"""Nemotron-H and Nemotron 3: a pattern of Mamba-2, attention without positions, feed-forward and experts."""
+"""Nemotron-4: LayerNorm, squared ReLU; Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer
+from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._moe import MoE
 from ._scan import Mamba2
 from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of, head_width
+
+
+def _fourth(c: Config) -> DecoderSize:
+    attention = attention_of(c, out_bias=c["attention_bias"])
+    feed_forward = FeedForward(c["intermediate_size"], activation(c), gated=False, bias=c["mlp_bias"])
+    layers = (transformer_layer(attention, feed_forward),) * c["num_hidden_layers"]
+    return decoder_of({**c, "rms_norm_eps": c["norm_eps"]}, layers, layer_norm=True)
 
 
 def _blocks(c: Config) -> Mapping[str, Block]:
@@ -66,6 +73,13 @@ def _size(c: Config) -> DecoderSize:
     return decoder_of(c, _layers(pattern, blocks), predictors=tuple(_layers(part, blocks) for part in predictors))
 
 
+_FOURTH: Mapping[str, Key] = {
+    **{key: entry for key, entry in DECODER.items() if key != "rms_norm_eps"},
+    "hidden_act": Key(str, "relu2"),
+    "norm_eps": Key(float, 1e-5),
+    "mlp_bias": Key(bool, False),
+    "partial_rotary_factor": Key(float, 0.5),
+}
 _KEYS: Mapping[str, Key] = {
     **{key: entry for key, entry in DECODER.items() if key not in ("hidden_act", "rope_theta")},
     "intermediate_size": Key(int),
@@ -95,4 +109,7 @@ _KEYS: Mapping[str, Key] = {
     "mtp_hybrid_override_pattern": Key(str, "*E"),
 }
 
-MODEL_TYPES = {"nemotron_h": ModelType("nemotron", _KEYS, _size)}
+MODEL_TYPES = {
+    "nemotron": ModelType("nemotron", _FOURTH, _fourth),
+    "nemotron_h": ModelType("nemotron", _KEYS, _size),
+}
