@@ -36,7 +36,7 @@ def _blocks(c: Config) -> Mapping[str, Block]:
     blocks: dict[str, Block] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
         blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
-    if c["n_routed_experts"]:
+    if c["n_routed_experts"] and c["moe_intermediate_size"]:
         moe = MoE(
             c["n_routed_experts"],
             c["num_experts_per_tok"],
@@ -57,7 +57,8 @@ def _layers(pattern: str, blocks: Mapping[str, Block]) -> tuple[Layer, ...]:
     if unknown:
         raise ModelBuildError(
             f"the pattern of layers holds {unknown[0]!r}, which has no sizes",
-            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), E: experts (n_routed_experts)",
+            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), "
+            "E: experts (n_routed_experts, moe_intermediate_size)",
         )
     return tuple((Branch("norm", "mixer", blocks[letter]),) for letter in pattern)
 
