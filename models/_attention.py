@@ -24,6 +24,13 @@ class Rotary:
     theta: float
     dim: int
 
+    def __post_init__(self) -> None:
+        if self.theta <= 0 or self.dim <= 0 or self.dim % 2:
+            raise ModelBuildError(
+                f"rotary positions of base {self.theta} over {self.dim} elements of a head",
+                "give a positive base and an even number of elements",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:

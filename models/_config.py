@@ -118,11 +118,23 @@ def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
     accepted = (int, float) if entry.kind is float else (entry.kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and entry.kind is not bool):
         raise ModelBuildError(f"{key} is {value!r}", f"give a value of type {entry.kind.__name__}")
+    if entry.kind is list:
+        _check_items(key, entry, value)
     number: Any = value
     if entry.kind is int and number < (1 if entry.required or entry.default else 0):
         raise ModelBuildError(f"{key} is {value}", "give a positive number")
     if entry.kind in (int, float) and not abs(number) <= LARGEST:
         raise ModelBuildError(f"{key} is {value}", f"give {LARGEST} or less")
+
+
+def _check_items(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
+    """Refuse a list with items of another type or out of range, or another number of them."""
+    of_type = all(type(item) is entry.items for item in value)
+    if not of_type or (entry.items is int and not all(0 <= item <= LARGEST for item in value)):
+        what = "names" if entry.items is str else "whole numbers"
+        raise ModelBuildError(f"{key} is {value!r}", f"give a list of {what}")
+    if entry.count and (len(value) != entry.count or not all(1 <= item <= MOST_LAYERS for item in value)):
+        raise ModelBuildError(f"{key} is {value!r}", f"give {entry.count} numbers from 1 to {MOST_LAYERS}")
 
 
 def with_options(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
+from ._types import ModelBuildError
 
 Activation = Callable[[GraphBuilder, Value], Value]
 
@@ -96,7 +97,13 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def split_heads(g: GraphBuilder, x: Value, heads: int) -> Value:
-    """[b, s, heads * d] to [b, heads, s, d]."""
+    """[b, s, heads * d] to [b, heads, s, d].
+
+    Raises:
+        ModelBuildError: the width is not a multiple of the number of heads.
+    """
+    if x.shape[-1] % heads or not x.shape[-1]:
+        raise ModelBuildError(f"a width of {x.shape[-1]} is not a multiple of {heads} heads", "give sizes that divide")
     return ops.transpose(g, ops.reshape(g, x, (0, 0, heads, x.shape[-1] // heads)), (0, 2, 1, 3))
 
 

@@ -63,11 +63,15 @@ class Key:
         kind: type of its value; a whole number where a fraction is expected is one.
         default: value where the configuration has none.
         required: the configuration must have it.
+        items: type of the items of a list.
+        count: how many items a list has, each a number of layers; 0 for any.
     """
 
     kind: type
     default: Any = None
     required: bool = False
+    items: type = int
+    count: int = 0
 
 
 def required(kind: type = int) -> Key:

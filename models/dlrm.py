@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Key, ModelType, required
+from ._types import Config, Key, ModelBuildError, ModelType, required
 
 OPSET = 20
 
@@ -72,6 +72,15 @@ def _interactions(g: GraphBuilder, rows: list[Value], width: int) -> Value:
     return ops.gather(g, ops.reshape(g, products, (0, count * count)), g.constant(lower), axis=1)
 
 
+def _size(c: Config) -> DLRMSize:
+    if not c["tables"] or c["bottom"][-1:] != [c["width"]] or c["top"][-1:] != [1]:
+        raise ModelBuildError(
+            f"tables of width {c['width']} with layers {c['bottom']} and {c['top']}",
+            "give at least one table, bottom layers that end at its width, and top layers that end at 1",
+        )
+    return DLRMSize(tuple(c["tables"]), c["width"], tuple(c["bottom"]), tuple(c["top"]), c["dense"])
+
+
 _KEYS = {
     "tables": required(list),
     "width": required(),
@@ -81,10 +90,5 @@ _KEYS = {
 }
 
 MODEL_TYPES = {
-    "dlrm": ModelType(
-        "dlrm",
-        _KEYS,
-        lambda c: DLRMSize(tuple(c["tables"]), c["width"], tuple(c["bottom"]), tuple(c["top"]), c["dense"]),
-        reads_sequence=False,
-    ),
+    "dlrm": ModelType("dlrm", _KEYS, _size, reads_sequence=False),
 }

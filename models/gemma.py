@@ -84,7 +84,7 @@ _SECOND = {
     "attn_logit_softcapping": Key(float, 50.0),
     "final_logit_softcapping": Key(float, 30.0),
     "sliding_window": Key(int, 4096),
-    "layer_types": Key(list),
+    "layer_types": Key(list, items=str),
 }
 _THIRD = {
     **_FIRST,
@@ -96,7 +96,7 @@ _THIRD = {
     "sliding_window": Key(int, 4096),
     "sliding_window_pattern": Key(int, 6),
     "rope_local_base_freq": Key(float, 10_000.0),
-    "layer_types": Key(list),
+    "layer_types": Key(list, items=str),
 }
 
 MODEL_TYPES = {

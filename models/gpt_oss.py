@@ -32,7 +32,7 @@ _KEYS = {
     "rope_theta": Key(float, 150_000.0),
     "rms_norm_eps": Key(float, 1e-5),
     "sliding_window": Key(int, 128),
-    "layer_types": Key(list),
+    "layer_types": Key(list, items=str),
 }
 
 MODEL_TYPES = {"gpt_oss": ModelType("gpt_oss", _KEYS, _size)}

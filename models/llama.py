@@ -56,7 +56,7 @@ def head_width(c: Config) -> int:
 
 def rotary_of(c: Config, theta: str = "rope_theta") -> Rotary:
     """The rotary positions of a configuration, over whole heads or the part that `partial_rotary_factor` says."""
-    return Rotary(float(c[theta]), 2 * round(head_width(c) * c.get("partial_rotary_factor", 1.0) / 2))
+    return Rotary(float(c[theta]), int(head_width(c) * c.get("partial_rotary_factor", 1.0)))
 
 
 def attention_of(c: Config, **changes: Any) -> Attention:  # noqa: ANN401

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
-from ._types import Config, Key, ModelType
+from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of
 
 
@@ -23,6 +23,11 @@ def _size(c: Config) -> DecoderSize:
     near = replace(attention, window=c["attention_chunk_size"] or 0, qk_unit=c["use_qk_norm"])
     far = replace(attention, rotary=None)
     layers, sparse = [], c["moe_layers"]
+    if len(c["no_rope_layers"] or ()) not in (0, c["num_hidden_layers"]):
+        raise ModelBuildError(
+            f"no_rope_layers has {len(c['no_rope_layers'])} entries for {c['num_hidden_layers']} layers",
+            "give one for each layer",
+        )
     for i in range(c["num_hidden_layers"]):
         is_sparse = i in sparse if sparse is not None else (i + 1) % step == 0
         layers.append(transformer_layer(near if _turned(c, i) else far, experts if is_sparse else dense))

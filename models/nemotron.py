@@ -1,14 +1,21 @@
-"""Nemotron-H and Nemotron 3: a pattern of Mamba-2, attention without positions, feed-forward and experts."""
+"""Nemotron-4: LayerNorm, squared ReLU; Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer
+from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._moe import MoE
 from ._scan import Mamba2
 from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of, head_width
+
+
+def _fourth(c: Config) -> DecoderSize:
+    attention = attention_of(c, out_bias=c["attention_bias"])
+    feed_forward = FeedForward(c["intermediate_size"], activation(c), gated=False, bias=c["mlp_bias"])
+    layers = (transformer_layer(attention, feed_forward),) * c["num_hidden_layers"]
+    return decoder_of({**c, "rms_norm_eps": c["norm_eps"]}, layers, layer_norm=True)
 
 
 def _blocks(c: Config) -> Mapping[str, Block]:
@@ -29,7 +36,7 @@ def _blocks(c: Config) -> Mapping[str, Block]:
     blocks: dict[str, Block] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
         blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
-    if c["n_routed_experts"]:
+    if c["n_routed_experts"] and c["moe_intermediate_size"]:
         moe = MoE(
             c["n_routed_experts"],
             c["num_experts_per_tok"],
@@ -50,7 +57,8 @@ def _layers(pattern: str, blocks: Mapping[str, Block]) -> tuple[Layer, ...]:
     if unknown:
         raise ModelBuildError(
             f"the pattern of layers holds {unknown[0]!r}, which has no sizes",
-            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), E: experts (n_routed_experts)",
+            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), "
+            "E: experts (n_routed_experts, moe_intermediate_size)",
         )
     return tuple((Branch("norm", "mixer", blocks[letter]),) for letter in pattern)
 
@@ -66,6 +74,13 @@ def _size(c: Config) -> DecoderSize:
     return decoder_of(c, _layers(pattern, blocks), predictors=tuple(_layers(part, blocks) for part in predictors))
 
 
+_FOURTH: Mapping[str, Key] = {
+    **{key: entry for key, entry in DECODER.items() if key != "rms_norm_eps"},
+    "hidden_act": Key(str, "relu2"),
+    "norm_eps": Key(float, 1e-5),
+    "mlp_bias": Key(bool, False),
+    "partial_rotary_factor": Key(float, 0.5),
+}
 _KEYS: Mapping[str, Key] = {
     **{key: entry for key, entry in DECODER.items() if key not in ("hidden_act", "rope_theta")},
     "intermediate_size": Key(int),
@@ -95,4 +110,7 @@ _KEYS: Mapping[str, Key] = {
     "mtp_hybrid_override_pattern": Key(str, "*E"),
 }
 
-MODEL_TYPES = {"nemotron_h": ModelType("nemotron", _KEYS, _size)}
+MODEL_TYPES = {
+    "nemotron": ModelType("nemotron", _FOURTH, _fourth),
+    "nemotron_h": ModelType("nemotron", _KEYS, _size),
+}

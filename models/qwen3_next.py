@@ -54,7 +54,7 @@ _KEYS = {
     "moe_intermediate_size": required(),
     "shared_expert_intermediate_size": required(),
     "full_attention_interval": Key(int, 4),
-    "layer_types": Key(list),
+    "layer_types": Key(list, items=str),
     "linear_num_key_heads": Key(int, 16),
     "linear_num_value_heads": Key(int, 32),
     "linear_key_head_dim": Key(int, 128),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import GraphBuilder, Value
-from ._types import Config, Key, ModelType, required
+from ._types import Config, Key, ModelType
 
 OPSET = 20
 WIDTHS = (64, 128, 256, 512)
@@ -90,7 +90,7 @@ def _size(c: Config) -> ResNetSize:
 
 
 _KEYS = {
-    "blocks": required(list),
+    "blocks": Key(list, required=True, count=4),
     "bottleneck": Key(bool, True),
     "num_labels": Key(int, 1000),
     "image_size": Key(int, 224),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import GraphBuilder, Value
-from ._types import Key, ModelType, required
+from ._types import Key, ModelType
 
 OPSET = 20
 
@@ -99,7 +99,7 @@ _PLAIN = {"num_labels": Key(int, 1000), "image_size": Key(int, 224)}
 MODEL_TYPES = {
     "vgg": ModelType(
         "vgg",
-        {"groups": required(list), **_PLAIN},
+        {"groups": Key(list, required=True, count=5), **_PLAIN},
         lambda c: replace(_vgg(*c["groups"]), classes=c["num_labels"], image=c["image_size"]),
         reads_sequence=False,
     ),

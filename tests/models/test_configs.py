@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,50 @@ def test_what_cannot_be_built_is_refused_with_file_and_key(
     with pytest.raises(ModelError) as caught:
         load_graph(path)
     assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+ODD = (0, -1, 3, 17, 10**13, 1.5, float("inf"), "x", [], [-1], ["a"], {}, True)
+TYPES = {
+    "llama": {},
+    "qwen3_next": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "head_dim": 8,
+                   "shared_expert_intermediate_size": 6, "layer_types": ["linear_attention", "full_attention"]},
+    "gemma2": {"layer_types": ["full_attention", "sliding_attention"]},
+    "llama4_text": {"no_rope_layers": [1, 0], "moe_layers": [1]},
+    "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6},
+    "nemotron_h": {"hybrid_override_pattern": "M*", "mamba_num_heads": 8},
+    "gpt_neox": {},
+    "bert": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_odd_values_are_built_or_refused(name: str) -> None:
+    config = TINY | TYPES[name] | {"model_type": name}
+    models.build_config(config, seq=8)
+    for key in models.model_types()[name].keys:
+        for value in ODD:
+            with contextlib.suppress(models.ModelBuildError):
+                models.build_config(config | {key: value}, seq=8)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TINY | {"num_attention_heads": 3, "head_dim": 5}, "rotary positions of base 10000.0 over 5 elements"),
+        (TINY | {"model_type": "bert", "num_attention_heads": 5}, "64 is not a multiple of 5 heads"),
+        (TINY | {"model_type": "gemma2", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        (TINY | {"model_type": "gemma2", "layer_types": [1, 2]}, "give a list of names"),
+        (TINY | {"model_type": "llama4_text", "no_rope_layers": [1]}, "1 entries for 2 layers"),
+        (TINY | {"model_type": "nemotron_h", "hybrid_override_pattern": "M"}, "1 letters for 2 layers"),
+        (TINY | {"model_type": "nemotron_h", "hybrid_override_pattern": "ME"}, "holds 'E', which has no sizes"),
+        ({"model_type": "resnet", "blocks": [1, 2]}, "give 4 numbers from 1 to 10000"),
+        ({"model_type": "dlrm", "tables": [5], "width": 4, "bottom": [8, 3], "top": [1]}, "tables of width 4"),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(models.ModelBuildError) as caught:
+        models.build_config(config)
     assert message in str(caught.value)
 
 

@@ -240,6 +240,7 @@ def _newer(experts: int) -> dict[str, Any]:
         "nemotron": _decoder("nemotron_h", **MAMBA, n_routed_experts=experts),
         "nemotron, narrow experts": _decoder("nemotron_h", **MAMBA, moe_latent_size=7, n_routed_experts=experts),
         "gpt-neox": _decoder("gpt_neox", hidden_size=32),
+        "nemotron 4": _decoder("nemotron", hidden_size=32),
     }
 
 
