@@ -80,6 +80,10 @@ class Options:
         every = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in every.items() if value is not None}
 
+    def filled(self, **defaults: Any) -> Options:  # noqa: ANN401
+        """The same with these values where nothing was said."""
+        return Options(**(defaults | self.given()))
+
     def only(self, allowed: Collection[str], what: str) -> None:
         """Refuse options that mean nothing here.
 

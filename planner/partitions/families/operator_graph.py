@@ -40,12 +40,7 @@ def _read(path: Path) -> Instance:
 
 def _settle(instance: Instance, options: Options) -> Options:
     graph = instance.content
-    return Options(
-        contiguous=True if options.contiguous is None else options.contiguous,
-        devices=graph.accelerators if options.devices is None else options.devices,
-        cpus=graph.cpus if options.cpus is None else options.cpus,
-        memory_bytes=graph.memory_bytes if options.memory_bytes is None else options.memory_bytes,
-    )
+    return options.filled(contiguous=True, devices=graph.accelerators, cpus=graph.cpus, memory_bytes=graph.memory_bytes)
 
 
 def _problem(instance: Instance, options: Options) -> MaxLoadProblem:
@@ -62,13 +57,26 @@ def _encode(
     instance: Instance, problem: MaxLoadProblem, decision: MaxLoadDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
     """One part a device, those without nodes too, so that a part's place is its device's number."""
+    nodes: list[list[int]] = [[] for _ in range(problem.devices)]
+    for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
+        nodes[decision.device_of[node]].append(node)
+    return _parts(instance, problem, problem.accelerators, nodes, verdict)
+
+
+def _parts(
+    instance: Instance,
+    problem: MaxLoadProblem | LatencyProblem,
+    accelerators: int,
+    nodes: Sequence[Sequence[int]],
+    verdict: Verdict,
+) -> tuple[Part, ...]:
+    """Accelerators, then CPUs, each with its nodes in the order given."""
     parts = []
-    for device in range(problem.devices):
-        inside = [i for i, d in enumerate(decision.device_of) if d == device]
-        accelerator = device < problem.accelerators
+    for device, inside in enumerate(nodes):
+        accelerator = device < accelerators
         kept = math.fsum(float(problem.size_bytes[i]) for i in inside) if accelerator else None
-        kind = "accelerator" if accelerator else "cpu"
-        parts.append(Part(kind, instance.ranges(inside), verdict.parts[device], kept))
+        runs = to_runs(instance.ids[i] for i in inside)
+        parts.append(Part("accelerator" if accelerator else "cpu", runs, verdict.parts[device], kept))
     return tuple(parts)
 
 
@@ -116,15 +124,8 @@ def _encode_latency(
     instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
     """One part a device, its nodes in the order in which it runs them."""
-    parts = []
-    for device in range(problem.devices):
-        turns = [i for i in decision.order if decision.devices[i] == device]
-        limited = bool(problem.limited[device])
-        kept = math.fsum(float(problem.size_bytes[i]) for i in turns) if limited else None
-        kind = "accelerator" if limited else "cpu"
-        runs = to_runs(instance.ids[i] for i in turns)
-        parts.append(Part(kind, runs, verdict.parts[device], kept))
-    return tuple(parts)
+    turns = [[i for i in decision.order if decision.devices[i] == device] for device in range(problem.devices)]
+    return _parts(instance, problem, int(problem.limited.sum()), turns, verdict)
 
 
 def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence[Part]) -> LatencyDecision:

@@ -72,14 +72,8 @@ def _settle(instance: Instance, options: Options) -> Options:
         )  # fmt: skip
     check_devices(math.prod(machines), "--machines" if options.machines else "--devices")
     layout = options.layout or ("nested" if len(machines) == 1 else "placed")
-    return Options(
-        machines=machines,
-        bandwidth_byte_per_s=rates,
-        memory_bytes=math.inf if options.memory_bytes is None else options.memory_bytes,
-        cost=options.cost or "released",
-        layout=layout,
-        transfers=True if options.transfers is None else options.transfers,
-        idle=layout == "placed" if options.idle is None else options.idle,
+    return dataclasses.replace(options, machines=machines, devices=None).filled(
+        memory_bytes=math.inf, cost="released", layout=layout, transfers=True, idle=layout == "placed"
     )
 
 

@@ -42,13 +42,10 @@ def _read(path: Path) -> Instance:
 
 def _settle(instance: Instance, options: Options) -> Options:
     file: PiperFile = instance.content
-    bandwidth = options.bandwidth_byte_per_s or (file.bandwidth_bytes_per_s,)
-    return Options(
-        devices=file.devices if options.devices is None else options.devices,
-        memory_bytes=file.memory_bytes if options.memory_bytes is None else options.memory_bytes,
-        bandwidth_byte_per_s=bandwidth,
-        batch=file.batch if options.batch is None else options.batch,
-    )
+    return options.filled(
+        devices=file.devices, memory_bytes=file.memory_bytes, bandwidth_byte_per_s=(file.bandwidth_bytes_per_s,),
+        batch=file.batch,
+    )  # fmt: skip
 
 
 def _problem(instance: Instance, options: Options) -> PiperProblem:
@@ -115,7 +112,7 @@ TIME_PER_SAMPLE = Objective(
 
 
 def _settle_iteration(instance: Instance, options: Options) -> Options:
-    return dataclasses.replace(_settle(instance, options), idle=True if options.idle is None else options.idle)
+    return _settle(instance, options).filled(idle=True)
 
 
 def _iteration(instance: Instance, options: Options) -> IterationProblem:

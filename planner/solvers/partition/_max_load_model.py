@@ -31,16 +31,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """sum of work + sum of cost * (part - whole) <= largest load, unless a binary is set.
+    """sum of ms * binary <= largest load, unless a binary is set.
 
     Attributes:
-        work: (binary, ms).
-        nets: (ms, binary of a part, binary of the whole or -1).
+        terms: (binary, ms): work, what a net costs where a part of it is held, and less the same where all of it is.
         unless: binary that lifts the row; -1 for none.
     """
 
-    work: tuple[tuple[int, float], ...]
-    nets: tuple[tuple[float, int, int], ...]
+    terms: tuple[tuple[int, float], ...]
     unless: int
 
 
@@ -156,9 +154,10 @@ def _add_device(model: LoadModel, d: int) -> None:
     may_acc, may_cpu = chain or d < form.problem.accelerators, chain or d >= form.problem.accelerators
     if may_acc:
         unless = model.is_cpu[d] if chain else -1
-        nets = tuple(_add_net(model, e, d) for e in range(len(form.nets)))
-        work = tuple((b, float(t)) for b, t in zip(here, form.acc, strict=True) if t > 0)
-        model.loads.append(LoadRow(work, nets, unless))
+        terms = [(b, float(t)) for b, t in zip(here, form.acc, strict=True) if t > 0]
+        for e in range(len(form.nets)):
+            terms += _add_net(model, e, d)
+        model.loads.append(LoadRow(tuple(terms), unless))
         if not form.roomy:
             groups = tuple((here[v], v) for v in np.flatnonzero(form.size > 0).tolist())
             model.memory.append(MemoryRow(groups, unless))
@@ -167,11 +166,12 @@ def _add_device(model: LoadModel, d: int) -> None:
         unless = int(model.new(1)[0]) if chain else -1
         if chain:
             model.rows.append(Row(((unless, 1), (model.is_cpu[d], 1)), 1, 1))
-        model.loads.append(LoadRow(work, (), unless))
+        model.loads.append(LoadRow(work, unless))
 
 
-def _add_net(model: LoadModel, e: int, d: int) -> tuple[float, int, int]:
-    form = model.form
+def _add_net(model: LoadModel, e: int, d: int) -> list[tuple[int, float]]:
+    """Terms of a load: what a net costs a device."""
+    form, cost = model.form, float(model.form.cost[e])
     model.deadline.check()
     pins = [int(b) for b in model.place[list(form.nets[e]), d]]
     if len(pins) == 2:
@@ -179,13 +179,13 @@ def _add_net(model: LoadModel, e: int, d: int) -> tuple[float, int, int]:
         for a, b in (pins, pins[::-1]):
             model.rows.append(Row(((a, 1), (b, -1), (cut, -1)), -2, 0))
         model.parts[e, d] = (cut, -1)
-        return float(form.cost[e]), cut, -1
+        return [(cut, cost)]
     part, whole = (int(b) for b in model.new(2))
     for pin in pins:
         model.below(pin, part)
         model.below(whole, pin)
     model.parts[e, d] = (part, whole)
-    return float(form.cost[e]), part, whole
+    return [(part, cost), (whole, -cost)]
 
 
 def values_of(model: LoadModel, device: np.ndarray) -> np.ndarray | None:

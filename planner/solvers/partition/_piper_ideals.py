@@ -7,12 +7,11 @@ With them stand the choices of the nodes of one stage: useless ones dropped, and
 from __future__ import annotations
 
 import contextlib
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph.ideals import enumerate_ideals
+from planner.graph.ideals import enumerate_ideals, prefix_ideals, topological_lines
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import room_bytes
@@ -188,68 +187,39 @@ def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadlin
     Raises:
         OutOfTime: the deadline passed before any pairs were known.
     """
-    before = [0] * node_count
     arcs = [(u, v) for u, v in edges.tolist()]
-    for u, v in arcs:
-        before[v] |= 1 << u
     rows, listing = None, deadline.within(deadline.left_s * _SHARE)
     with contextlib.suppress(OutOfTime):
         rows = enumerate_ideals(node_count, arcs, _MOST_FOUND, check=listing.check)
-    found = None if rows is None else sorted((int.from_bytes(row.tobytes(), "little") for row in rows), key=_by_size)
-    ideals = found
-    if ideals is None or len(ideals) > _MOST_IDEALS:
-        chain = _prefixes(before, deadline)
-        ideals = _cheapest(ideals or chain, chain, edges, edge_bytes, _MOST_CHOSEN)
-    members = _members(ideals, node_count)
+    complete = rows is not None and len(rows) <= _MOST_IDEALS
+    if rows is None or not complete:
+        chain = prefix_ideals(node_count, topological_lines(node_count, arcs)[1:2])
+        rows = chain if rows is None else _cheapest(rows, chain, _members(rows, node_count), edges, edge_bytes)
     deadline.check()
+    members = _members(rows, node_count)
+    members = members[np.lexsort((*rows.T, members.sum(axis=1)))]
     outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
     np.fill_diagonal(outside, 1)
     lower, upper = np.nonzero(outside == 0)
-    return Pairs(members, lower, upper, found is not None and len(ideals) == len(found))
+    return Pairs(members, lower, upper, complete)
 
 
-def _members(ideals: list[int], node_count: int) -> np.ndarray:
-    members = np.zeros((len(ideals), node_count), dtype=np.float32)
-    for row, mask in enumerate(ideals):
-        members[row, [v for v in range(node_count) if mask >> v & 1]] = 1
-    return members
+def _members(rows: np.ndarray, node_count: int) -> np.ndarray:
+    """[i, n] 0/1 from ideals as bits."""
+    octets = np.ascontiguousarray(rows).view(np.uint8)
+    return np.unpackbits(octets, axis=1, bitorder="little", count=node_count).astype(np.float32)
 
 
-def _cheapest(ideals: list[int], chain: list[int], edges: np.ndarray, edge_bytes: np.ndarray, most: int) -> list[int]:
-    """The ideals along one topological order, and as many others of each size as there is room for."""
-    node_count = len(chain) - 1
-    members = _members(ideals, node_count)
-    crossing = ((members[:, edges[:, 0]] - members[:, edges[:, 1]]) @ edge_bytes).tolist()
-    room = max((most - len(chain)) // node_count, 0)
-    kept = set(chain)
-    for _, group in itertools.groupby(sorted(zip(ideals, crossing, strict=True), key=_size), key=_size):
-        kept.update(mask for mask, _ in sorted(group, key=lambda entry: (entry[1], entry[0]))[:room])
-    return sorted(kept, key=_by_size)
-
-
-def _by_size(mask: int) -> tuple[int, int]:
-    return mask.bit_count(), mask
-
-
-def _size(entry: tuple[int, float]) -> int:
-    return entry[0].bit_count()
-
-
-def _prefixes(before: list[int], deadline: Deadline) -> list[int]:
-    """The ideals along the topological order that takes the longest-waiting ready node first."""
-    found = [0]
-    ready_since: dict[int, int] = {}
-    mask = 0
-    for step in range(len(before)):
-        deadline.check()
-        for v, needed in enumerate(before):
-            if not mask >> v & 1 and needed & ~mask == 0:
-                ready_since.setdefault(v, step)
-        node = max(ready_since, key=lambda v: (ready_since[v], -v))  # follow a branch to its end before the next
-        del ready_since[node]
-        mask |= 1 << node
-        found.append(mask)
-    return found
+def _cheapest(
+    rows: np.ndarray, chain: np.ndarray, members: np.ndarray, edges: np.ndarray, edge_bytes: np.ndarray
+) -> np.ndarray:
+    """The ideals along one topological order, and of each size those with the cheapest borders there is room for."""
+    sizes = members.sum(axis=1)
+    crossing = (members[:, edges[:, 0]] - members[:, edges[:, 1]]) @ edge_bytes
+    order = np.lexsort((*rows.T, crossing, sizes))
+    first_of_size = np.searchsorted(sizes[order], sizes[order], side="left")
+    room = max((_MOST_CHOSEN - len(chain)) // members.shape[1], 0)
+    return np.unique(np.concatenate([chain, rows[order[np.arange(len(order)) - first_of_size < room]]]), axis=0)
 
 
 @dataclass(frozen=True)

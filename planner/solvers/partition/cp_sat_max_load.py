@@ -61,18 +61,13 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
 
     program = cp_model.CpModel()
     binaries = [program.new_bool_var(f"b{i}") for i in range(model.binaries)]
-    largest = program.new_int_var(_down(known * (1 - 1e-12), scale), math.ceil(top * (1 + 1e-9) * scale), "load")
+    largest = program.new_int_var(math.floor(known * (1 - 1e-12) * scale), math.ceil(top * (1 + 1e-9) * scale), "load")
     for row in model.rows:
         model.deadline.check()
         total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
         program.add_linear_constraint(total, row.least, row.most)
     for load in model.loads:
-        terms = [(binaries[b], _down(t, scale)) for b, t in load.work]
-        for cost, part, whole in load.nets:
-            whole_cost = _down(cost, scale)
-            terms.append((binaries[part], whole_cost))
-            if whole >= 0:
-                terms.append((binaries[whole], -whole_cost))
+        terms = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in load.terms]
         bounded = program.add(weighted_sum(terms) <= largest)
         if load.unless >= 0:
             bounded.only_enforce_if(~binaries[load.unless])
@@ -83,10 +78,6 @@ def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[
             bounded.only_enforce_if(~binaries[memory.unless])
     program.minimize(largest)
     return program, binaries
-
-
-def _down(value: float, scale: float) -> int:
-    return math.floor(value * scale)
 
 
 def _run(

@@ -65,11 +65,7 @@ def _program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]
         total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
         program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
     for load in model.loads:
-        terms = [(b, t / top) for b, t in load.work]
-        for cost, part, whole in load.nets:
-            terms.append((part, cost / top))
-            if whole >= 0:
-                terms.append((whole, -cost / top))
+        terms = [(b, milliseconds / top) for b, milliseconds in load.terms]
         _at_most(program, binaries, terms, largest, load.unless)
     for memory in model.memory:
         room = room_bytes(model.form.problem.memory_bytes)

@@ -10,13 +10,13 @@ One pass over a chain on device meshes: the least sum of stage times under a cap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.memory import most_that_fit
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, Deadline, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
 from planner.solvers.partition.longest_stage import LongestStage
 from planner.space.partition import IterationDecision, IterationProblem, MeshStage
 
@@ -152,36 +152,32 @@ def backward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline
     return table
 
 
-def forward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
-    """[L + 1, D + 1] least sum of the stages before every state under the cap, memory left aside; may run out of
-    time."""
-    layers, devices = tables.problem.layers, tables.problem.devices
-    table = np.full((layers + 1, devices + 1), np.inf)
-    table[0, devices] = 0.0
-    capped = under_cap(tables, seconds, cap)
-    for last in range(layers):
-        deadline.check()
-        row = table[last + 1]
-        for level, columns in enumerate(tables.columns):
-            for g, size in enumerate(tables.sizes):
-                times = capped[level][g, : last + 1, last]
-                begin = np.flatnonzero(np.isfinite(times))
-                wide = columns[columns >= size]
-                if len(begin) and len(wide):
-                    block = table[begin[0] : last + 1, wide] + times[begin[0] :, None]
-                    row[wide - size] = np.minimum(row[wide - size], block.min(axis=0))
-    return table
+def path_of(
+    tables: Tables, cap: float, following: Callable[[int], tuple[np.ndarray, np.ndarray]]
+) -> list[tuple[int, int, int]]:
+    """(mesh size, first layer, last layer) of each stage behind the least sum of all layers on all devices.
 
-
-def next_states(
-    tables: Tables, seconds: np.ndarray, cap: float, first: int, left: int
-) -> Iterator[tuple[int, int, np.ndarray]]:
-    """By mesh size g: (g, devices left after it, [L - first] times of the stages that start in state (first, left))."""
-    level = next(v for v, columns in enumerate(tables.columns) if left in columns)
-    for g, size in enumerate(tables.sizes):
-        if size <= left:
-            total = seconds[g, first, first:] + tables.boundary_s[level, first]
-            yield g, left - size, np.where(total <= cap, total, np.inf)
+    Args:
+        tables: the instance.
+        cap: on every stage.
+        following: by number of stages so far, [G, L, L] stage times and [L + 1, D + 1] least sums of the states after.
+    """
+    path: list[tuple[int, int, int]] = []
+    first, left = 0, tables.problem.devices
+    while first < tables.problem.layers:
+        seconds, after = following(len(path))
+        level = next(v for v, columns in enumerate(tables.columns) if left in columns)
+        steps = []
+        for g, size in enumerate(tables.sizes):
+            if size <= left:
+                total = seconds[g, first, first:] + tables.boundary_s[level, first]
+                totals = np.where(total <= cap, total, np.inf) + after[first + 1 :, left - size]
+                at = int(np.argmin(totals))
+                steps.append((float(totals[at]), g, first + at, left - size))
+        _, g, last, left = min(steps)
+        path.append((g, first, last))
+        first = last + 1
+    return path
 
 
 def pick_config(tables: Tables, g: int, first: int, last: int, in_flight: int) -> MeshStage:
@@ -231,41 +227,19 @@ def solve_iteration(search: Search) -> None:
     search.prove(min(ranges.bound, search.objective))
 
 
-def _least_sum(search: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """The least sum of stage times under a cap, and its plan; None when nothing below `enough` exists."""
-    search.passes += 1
-    problem = search.tables.problem
-    table = backward(search.tables, search.relaxed, cap, search.deadline)
+    passes.passes += 1
+    problem = passes.tables.problem
+    table = backward(passes.tables, passes.relaxed, cap, passes.deadline)
     least = float(table[0, problem.devices])
     if not least < enough:
         return least, None
-    stages = _trace(search, table, cap)
-    verdict = problem.judge(IterationDecision(tuple(stages)))
-    if verdict.feasible:
-        _check(least, sum(verdict.parts))
+    path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
+    stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
+    if problem.judge(IterationDecision(tuple(stages))).feasible:
         return least, stages
-    return _least_staged_sum(search, cap, enough)
-
-
-def _check(expected: float, judged: float) -> None:
-    if abs(expected - judged) > RELATIVE_TOLERANCE * max(abs(judged), 1e-300):
-        raise RuntimeError(f"the search and the judge disagree: {expected} against {judged}")
-
-
-def _trace(search: _Passes, table: np.ndarray, cap: float) -> list[MeshStage]:
-    """The stages behind the least sum of a pass without memory, in their fastest configurations that fit if alone."""
-    tables, first, left = search.tables, 0, search.tables.problem.devices
-    path: list[tuple[int, int, int]] = []
-    while first < tables.problem.layers:
-        steps = []
-        for g, after, times in next_states(tables, search.relaxed, cap, first, left):
-            totals = times + table[first + 1 :, after]
-            at = int(np.argmin(totals))
-            steps.append((float(totals[at]), g, first + at, after))
-        _, g, last, left = min(steps)
-        path.append((g, first, last))
-        first = last + 1
-    return [_in_place(tables, *step, len(path) - i) for i, step in enumerate(path)]
+    return _least_staged_sum(passes, cap, enough)
 
 
 def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> MeshStage:
@@ -276,11 +250,10 @@ def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> 
     return bearing if times[bearing.config] == times[fastest.config] else fastest
 
 
-def _least_staged_sum(search: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """As `_least_sum`, with memory: states by the number of stages they take, fewest first."""
-    search.staged_passes += 1
-    tables, problem = search.tables, search.tables.problem
-    before = forward(tables, search.relaxed, cap, search.deadline)
+    passes.staged_passes += 1
+    tables, problem = passes.tables, passes.tables.problem
     layers, devices = problem.layers, problem.devices
     current = np.full((layers + 1, devices + 1), np.inf)
     current[layers, 0 if problem.use_all else slice(None)] = 0.0
@@ -296,9 +269,9 @@ def _least_staged_sum(search: _Passes, cap: float, enough: float) -> tuple[float
             break
         following = np.full_like(current, np.inf)
         for first in range(int(active[-1]) - 1, -1, -1):
-            search.deadline.check()
+            passes.deadline.check()
             row = extend(tables, capped, reach, current, first, int(active[0]))
-            row[(row >= best[first]) | (row + before[first] >= enough)] = np.inf
+            row[(row >= best[first]) | (row >= enough)] = np.inf
             following[first] = row
         np.minimum(best, following, out=best)
         history.append(following)
@@ -307,22 +280,9 @@ def _least_staged_sum(search: _Passes, cap: float, enough: float) -> tuple[float
         current = following
     if found is None:
         return np.inf, None
-    return found[0], _trace_staged(search, history[: found[1] + 1], cap)
-
-
-def _trace_staged(search: _Passes, history: list[np.ndarray], cap: float) -> list[MeshStage]:
-    tables, first, left = search.tables, 0, search.tables.problem.devices
-    stages = []
-    for count in range(len(history) - 1, 0, -1):
-        steps = []
-        for g, after, times in next_states(tables, tables.stage_seconds(count), cap, first, left):
-            totals = times + history[count - 1][first + 1 :, after]
-            at = int(np.argmin(totals))
-            steps.append((float(totals[at]), g, first + at, after))
-        _, g, last, left = min(steps)
-        stages.append(pick_config(tables, g, first, last, count))
-        first = last + 1
-    return stages
+    count = found[1]
+    path = path_of(tables, cap, lambda i: (tables.stage_seconds(count - i), history[count - i - 1]))
+    return found[0], [pick_config(tables, *step, count - i) for i, step in enumerate(path)]
 
 
 PARTITION_SOLVERS.register("iteration-dp", PartitionSolver(IterationProblem, solve_iteration))
