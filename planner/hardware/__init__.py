@@ -12,11 +12,14 @@ from planner.hardware.collectives import (
     strided_terms,
 )
 from planner.hardware.loader import lint, load_cluster, load_device, profile_json_schema
+from planner.hardware.reserve import FRAGMENTATION, HEADROOM, neighbours, reserve_bytes, shown_bytes, with_headroom
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
 __all__ = [
     "ALGORITHMS",
+    "FRAGMENTATION",
+    "HEADROOM",
     "Cluster",
     "Collective",
     "CollectiveFit",
@@ -33,11 +36,15 @@ __all__ = [
     "load_cluster",
     "load_device",
     "moved_bytes",
+    "neighbours",
     "profile_json_schema",
     "profile_template",
     "profile_text",
     "profile_yaml",
+    "reserve_bytes",
     "resolved_profile",
     "send_terms",
+    "shown_bytes",
     "strided_terms",
+    "with_headroom",
 ]
