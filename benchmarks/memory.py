@@ -1,9 +1,10 @@
 """Peak memory and fit of runs that were made, against predictions: `python -m benchmarks.memory FOLDER`.
 
-FOLDER holds `single_node_runs.json` and `published_runs.json`. Every run that the planner can express is priced as it
-ran. Runs that were made must fit; runs that were reported out of memory must not. Where the source states a peak, it
-stands beside the prediction, by how it was measured: an allocator sees tensors alone, nvidia-smi all that is taken from
-the device. Rows of even number in a class had a part in what was fitted, rows of odd number had none.
+FOLDER holds `single_node_runs.json` and `published_runs.json`. Every published run that the planner can express is
+priced as it ran; those of the other file were composed from traces, not made as wholes. Runs that were made must fit,
+runs that were reported out of memory must not. Where the source states a peak, it stands beside the prediction, by how
+it was measured: an allocator sees tensors alone, nvidia-smi all that is taken from the device. Of the latter every
+second row had a part in what was fitted.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from planner.space.pricer import Pricer
 
 GIB = 2**30
 MEASURED_BY = ("allocator", "nvidia-smi")
+COMPOSED = "vTrain single node"
+"""Source of rows that were composed from traces of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ def _error_summary(title: str, fits: Sequence[Fit]) -> list[str]:
 
 def report(runs: Sequence[Run]) -> str:
     """The tables in Markdown: verdicts by source, errors by kind of measurement, rows."""
-    fits = [fit_of(run) for run in runs if not run.memory_obstacle]
+    fits = [fit_of(run) for run in runs if not run.memory_obstacle and run.source != COMPOSED]
     sources = dict.fromkeys(f.run.source for f in fits)
     measured = {by: [f for f in fits if f.run.memory_bytes and f.run.memory_by == by] for by in MEASURED_BY}
     seen = measured["nvidia-smi"]
