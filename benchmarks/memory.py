@@ -149,9 +149,8 @@ def _error_summary(title: str, fits: Sequence[Fit]) -> list[str]:
     return [title, str(len(fits)), f"{mape(ratios):.1%}", f"{np.median(ratios):.2f}", f"{worst:.2f}"]
 
 
-def report(runs: Sequence[Run]) -> str:
+def report(fits: Sequence[Fit]) -> str:
     """The tables in Markdown: verdicts by source, errors by kind of measurement, rows."""
-    fits = [fit_of(run) for run in runs if not run.memory_obstacle and run.source != COMPOSED]
     sources = dict.fromkeys(f.run.source for f in fits)
     measured = {by: [f for f in fits if f.run.memory_bytes and f.run.memory_by == by] for by in MEASURED_BY}
     seen = measured["nvidia-smi"]
@@ -176,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the runs, price their memory and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("folder", type=Path, help=f"folder of {SINGLE_NODE} and published_runs.json")
-    sys.stdout.write(report(read_runs(parser.parse_args(arguments).folder)))
+    runs = read_runs(parser.parse_args(arguments).folder)
+    sys.stdout.write(report([fit_of(run) for run in runs if not run.memory_obstacle and run.source != COMPOSED]))
     return 0
 
 

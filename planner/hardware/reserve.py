@@ -24,7 +24,7 @@ PIPELINE_NEIGHBOURS = 2
 HEADROOM = 0.05
 """Part of a device's memory that a search leaves free, unless the job says otherwise."""
 
-FRAGMENTATION = 0.10
+FRAGMENTATION = 0.08
 """What a caching allocator holds beyond the tensors, as a part of them: fitted to every second one of 36 peaks that
 nvidia-smi showed in the BigScience runs of 2021 and 2022, and compared with the others (docs/accuracy.md)."""
 

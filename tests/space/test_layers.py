@@ -77,5 +77,5 @@ def test_the_judge_counts_buffers_and_headroom(costs: BlockCosts) -> None:
     for configuration, count in ((one, 0), (two, 3 + 2 + 3)):
         for free in (0.0, 0.05):
             terms = evaluate(costs, with_headroom(cluster, free), job, configuration).stages[0]
-            assert terms.memory.reserve == (600 + 220 * count) * 2**20
+            assert terms.memory.reserve == 2_000_000_000 + 220 * count * 2**20
             assert terms.capacity_bytes == np.floor((1 - free) * round(79.15 * 2**30))
