@@ -1,26 +1,38 @@
 """Peak memory and fit of runs that were made, against predictions: `python -m benchmarks.memory FOLDER`.
 
-FOLDER holds `single_node_runs.json` and `published_runs.json`. Every run that the planner can express is priced as it
-ran. Runs that were made must fit; runs that were reported out of memory must not. Where the source states a peak, it
-stands beside the prediction, by how it was measured: an allocator sees tensors alone, nvidia-smi all that is taken from
-the device. Rows of even number in a class had a part in what was fitted, rows of odd number had none.
+FOLDER holds `single_node_runs.json` and `published_runs.json`. Every published run that the planner can express is
+priced as it ran; those of the other file were composed from traces, not made as wholes. Runs that were made must fit,
+runs that were reported out of memory must not. Where the source states a peak, it stands beside the prediction, by how
+it was measured: an allocator sees tensors alone, nvidia-smi all that is taken from the device. Of the latter every
+second row had a part in what was fitted.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 import models
 import planner
-from benchmarks.published import NOT_SPLIT, VOCAB_PART
-from benchmarks.runs import Run
+from benchmarks.published import NOT_SPLIT, VOCAB_PART, _table, mape
+from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
-from planner.prediction import FEW, judge, ways_to_share, without_limits
+from planner.hardware.reserve import HEADROOM
+from planner.prediction import FEW, driver_bytes, judge, ways_to_share, without_limits
+from planner.space import WorkerMemory
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
 
 GIB = 2**30
+MEASURED_BY = ("allocator", "nvidia-smi")
+COMPOSED = "vTrain single node"
+"""Source of rows that were composed from traces of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,41 @@ class Fit:
     """
 
     run: Run
-    worker: planner.space.WorkerMemory
+    worker: WorkerMemory
+
+    @property
+    def peak_bytes(self) -> float:
+        """Everything that the run needs: tensors, context, communication buffers."""
+        return self.worker.memory.total
+
+    @property
+    def capacity_bytes(self) -> float:
+        """All memory of the device."""
+        return self.worker.capacity_bytes
+
+    @property
+    def share(self) -> float:
+        """Part of the device that the run needs."""
+        return self.peak_bytes / self.capacity_bytes
+
+    @property
+    def verdict(self) -> str:
+        """The prediction against what the source reports."""
+        said = "too large" if self.share > 1 else "fits" if self.share <= 1 - HEADROOM else "within headroom"
+        return f"{said}, {'out of memory' if self.run.out_of_memory else 'ran'}"
+
+    @property
+    def seen_bytes(self) -> float:
+        """What the source's measurement would show: an allocator sees tensors alone, nvidia-smi all."""
+        memory = self.worker.memory
+        if self.run.memory_by == "allocator":
+            return memory.total - memory.reserve
+        return driver_bytes(memory, self.run.precision, "adam")
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.seen_bytes / self.run.memory_bytes
 
 
 def fit_of(run: Run) -> Fit:
@@ -77,3 +123,62 @@ def _pricer(run: Run) -> tuple[Pricer, planner.Job]:
     )
     job = without_limits(job, cluster)
     return Pricer(graph, cluster, job), job
+
+
+def _rows(fits: Sequence[Fit]) -> list[list[str]]:
+    """A table row for each run with a measured peak, or that did not come out as the source says."""
+    return [
+        [f.run.key, f.run.source, f.run.shape, f"{f.peak_bytes / GIB:.1f}", f"{f.capacity_bytes / GIB:.1f}", f.verdict,
+         f"{f.run.memory_bytes / GIB:.1f}" if f.run.memory_bytes else "-", f.run.memory_by or "-",
+         f"{f.seen_bytes / GIB:.1f}" if f.run.memory_bytes else "-", f"{f.ratio:.2f}" if f.run.memory_bytes else "-"]
+        for f in fits
+    ]  # fmt: skip
+
+
+def _fit_summary(title: str, fits: Sequence[Fit]) -> list[str]:
+    ran, failed = [f for f in fits if not f.run.out_of_memory], [f for f in fits if f.run.out_of_memory]
+    rejected = [f for f in ran if f.share > 1]
+    tight = sum(1 - HEADROOM < f.share <= 1 for f in ran)
+    found = sum(f.share > 1 - HEADROOM for f in failed)
+    return [title, str(len(ran)), f"{len(rejected)}", f"{tight}", f"{found} of {len(failed)}" if failed else "-"]
+
+
+def _error_summary(title: str, fits: Sequence[Fit]) -> list[str]:
+    ratios = [f.ratio for f in fits]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    return [title, str(len(fits)), f"{mape(ratios):.1%}", f"{np.median(ratios):.2f}", f"{worst:.2f}"]
+
+
+def report(fits: Sequence[Fit]) -> str:
+    """The tables in Markdown: verdicts by source, errors by kind of measurement, rows."""
+    sources = dict.fromkeys(f.run.source for f in fits)
+    measured = {by: [f for f in fits if f.run.memory_bytes and f.run.memory_by == by] for by in MEASURED_BY}
+    seen = measured["nvidia-smi"]
+    halves = [("allocator, none fitted", measured["allocator"]), ("nvidia-smi, rows with a part in the fit", seen[::2]),
+              ("nvidia-smi, rows without", seen[1::2])]  # fmt: skip
+    verdicts = [_fit_summary(name, [f for f in fits if f.run.source == name]) for name in sources]
+    shown = [f for f in fits if f.run.memory_bytes or f.run.out_of_memory or f.share > 1]
+    head = ["row", "source", "run", "predicted", "capacity", "verdict", "measured", "by", "predicted for it", "ratio"]
+    parts = [
+        "Runs that were made and runs that were reported out of memory, at full capacity:",
+        _table(["runs", "ran", "of these rejected", "within the headroom", "out of memory: said so"],
+               [*verdicts, _fit_summary("all", fits)]),
+        "Measured peaks:",
+        _table(["measured by", "rows", "error", "median", "worst"], [_error_summary(*half) for half in halves]),
+        "Every run with a measured peak, out of memory or rejected, in GiB:",
+        _table(head, _rows(shown)),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the runs, price their memory and print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("folder", type=Path, help=f"folder of {SINGLE_NODE} and published_runs.json")
+    runs = read_runs(parser.parse_args(arguments).folder)
+    sys.stdout.write(report([fit_of(run) for run in runs if not run.memory_obstacle and run.source != COMPOSED]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ from planner.api import default_provenance, plan
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
-from planner.hardware.reserve import HEADROOM, STEP_BYTES, driver_bytes
+from planner.hardware.reserve import HEADROOM, STEP_BYTES, shown_bytes
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
@@ -33,7 +33,7 @@ from planner.space.layouts import Layouts
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
 from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone
-from planner.space.types import BlockCosts, Evaluation, Job
+from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 
 Asked = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
@@ -87,16 +87,24 @@ class Prediction:
     @property
     def driver_bytes(self) -> float:
         """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.reserve`)."""
-        memory, options = self.fullest.memory, self.plan.options
-        chosen = precision(options.precision)
-        casts = chosen.master_bytes > 0 and chosen.gradient_bytes < STEP_BYTES
-        stepped = memory.optimizer / optimizer_state_bytes(options.optimizer, chosen) if casts else 0.0
-        return driver_bytes(memory.total - memory.reserve, memory.reserve, stepped)
+        return driver_bytes(self.fullest.memory, self.plan.options.precision, self.plan.options.optimizer)
 
     @property
     def fullest(self) -> WorkerMemory:
         """The worker nearest to its capacity, or furthest above it."""
         return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+
+
+def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str) -> float:
+    """Estimate of what the driver (nvidia-smi) shows of a device with that need, in bytes.
+
+    Raises:
+        UsageError: there is no such precision or optimizer.
+    """
+    chosen = precision(precision_name)
+    casts = chosen.master_bytes > 0 and chosen.gradient_bytes < STEP_BYTES
+    stepped = memory.optimizer / optimizer_state_bytes(optimizer, chosen) if casts else 0.0
+    return shown_bytes(memory.total - memory.reserve, memory.reserve, stepped)
 
 
 def predict(

@@ -14,6 +14,7 @@ from planner.hardware.collectives import (
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
 from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
+from planner.hardware.reserve import FRAGMENTATION, HEADROOM, neighbours, reserve_bytes, shown_bytes, with_headroom
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
@@ -22,6 +23,8 @@ __all__ = [
     "ALGORITHMS",
     "DEFAULT_STACK",
     "DIRECT",
+    "FRAGMENTATION",
+    "HEADROOM",
     "MEASURED",
     "Cluster",
     "Collective",
@@ -44,12 +47,16 @@ __all__ = [
     "measure_machine",
     "measured_profile_text",
     "moved_bytes",
+    "neighbours",
     "profile_json_schema",
     "profile_template",
     "profile_text",
     "profile_yaml",
+    "reserve_bytes",
     "resolved_profile",
     "send_terms",
+    "shown_bytes",
     "stack_names",
     "strided_terms",
+    "with_headroom",
 ]

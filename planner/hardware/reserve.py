@@ -3,7 +3,7 @@
 - *Context*: the driver's context and the kernels that are loaded, `reserve` of a device profile.
 - *Communication buffers*: a collective library keeps buffers for each neighbour that a rank has in each of its groups.
 - *Fragmentation*: an allocator holds more than is allocated at the peak. It gives what is idle back before it fails, so
-  nothing is charged for it; `headroom` is the allowance, and `driver_bytes` says what the driver would show.
+  nothing is charged for it; `headroom` is the allowance, and `shown_bytes` says what the driver would show.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def with_headroom(cluster: Cluster, headroom: float) -> Cluster:
     return dataclasses.replace(cluster, devices=tuple(devices))
 
 
-def driver_bytes(tensor_bytes: float, reserve_bytes: float, stepped_elements: float = 0.0) -> float:
+def shown_bytes(tensor_bytes: float, reserve_bytes: float, stepped_elements: float = 0.0) -> float:
     """Estimate of what a driver's tool (nvidia-smi) shows, in bytes.
 
     Args:

@@ -50,13 +50,14 @@ def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_f
     over = sorted(
         (v for v in evaluation.violations if v.kind == "memory"), key=lambda v: (v.available - v.needed, v.stage)
     )
-    device = cluster.devices[int(np.argmin([abs(d.capacity_bytes - over[0].available) for d in cluster.devices]))].name
-    needed = math.ceil(max(v.needed for v in over) / _GIB * 100) / 100
+    device = cluster.devices[int(np.argmin([abs(d.capacity_bytes - over[0].available) for d in cluster.devices]))]
+    needed = math.ceil(max(v.needed for v in over) / (1 - device.headroom) / _GIB * 100) / 100
+    free = f" below a headroom of {device.headroom:.1%}" if device.headroom else ""
     changes.append(f"devices with {needed:.2f} GiB of memory")
     terms, stage = evaluation.stages[over[0].stage], over[0].stage
     message = (
         f"no plan fits: at best {_named(costs, decision, stage)} needs {terms.memory.total / _GIB:.2f} GiB, "
-        f"{device} has {terms.capacity_bytes / _GIB:.2f} GiB ({_needs(terms)}; "
+        f"{device.name} has {terms.capacity_bytes / _GIB:.2f} GiB{free} ({_needs(terms)}; "
         f"{', '.join(_circumstances(decision, terms, stage, len(over)))})"
     )
     return InfeasibleError(message, hint=_would_fit(changes))

@@ -170,7 +170,7 @@ def uneven_share(states_bytes: float, cluster: Cluster, devices: int) -> str:
         return ""
     return (
         f"does not fit: weights, gradients and optimizer state alone are {format_bytes(share)} a device when cut evenly"
-        f" over {devices}, of {format_bytes(device.memory_bytes)}"
+        f" over {devices}, of {format_bytes(device.capacity_bytes)}"
     )
 
 

@@ -65,7 +65,7 @@ def _least(setting: Setting) -> str:
     """What the fullest device needs at the least."""
     size, device = setting.sizes[0], max(setting.cluster.devices, key=lambda d: d.usable_bytes)
     least, depth = least_straight_bytes(setting.tables(size), setting.devices)
-    need, have = format_bytes(least + device.reserve_bytes), format_bytes(device.memory_bytes)
+    need, have = format_bytes(least + device.reserve_bytes), format_bytes(device.capacity_bytes)
     return f"the fullest device needs {need} of {have} at the least ({depth} stages, micro-batch {size})"
 
 

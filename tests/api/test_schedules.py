@@ -160,7 +160,7 @@ def test_orders_that_wait_for_each_other_show_the_cycle_and_the_line(tmp_path: P
 
 
 def test_orders_that_do_not_fit_say_what_and_when(tmp_path: Path) -> None:
-    with pytest.raises(planner.InfeasibleError, match=r"mine: stage \d needs .* of 14\.90 GiB at the least \(2 stages"):
+    with pytest.raises(planner.InfeasibleError, match=r"mine: stage \d needs .* of 14\.99 GiB at the least \(2 stages"):
         best_stages(orders(tmp_path, *SHORT), *gnmt("gpt3-13b"), GNMT_JOB)
     long = planner.Job(global_batch=4096, precision="fp32", recompute="never", devices=2)
     with pytest.raises(planner.InfeasibleError, match=r"at most \d+ samples; no single block fits with larger ones"):

@@ -83,7 +83,7 @@ def test_a_narrow_terminal_loses_nothing(width: int) -> None:
     failed = SystemRow("tofu", "Tofu", Semantics.SYNC, False, reason="a shape [n, m] is in the way")
     plain = to_text(comparison_report(Comparison("model[x]", "box", 8, "sync", (done, failed))), width, width)
     flat = " ".join(plain.split())
-    cells = ("pipelined-backprop*+", "1.5 s", "1,234", "15.6 GB of 16 GB", "12.3%", "700 MB", "896 of 1024")
+    cells = ("pipelined-backprop*+", "1.5 s", "1,234", "14.5 GiB of 14.9 GiB", "12.3%", "668 MiB", "896 of 1024")
     for cell in (*cells, "16", "62", "model[x] on box", "shape [n, m]", "rows [i, j] alone"):
         assert cell in flat
     for word in done.plan.split():

@@ -35,7 +35,7 @@ def test_on_a_terminal_tables_keep_their_numbers_whole(
     assert run("explain", written(make_plan(), tmp_path)) == 0
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert shown.count("3.22 GB") == shown.count("18.8%") == 3
+    assert shown.count("  3 GiB") == shown.count("18.8%") == 3
 
 
 def test_a_file_that_is_not_there_exits_with_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

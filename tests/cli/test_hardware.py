@@ -34,10 +34,10 @@ def test_list(capsys: Capture) -> None:
 
 def test_list_devices(capsys: Capture) -> None:
     assert _run("list", "--devices") == 0
-    assert re.search(r"h100-sxm-80gb +80 GB +3.35 TB/s +989 TFLOP/s +NVIDIA H100", capsys.readouterr().out)
+    assert re.search(r"h100-sxm-80gb +79.1 GiB +3.35 TB/s +989 TFLOP/s +NVIDIA H100", capsys.readouterr().out)
     assert _run("list", "--devices", "--format", "json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["mi300x-192gb"]["memory_bytes"] == 192_000_000_000
+    assert rows["mi300x-192gb"]["memory_bytes"] == round(191.98 * 2**30)
     assert rows["mi300x-192gb"]["achievable"] == 0.47
 
 
@@ -53,7 +53,7 @@ def test_show(capsys: Capture) -> None:
     assert "dgx-a100 (2 nodes)" in out
     assert "infiniband joins 2 nodes: 200 GB/s a node, 25 GB/s a device (one direction), 20 us, 90% achievable" in out
     assert "nvlink joins 8 devices: 300 GB/s a device (one direction), 5.5 us" in out
-    assert "16 x a100-sxm-80gb: 80 GB (78 GB plannable)" in out
+    assert "16 x a100-sxm-80gb: 79.2 GiB (77.3 GiB plannable)" in out
     assert re.search(r"measured +all_reduce of 2 to 8 +\[2\]", out)
     assert re.search(r"launch +65 us +\[\d\] +host time of one operation", out)
     assert re.search(r"handover +1 ms +\[\d\]", out)

@@ -109,7 +109,7 @@ def test_a_dgx_a100() -> None:
     device = cluster.device(15)
     assert device.memory_bytes == round(79.15 * 2**30)
     assert device.matrix_flop_per_s["bf16"] == 312e12
-    assert device.usable_bytes == device.memory_bytes - 600 * 2**20
+    assert device.usable_bytes == device.memory_bytes - 2_000_000_000
 
 
 def test_ports_are_dealt_out_to_devices() -> None:

@@ -113,7 +113,7 @@ def test_eviction_frees_its_worker_when_it_has_ended() -> None:
 def test_exceeded_memory_names_the_moment() -> None:
     ones = np.full(4, 1e9)
     bytes_ = StageBytes(ones, ones, 0 * ones, 0 * ones)
-    with pytest.raises(PlanError, match=r"worker 0 holds 4 GB of 3 GB after 2 s, when F0\.2 runs"):
+    with pytest.raises(PlanError, match=r"worker 0 holds 3\.73 GiB of 2\.79 GiB after 2 s, when F0\.2 runs"):
         measure_schedule("1f1b", 4, 8, forward_s=1, backward_s=2, sizes=bytes_, capacity_bytes=3e9)
     fits = measure_schedule("1f1b", 4, 8, forward_s=1, backward_s=2, sizes=bytes_, capacity_bytes=5e9)
     assert max(fits.peak_bytes) == 5e9

@@ -66,9 +66,7 @@ def test_svg_is_well_formed_and_says_what_it_shows() -> None:
     text = draw_svg(simulate(toy_plan(capacity_gib=2)))
     root = ElementTree.fromstring(text)
     words = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"stage 0  rank 0", "forward", "backward", "idle", "memory of one device", "3.09 GB of 2.15 GB"} <= set(
-        words
-    )
+    assert {"stage 0  rank 0", "forward", "backward", "idle", "memory of one device", "2.88 GiB of 2 GiB"} <= set(words)
     assert len(list(root.iter(f"{SVG}polygon"))) == 3
     assert sum(word == "5" for word in words) == 6  # micro-batch 5, forward and backward on three stages
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -150,7 +150,7 @@ def test_a_deadlock_of_directions_shows_the_cycle() -> None:
 
 def test_memory_along_the_order_is_checked() -> None:
     plan = plan_of("zb-v", Pipeline((1,) * 4, 8), capacity_gib=2)
-    assert faults(plan)["memory"].startswith("rank 1 holds 2.42 GB of 2.15 GB when F1.0 runs")
+    assert faults(plan)["memory"].startswith("rank 1 holds 2.25 GiB of 2 GiB when F1.0 runs")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_others_evict_counts_at_the_receiver() -> None:
     plan = plan_of("bpipe", Pipeline((1,) * 4, 8))
     assert faults(capped(plan, 3, GIB * 3 // 2)) == {}
     message = faults(capped(plan, 3, GIB * 3 // 2 - 9))["memory"]
-    assert message.startswith("rank 3 holds 1.61 GB of 1.61 GB when F3.0 runs, 268 MB of it evicted from other ranks")
+    assert message.startswith("rank 3 holds 1.5 GiB of 1.5 GiB when F3.0 runs, 256 MiB of it evicted from other ranks")
 
 
 def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
@@ -197,7 +197,7 @@ def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
     assert plan.lanes(1)[0][:5] == tuple(map(parse_action, ("F1.0", "F1.1", "F1.2", "B1.0", "F1.3")))
     line = "F1.0-1 E1.1>+2 F1.2 B1.0 L1.1 (B1.1 F1.3)*5 B1.6-7 S1 U1"
     message = faults(changed(plan, 1, line))["memory"]
-    assert message.startswith("rank 3 holds 1.88 GB of 1.61 GB when F3.0 runs, 537 MB of it evicted from other ranks")
+    assert message.startswith("rank 3 holds 1.75 GiB of 1.5 GiB when F3.0 runs, 512 MiB of it evicted from other ranks")
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_what_there_is_of_a_node_is_a_virtual_worker() -> None:
 def test_reasons_name_bytes() -> None:
     """175B parameters at 16 B over the 8 devices of a virtual worker: 175e9 * 16 / 8 = 350 GB."""
     row = rows("gpt3-175b", "dgx-a100", 1536, "hetpipe", nodes=2)["hetpipe"]
-    assert "GB a device when cut evenly over 8" in row.reason
+    assert "GiB a device when cut evenly over 8" in row.reason
     stash = rows("gpt3-175b", "dgx-a100", 64, "pipedream", nodes=8)["pipedream"]
-    assert "GB of 80 GB at the least" in stash.reason
+    assert "GiB of 75.2 GiB at the least" in stash.reason
     found = rows("resnet50", "fpga-pool", 64, "tofu")["tofu"]
     assert found.reason == "operators are cut over the devices of a node, and there is one"
 
@@ -70,7 +70,7 @@ def test_a_device_too_many_is_left_idle() -> None:
 
 
 def test_the_model_axis_is_as_wide_as_weights_and_their_states_need() -> None:
-    """GPT-3 in mixed precision with Adam: 174.6 G parameters x 16 bytes = 2.79 TB; 0.6 of 78 GB holds 46.8 GB, so 60 or
+    """GPT-3 in mixed precision with Adam: 174.6 G parameters x 16 bytes = 2.79 TB; 0.6 of 80 GB holds 48 GB, so 59 or
     more devices of nodes of 8: 64, then 96. 1,024 devices leave 16 batch ranks of 64; of 96 there are 10, and 8 divide
     1,536. One A100 holds GPT-2."""
     cluster, job = planner.load_cluster("dgx-a100", nodes=128), planner.Job(global_batch=1536)

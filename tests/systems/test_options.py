@@ -85,7 +85,7 @@ def test_a_straight_pipeline_sends_its_boundaries_alone() -> None:
 def test_tables_on_servers_leave_the_devices_and_never_win_silently() -> None:
     """24 billion parameters with 16 bytes of state do not fit a device; their servers hold them in host memory."""
     found = rows("dlrm", "dgx-a100", 65536, "data-parallel", "parallax", "auto")
-    assert "387 GB of 80 GB" in found["data-parallel"].reason
+    assert "361 GiB of 75.2 GiB" in found["data-parallel"].reason
     row = found["parallax"]
     assert row.feasible
     assert row.memory is not None

@@ -103,7 +103,7 @@ def test_what_does_not_fit_says_why() -> None:
     found = rows(compare_systems(planner.Pricer(graph, cluster, job), cluster, job, systems=asked))
     for row in found.values():
         assert not row.feasible
-        assert "GB of 16 GB" in row.reason
+        assert "GiB of 15 GiB" in row.reason
 
 
 def test_unknown_names_are_refused() -> None:
