@@ -15,6 +15,7 @@ import click
 COMMANDS = {
     "plan": "Plan a model on a cluster and write the plan file.",
     "predict": "Price exactly one configuration of a model on a cluster.",
+    "calibrate": "Fit a stack to measured iterations of your own.",
     "compare": "Compare what the named systems would do with a model on a cluster.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from planner.hardware import load_cluster as load_cluster
     from planner.hardware import load_device as load_device
     from planner.hardware import load_stack as load_stack
+    from planner.calibration import Calibration as Calibration
+    from planner.calibration import calibrate as calibrate
+    from planner.calibration import calibrated_yaml as calibrated_yaml
+    from planner.calibration import read_measured_runs as read_measured_runs
     from planner.hardware import stack_names as stack_names
 
     # the job and planning
@@ -131,6 +135,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_markdown as report_to_markdown
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
+    from planner.report.calibration import calibration_report as calibration_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report

@@ -11,7 +11,7 @@ from planner.costs.precision import (
     precision,
     precision_remark,
 )
-from planner.costs.pricing import profile
+from planner.costs.pricing import alignment_advice, profile
 from planner.costs.report import CostReport, cost_report
 from planner.costs.types import Profile
 
@@ -23,6 +23,7 @@ __all__ = [
     "MeasuredError",
     "Precision",
     "Profile",
+    "alignment_advice",
     "cost_report",
     "error_of",
     "imported_profile",

@@ -21,13 +21,13 @@ DEFAULT_STACK = "megatron-2025"
 """Today's practice."""
 
 
-def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: str | Path = "") -> Cluster:
+def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: str | Path | Stack = "") -> Cluster:
     """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
 
     Args:
         name_or_path: `dgx-a100`, or the path of a profile.
         nodes: how many nodes; the profile's own number when absent.
-        stack: the software that trains, as in `load_stack`.
+        stack: the software that trains: a `Stack`, or as in `load_stack`.
 
     Raises:
         HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes that
@@ -42,7 +42,7 @@ def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: s
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile, StackFile
 
-    software = load_stack(stack)
+    software = stack if isinstance(stack, Stack) else load_stack(stack)
     if isinstance(spec, StackFile):
         raise HardwareError(f"{spec.stack!r} is a stack, not a cluster", hint=f"give it as --stack {spec.stack}")
     if isinstance(spec, DeviceFile):
