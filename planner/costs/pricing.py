@@ -144,8 +144,8 @@ def alignment_advice(graph: Graph, device: Device, *, precision: str, fused_atte
     below, above = length // step * step, -(-length // step) * step
     sizes = f"{below} or {above}" if below else f"{above}"
     return (
-        f"{len(lengths)} products of activations have rows of {length} elements, no multiple of {step}: {sizes} (a head's "
-        f"size, say) would save {1 - then_s / now_s:.0%} of the work"
+        f"{len(lengths)} products of activations have rows of {length} elements (a head's size, say), no multiple of "
+        f"{step}: {sizes} would save {1 - then_s / now_s:.0%} of the work"
     )
 
 
