@@ -82,6 +82,7 @@ from ._report import say_where, show
     type=click.FloatRange(0, 1),
     help="Share of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
+@click.option("--costs", metavar="FILE", help="Measured times: JSON of `profile --measure --format json`.")
 @_options.attention_option
 @click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
 @click.option(
@@ -164,6 +165,12 @@ def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any,
     import planner
 
     given = {"strict_ops": options["strict_ops"], "provenance": provenance}
+    costs = options["costs"]
+    if costs and options["system"]:
+        raise click.UsageError("--costs is for the own search: leave out --system")
+    if costs:
+        text = _options.read_file(costs).decode("utf-8", errors="replace")
+        given["times"] = planner.costs.read_times(text, graph, _options.shown_name(costs))
     orders = options["schedule_file"]
     if options["system"] and (orders or options["schedules"]):
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")

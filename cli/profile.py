@@ -51,6 +51,8 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, **options: A
     )
     report = planner.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
     data = planner.cost_report(graph, priced).document() if form == "json" else None
+    if data is not None and options["measure"]:
+        data["times"] = planner.costs.times_document(graph, priced)
     show(report, data, "text" if form == "table" else form)
 
 

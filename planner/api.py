@@ -21,13 +21,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
+from planner.costs import MeasuredTimes
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
-from planner.plans import Plan, Provenance, assemble, gap_to, lay_out, with_simulation
+from planner.plans import Plan, PlanNote, Provenance, assemble, gap_to, lay_out, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
@@ -90,6 +91,7 @@ def plan(
     progress: Progress | None = None,
     strict_ops: bool = False,
     provenance: Provenance | None = None,
+    times: MeasuredTimes | None = None,
 ) -> Plan:
     """Find the fastest way to train a model on a cluster, and prove how good it is.
 
@@ -105,6 +107,7 @@ def plan(
         progress: called with (done, total, best seconds so far, bound in seconds) while searching.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
+        times: measured times of the model's operators in place of prices (`planner.costs.read_times`).
 
     Raises:
         JobError: a field of the job makes no sense, no micro-batch size divides the global batch, or another
@@ -119,7 +122,7 @@ def plan(
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     graph, sizes = allowed_sizes(graph, job)
-    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
+    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops, times=times)
     _check_limits(pricer, job)
     answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress, own)
     chosen, simulated_s, others = _decide(answer)
@@ -139,9 +142,17 @@ def plan(
         shardings=pricer.stage_shardings(chosen.decision),
         scheduled=None if own is None else lay_out(chosen.decision, schedule=own),
     )
+    if times is not None:
+        assembled = dataclasses.replace(assembled, notes=(*assembled.notes, _measured(times)))
     if own is not None:
         assembled = dataclasses.replace(assembled, schedule=dataclasses.replace(assembled.schedule, given="orders"))
     return with_simulation(assembled, simulated_s)
+
+
+def _measured(times: MeasuredTimes) -> PlanNote:
+    """That times were measured, and where."""
+    message = f"operators take the times measured on {times.device} for {times.micro_batch} samples, in proportion"
+    return PlanNote("info", "measured-times", message, "")
 
 
 def _own_orders(orders: str | Path | Schedule | None) -> Schedule | None:

@@ -78,6 +78,8 @@ def check_plan(
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
+    elif any(note.code == "measured-times" for note in plan.notes):
+        unchecked = ("prices: times were measured, and the plan has only what came of them",)
     elif faults & UNREADABLE:
         unchecked = ("prices: what is wrong leaves no decision to evaluate anew",)
     else:

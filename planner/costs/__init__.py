@@ -3,6 +3,7 @@
 from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.measured import measure
+from planner.costs.measured_times import MeasuredTimes, read_times, times_document
 from planner.costs.precision import (
     OPTIMIZER_STATE_BYTES,
     PRECISIONS,
@@ -21,6 +22,7 @@ __all__ = [
     "CostReport",
     "JobClass",
     "MeasuredError",
+    "MeasuredTimes",
     "Precision",
     "Profile",
     "alignment_advice",
@@ -34,4 +36,6 @@ __all__ = [
     "precision",
     "precision_remark",
     "profile",
+    "read_times",
+    "times_document",
 ]

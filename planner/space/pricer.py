@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.costs import Profile, is_priced, precision, profile
+from planner.costs import MeasuredTimes, Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import UsageError
 from planner.exchange import Step, step_of
@@ -72,9 +72,19 @@ class Pricer:
         cluster: device types to price for, and where meshes are laid.
         job: precision, optimizer and memory options.
         strict_ops: refuse operators that no rule describes.
+        times: measured, in place of prices, on all device types.
     """
 
-    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        job: Job,
+        *,
+        strict_ops: bool = False,
+        times: MeasuredTimes | None = None,
+    ) -> None:
+        self._times = times
         self.chain: Chain = build_chain(graph)
         job = settled(job, cluster)
         if is_priced(graph):
@@ -154,7 +164,7 @@ class Pricer:
     def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
         """The model's prices on each device type; on types that the job may not use in a precision that they have."""
         job, used = self._job, device_types(self.cluster, self._job)
-        return tuple(
+        priced = tuple(
             profile(
                 self.graph_at(micro_batch),
                 device,
@@ -166,6 +176,7 @@ class Pricer:
             )
             for t, device in enumerate(self.cluster.devices)
         )
+        return priced if self._times is None else tuple(map(self._times.instead_of, priced))
 
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs where every replica is one device."""
