@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ._options import format_option
+from ._options import format_option, refuse_others
 from ._report import show, show_rows
 
 
@@ -106,18 +107,28 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...]) -> None:
 @command.command("init", short_help="Write a commented profile to edit.")
 @click.option("--from", "base", default="dgx-a100", show_default=True, help="Profile to start from, a name or a file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; standard output when absent.")
+@click.option("--measure", is_flag=True, help="Measure this machine instead: products, copies, launches.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
-def init_profile(base: str, output: Path | None, force: bool) -> None:
+@click.pass_context
+def init_profile(ctx: click.Context, base: str, output: Path | None, measure: bool, force: bool) -> None:
     """Write a commented profile to make your own from; as written it lints clean.
+
+    With --measure the profile is that of this machine as one device, each figure with how it was measured; links are
+    not measured.
 
     \b
     Examples:
       shardplan hardware init -o mine.yaml
       shardplan hardware init --from ethernet-25g -o lab.yaml
+      shardplan hardware init --measure -o here.yaml
     """
     import planner
 
-    text = planner.hardware.profile_template(base, output.stem if output else f"my-{Path(base).stem}")
+    if measure:
+        refuse_others(ctx, {"measure", "output", "force"}, "--measure, which starts from this machine")
+        text = planner.hardware.profile_yaml(_measured(output.stem if output else "this-machine"))
+    else:
+        text = planner.hardware.profile_template(base, output.stem if output else f"my-{Path(base).stem}")
     if output is None:
         click.echo(text, nl=False)
         return
@@ -125,6 +136,14 @@ def init_profile(base: str, output: Path | None, force: bool) -> None:
         raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
     planner.write_whole(output, text)
     click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
+
+
+def _measured(name: str) -> dict[str, Any]:
+    """This machine's profile as one device."""
+    import planner
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return planner.hardware.measured_device(name, memory, planner.costs.machine_name())
 
 
 @command.command("schema", short_help="Print the JSON Schema for editors.")

@@ -2,7 +2,7 @@
 
 from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error
 from planner.costs.imported import imported_profile, is_priced
-from planner.costs.measured import measure
+from planner.costs.measured import machine_name, measure
 from planner.costs.measured_times import MeasuredTimes, read_times, times_document
 from planner.costs.precision import (
     OPTIMIZER_STATE_BYTES,
@@ -30,6 +30,7 @@ __all__ = [
     "error_of",
     "imported_profile",
     "is_priced",
+    "machine_name",
     "measure",
     "measured_error",
     "optimizer_state_bytes",

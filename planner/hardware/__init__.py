@@ -12,6 +12,7 @@ from planner.hardware.collectives import (
     strided_terms,
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
+from planner.hardware.measure import measured_device
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
 
@@ -35,6 +36,7 @@ __all__ = [
     "load_cluster",
     "load_device",
     "load_stack",
+    "measured_device",
     "moved_bytes",
     "profile_json_schema",
     "profile_template",
