@@ -7,6 +7,7 @@ rows apart that had none.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 COMPOSED = "vTrain single node"
 """Source whose times were composed from kernel traces in cells, not measured as wholes."""
-NOISE = 0.05
+NOISE = 0.06
 """Part by which two runs of one configuration differ; closer times have no order."""
 FITTED = frozenset(
     (
@@ -112,8 +113,8 @@ def ranking_rows(predictions: Sequence[Prediction]) -> list[list[str]]:
 
 
 def _order(a: Prediction, b: Prediction) -> float | None:
-    """1 where two ways are predicted in the order that was measured, -1 in the other, 0 where they are predicted alike;
-    None where the measured times are as good as equal."""
-    if abs(a.run.seconds / b.run.seconds - 1) <= NOISE:
+    """1 where two ways are predicted in the order that was measured, -1 in the other; None where the measured times are
+    as good as equal, or the two are one way that ran twice."""
+    if abs(math.log(a.run.seconds / b.run.seconds)) <= NOISE or a.seconds == b.seconds:
         return None
     return float(np.sign(a.seconds - b.seconds) * np.sign(a.run.seconds - b.run.seconds))

@@ -15,9 +15,9 @@ import click
 COMMANDS = {
     "plan": "Plan a model on a cluster and write the plan file.",
     "predict": "Price exactly one configuration of a model on a cluster.",
+    "calibrate": "Fit a stack to measured iterations of your own.",
     "compare": "Compare what the named systems would do with a model on a cluster.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
-    "calibrate": "Fit the software's figures to measured iterations.",
     "check": "Check a plan file against its schema, model and hardware.",
     "migrate": "Write a plan file of an older version as one of this version.",
     "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",

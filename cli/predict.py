@@ -191,9 +191,10 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
     """The prediction as JSON: times, what is missing, the configuration as a file has it, memory of every worker."""
     import planner
 
+    error = found.plan.predictions.measured_error
     return {
         "iteration_s": found.iteration_s,
-        "measured_error": dataclasses.asdict(found.plan.predictions.measured_error),
+        "measured_error": error and dataclasses.asdict(error),
         "bound_s": found.plan.predictions.bound_s,
         "fits": found.fits,
         "headroom": found.headroom,

@@ -12,7 +12,7 @@ from planner.costs.precision import (
     precision,
     precision_remark,
 )
-from planner.costs.pricing import profile
+from planner.costs.pricing import alignment_advice, profile
 from planner.costs.report import CostReport, cost_report
 from planner.costs.types import Profile
 
@@ -24,11 +24,13 @@ __all__ = [
     "MeasuredError",
     "Precision",
     "Profile",
+    "alignment_advice",
     "cost_report",
     "costs_document",
     "error_of",
     "imported_profile",
     "is_priced",
+    "machine_name",
     "measure",
     "measured_error",
     "optimizer_state_bytes",

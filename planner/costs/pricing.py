@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.own import by_own_costs
 from planner.costs.precision import Precision, supported_precision
+from planner.costs.rates import unaligned_products
 from planner.costs.roofline import price
 from planner.costs.types import Profile
 from planner.costs.work import node_work, tensor_bytes, training_types
@@ -17,6 +19,7 @@ from planner.errors import ModelError, Problem
 from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.operators.batching import rebatch
+from planner.operators.regions import find_attention
 from planner.operators.saved import (
     SavedOptions,
     element_bytes,
@@ -120,6 +123,33 @@ def profile(
         by_share=times.at,
     )
     return by_own_costs(sized, priced)
+
+
+def alignment_advice(graph: Graph, device: Device, *, precision: str, fused_attention: bool) -> str:
+    """What rows that are no multiple of 16 bytes cost, and which lengths near theirs would not; "" for no such rows.
+
+    Products of two computed matrices have such rows where a head has 150 elements, say. Time is all work, as priced
+    with and without them.
+    """
+    width = supported_precision(precision, device).compute.bits / 8
+    regions = find_attention(graph) if fused_attention else ()
+    lengths = unaligned_products(graph, regions, element_bytes(graph, width))
+    if not lengths or device.stack.unaligned_rate == 1.0:
+        return ""
+    aligned = replace(device, stack=replace(device.stack, unaligned_rate=1.0))
+    now_s, then_s = (
+        float((priced.forward_s + priced.backward_s).sum())
+        for priced in (
+            profile(graph, each, precision=precision, fused_attention=fused_attention) for each in (device, aligned)
+        )
+    )
+    length, step = Counter(lengths.values()).most_common(1)[0][0], round(16 / width)
+    below, above = length // step * step, -(-length // step) * step
+    sizes = f"{below} or {above}" if below else f"{above}"
+    return (
+        f"{len(lengths)} products of activations have rows of {length} elements (a head's size, say), no multiple of "
+        f"{step}: {sizes} would save {1 - then_s / now_s:.0%} of the work"
+    )
 
 
 def saved_options(

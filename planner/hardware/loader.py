@@ -27,7 +27,7 @@ def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: s
     Args:
         name_or_path: `dgx-a100`, or the path of a profile.
         nodes: how many nodes; the profile's own number when absent.
-        stack: the software that trains, as in `load_stack`, or itself.
+        stack: the software that trains: a `Stack`, or as in `load_stack`.
 
     Raises:
         HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes that

@@ -25,7 +25,7 @@ from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encod
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import counterparts, has_closed_form, leaders
 from planner.plans.rebuild import priced_configuration, rebuild
-from planner.plans.records import Boundary, Duplicated, Loss, Provenance, Requirement, SharedParameter
+from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenance, Requirement, SharedParameter
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
@@ -51,6 +51,7 @@ __all__ = [
     "Loss",
     "MeshAxis",
     "Plan",
+    "PlanNote",
     "Provenance",
     "RankOrder",
     "Requirement",

@@ -166,8 +166,10 @@ def assemble(
     return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
 
 
-def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError:
-    """How predictions of such jobs compared with measured runs, to three digits."""
+def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError | None:
+    """How predictions of such jobs compared with measured runs, to three digits; None where no stack is named."""
+    if not cluster.stack.name:
+        return None
     found = measured_error(job_class(cluster, stages, laid.section.name))
     low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
     return dataclasses.replace(found, low=low, high=high)

@@ -232,7 +232,7 @@ def _schedule(plan: Plan) -> Iterator[tuple[Key, Value]]:
 
 
 def _predictions(plan: Plan) -> Iterator[tuple[Key, Value]]:
-    yield from _fields(plan.predictions, leave=("stages", "bubble_convention"))
+    yield from _fields(plan.predictions, leave=("stages", "bubble_convention", "measured_error"))
     for index, terms in enumerate(plan.predictions.stages):
         head = f"stage {index}"
         yield from _fields(terms, head, leave=("memory", "collectives"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.costs import alignment_advice
 from planner.costs.errors import MeasuredError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -115,6 +116,8 @@ class Explanation:
         groups: how groups of several ranks share the work.
         reasons: why operators are split as they are; only where model and hardware were given.
         headroom: part of each device's memory that is left free.
+        advice: sizes of the model that cost time by themselves; "" where there are none, or model and hardware were not
+            given.
     """
 
     model: str
@@ -145,6 +148,7 @@ class Explanation:
     groups: tuple[GroupView, ...] = ()
     reasons: tuple[SplitReason, ...] = ()
     headroom: float = 0.0
+    advice: str = ""
 
 
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
@@ -192,6 +196,15 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
         groups=group_views(plan),
         reasons=() if graph is None or cluster is None else split_reasons(plan, graph, cluster),
+        advice="" if graph is None or cluster is None else _advice(plan, graph, cluster),
+    )
+
+
+def _advice(plan: Plan, graph: Graph, cluster: Cluster) -> str:
+    """What sizes of the model cost time by themselves."""
+    options = plan.options
+    return alignment_advice(
+        graph, cluster.devices[0], precision=options.precision, fused_attention=options.fused_attention
     )
 
 

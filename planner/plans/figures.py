@@ -117,7 +117,7 @@ class Predictions:
             that is not known, or the same.
         line_bound_s: no pipeline with one stage on each worker, 1F1B or GPipe, is faster; left out where the search
             looked at no others, or that is the same.
-        measured_error: how predictions of such jobs compared with measured runs; left out in plans of before.
+        measured_error: how predictions of such jobs compared with measured runs; left out where no stack is named.
     """
 
     iteration_s: float

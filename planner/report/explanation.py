@@ -42,7 +42,8 @@ def _verdict(e: Explanation) -> Section:
     )
     reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
     error = () if e.measured_error is None else (f"{e.measured_error.in_words(reached_s)}.",)
-    return Section(lines=(f"{first}; {proven}.", *error))
+    advice = (f"{e.advice}.",) if e.advice else ()
+    return Section(lines=(f"{first}; {proven}.", *error, *advice))
 
 
 def _time(e: Explanation) -> Section:

@@ -99,7 +99,7 @@ def test_fractions_belong_to_the_time_a_product_takes() -> None:
 
 
 def priced(model: str, device: str, batch: int) -> Profile:
-    return profile(planner.load_graph(model), load_device(device), precision="fp32", micro_batch=batch)
+    return profile(planner.load_graph(model), load_device(device, stack="eager"), precision="fp32", micro_batch=batch)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def sharded_plan(
     dims: dict[str, int] | None = None,
 ) -> Sample:
     """Equal stages of groups on one mesh."""
-    graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes)
+    graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes, stack="eager")
     graph = graph if graph.batch == micro_batch else rebatch(graph, micro_batch)
     job = Job(global_batch=4 * micro_batch * copies, precision="bf16")
     numbers, state = precision(job.precision), StateBytes(2, 2, 12)

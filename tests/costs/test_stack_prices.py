@@ -1,0 +1,88 @@
+"""What the figures of a stack do to the price of operators, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.costs import alignment_advice
+from planner.graph import Graph
+from planner.hardware.types import Stack
+from tests.costs.test_roofline import DEVICE, node, of, product
+from tests.operators import calls
+
+FAST = replace(DEVICE, memory_byte_per_s=1e15, vector_flop_per_s=1e15)
+
+
+def attention(size: int, **attributes: int) -> Graph:
+    tensors = dict.fromkeys(("q", "k", "v", "y"), f"x 1 8 512 {size}")
+    return replace(calls.graph(tensors, [node("Attention", "q k v", "y", **attributes)]), batch=1)
+
+
+def scores(size: int) -> Graph:
+    """Scores of 512 queries and keys with heads of that size."""
+    tensors = {"q": f"x 8 512 {size}", "k": f"x 8 {size} 512", "s": "x 8 512 512"}
+    return replace(calls.graph(tensors, [node("MatMul", "q k", "s")]), batch=8)
+
+
+def test_a_causal_kernel_leaves_out_the_hidden_half() -> None:
+    half = replace(FAST, stack=Stack(causal_part=0.5))
+    for attributes, part in (({"is_causal": 1}, 0.5), ({}, 1.0)):
+        made = attention(64, **attributes)
+        assert of(made, half).forward_s[0] == pytest.approx(part * of(made, FAST).forward_s[0])
+
+
+def test_fused_attention_runs_at_the_rate_of_the_device() -> None:
+    stack = Stack(attention_rate={"toy*": 0.25, "*": 0.75})
+    slow, fast = (replace(FAST, name=name, stack=stack) for name in ("toy", "other"))
+    made = attention(64)
+    assert of(made, slow).forward_s[0] == pytest.approx(3 * of(made, fast).forward_s[0])
+
+
+@pytest.mark.parametrize(("size", "factor"), [(144, 1), (150, 16), (152, 1)])
+def test_rows_of_odd_length_starve_matrix_units(size: int, factor: float) -> None:
+    starved = replace(FAST, stack=Stack(unaligned_rate=1 / 16))
+    made = scores(size)
+    plain = of(made, FAST, precision="bf16").forward_s[0]
+    assert of(made, starved, precision="bf16").forward_s[0] == pytest.approx(factor * plain)
+
+
+def test_fused_attention_pads_its_rows() -> None:
+    starved = replace(FAST, stack=Stack(unaligned_rate=1 / 16))
+    made = attention(150)
+    assert of(made, starved, precision="bf16").forward_s[0] == of(made, FAST, precision="bf16").forward_s[0]
+
+
+def test_advice_names_lengths_and_what_they_save() -> None:
+    starved = replace(FAST, stack=Stack(unaligned_rate=1 / 16))
+    said = alignment_advice(scores(150), starved, precision="bf16", fused_attention=True)
+    assert "rows of 150 elements" in said
+    assert "144 or 152 would save 94% of the work" in said
+    assert not alignment_advice(scores(152), starved, precision="bf16", fused_attention=True)
+
+
+def test_launches_that_are_waited_for_add_to_the_work() -> None:
+    n = 1024
+    waits = replace(FAST, launch_s=1e-3, stack=Stack(waits=True, backward_launch=0.5))
+    alone = of(product(n, n, n), FAST)
+    found = of(product(n, n, n), waits)
+    assert found.forward_s == pytest.approx(alone.forward_s + 1e-3)
+    assert found.backward_s == pytest.approx(alone.backward_s + np.array([0.5e-3, 1e-3]))
+    assert found.at(0.5)[0] == pytest.approx(alone.at(0.5)[0] + 1e-3)
+
+
+def test_all_work_is_stretched() -> None:
+    made = product(512, 512, 512)
+    found, alone = of(made, replace(FAST, stack=Stack(stretch=1.25))), of(made, FAST)
+    assert found.forward_s == pytest.approx(1.25 * alone.forward_s)
+    assert found.backward_s == pytest.approx(1.25 * alone.backward_s)
+
+
+def test_gradients_are_added_up_in_memory() -> None:
+    """6 bytes an element of two weights of 64 x 64 and 64 x 1000 at 1 GB/s."""
+    made = product(64, 64, 1000)
+    found, alone = (of(made, replace(DEVICE, stack=Stack(accumulation_bytes=n))) for n in (6, 0))
+    assert found.backward_s - alone.backward_s == pytest.approx([6 * 64 * 64 / 1e9, 6 * 64 * 1000 / 1e9])
+    assert (found.forward_s == alone.forward_s).all()
