@@ -270,12 +270,10 @@ def _assemble(
     dropout: bool,
 ) -> Profile:
     chosen = precision_named("fp32")
-    options = saved_options(
-        chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False, unfold_batchnorm=True
-    )
+    options = saved_options(chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False)
     sizes = element_bytes(graph, 4.0)
     ratios = np.array([_backward_ratio(s) for s in specs]).reshape(-1, 2)
-    outputs, workspace = tensor_bytes(graph, sizes)
+    outputs, workspace = tensor_bytes(graph, specs, sizes, fused=fused_attention)
     return Profile(
         device=machine,
         precision=chosen.name,

@@ -37,7 +37,6 @@ def profile(
     fused_attention: bool = True,
     dropout: bool = True,
     assume_dropout: bool = False,
-    unfold_batchnorm: bool = True,
     loss: bool = True,
     strict_ops: bool = False,
 ) -> Profile:
@@ -54,7 +53,6 @@ def profile(
         fused_attention: attention runs as one kernel without a score matrix in memory.
         dropout: dropout nodes draw and keep masks.
         assume_dropout: put dropout masks where transformers have them when the graph has no dropout nodes.
-        unfold_batchnorm: convolutions with a folded batch normalisation keep what training would keep.
         loss: a graph that ends at logits is followed by a cross-entropy loss; its time and what it keeps are added.
         strict_ops: refuse operators that no rule describes.
 
@@ -79,7 +77,6 @@ def profile(
         fused_attention=fused_attention,
         dropout=dropout,
         assume_dropout=assume_dropout,
-        unfold_batchnorm=unfold_batchnorm,
         loss=loss,
     )
     own = float_type(sized)
@@ -92,12 +89,11 @@ def profile(
         sizes,
         types,
         fused=fused_attention,
-        unfold_batchnorm=unfold_batchnorm,
         storages=storages,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
     times = price(sized, work, device, chosen)
-    outputs, workspace = tensor_bytes(sized, sizes)
+    outputs, workspace = tensor_bytes(sized, specs, sizes, fused=fused_attention)
     return Profile(
         device=device.name,
         precision=chosen.name,
@@ -124,7 +120,6 @@ def saved_options(
     fused_attention: bool,
     dropout: bool,
     assume_dropout: bool,
-    unfold_batchnorm: bool,
     loss: bool = True,
 ) -> SavedOptions:
     """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
@@ -135,7 +130,6 @@ def saved_options(
         assume_dropout=assume_dropout,
         loss=loss,
         loss_bytes=precision.compute.bits / 8 if pure else 4.0,
-        unfold_batchnorm=unfold_batchnorm,
     )
 
 

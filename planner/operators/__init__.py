@@ -2,7 +2,8 @@
 
 from planner.operators.batching import batch_flow, rebatch
 from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
-from planner.operators.regions import find_activations, find_attention, find_expert_products
+from planner.operators.expert_products import find_expert_products
+from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
     checkpoint_bytes,
@@ -48,8 +49,6 @@ __all__ = [
     "dense_strides",
     "element_bytes",
     "evaluate",
-    "find_activations",
-    "find_attention",
     "find_expert_products",
     "folded_batchnorms",
     "gradient_nest",
@@ -60,6 +59,7 @@ __all__ = [
     "needs_gradient",
     "rebatch",
     "reshaped_strides",
+    "rewritten",
     "rule_of",
     "saved_for_backward",
     "saved_notes",

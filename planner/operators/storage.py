@@ -80,8 +80,6 @@ class Storages:
         graph: the graph.
         identity: nodes that hand their first input through unchanged (dropout that is switched off).
         aliases: results that are never made: reading them reads another tensor (weights gathered for each token).
-        layouts: layouts of results that are known otherwise (an attention kernel's transposed output), as the order of
-            their dimensions in memory, outermost first.
     """
 
     def __init__(
@@ -90,13 +88,12 @@ class Storages:
         *,
         identity: frozenset[int] = frozenset(),
         aliases: Mapping[str, str] | None = None,
-        layouts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._strides: dict[str, tuple[int, ...]] = {}
         self._known: dict[object, tuple[bool, tuple[int, ...]]] = {}
-        aliased, orders = aliases or {}, layouts or {}
+        aliased = aliases or {}
         classes = call_classes(graph).index.tolist()
         for i, node in enumerate(graph.nodes):
             lie = tuple(map(self._strides.get, node.inputs))
@@ -106,8 +103,6 @@ class Storages:
                     continue
                 if name in aliased:
                     self._roots[name], self._strides[name] = aliased[name], dense_strides(tensor.shape)
-                elif name in orders:
-                    self._strides[name] = dense_strides(tensor.shape, orders[name])
                 else:
                     key = (classes[i], position, i in identity, lie)
                     if key not in self._known:
