@@ -16,7 +16,7 @@ from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Sit
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
-from planner.operators.unseen import folded_batchnorms, logits_of
+from planner.operators.unseen import logits_of
 from planner.operators.values import evaluate
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "element_bytes",
     "evaluate",
     "find_expert_products",
-    "folded_batchnorms",
     "gradient_nest",
     "graph_specs",
     "like",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from planner.graph import ConstantValue, DType, Graph, Node, Tensor, TensorKind
 from planner.operators.formulas import is_number
 from planner.operators.rewriting import PATTERNS, Pattern, Rewrite
+from planner.operators.specs import needs_gradient
 
 _MOST_STEPS = 12
 _RANKS = (3, 4)
@@ -30,6 +31,7 @@ class _Spelling:
         constants: their shapes.
         mask: what selects or is added to the scores; "" without.
         dropout: whether probabilities are dropped.
+        scaled: queries and keys stay scaled, as no one kernel can be given a mask that is trained.
     """
 
     nodes: set[int] = field(default_factory=set)
@@ -38,6 +40,7 @@ class _Spelling:
     constants: dict[str, ConstantValue] = field(default_factory=dict)
     mask: str = ""
     dropout: bool = False
+    scaled: bool = False
 
     def make(self, like: Node, op: str, inputs: Sequence[str], result: Tensor, **attributes: tuple[int, ...]) -> str:
         """Add a node that makes a new tensor; the tensor's name."""
@@ -171,6 +174,7 @@ def _from_product(graph: Graph, name: str) -> bool:
 def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
     """Count a mask, unless a kernel follows it by itself; a second one is joined with the first before the attention."""
     tensor = graph.tensors[name]
+    spelling.scaled = spelling.scaled or name in needs_gradient(graph)
     per_head = len(tensor.shape) > 2 and tensor.shape[-3] > 1
     if tensor.kind is TensorKind.CONSTANT and not per_head:
         return
@@ -205,7 +209,7 @@ def _alone(graph: Graph, name: str) -> bool:
 def _without_scale(graph: Graph, name: str, spelling: _Spelling) -> str:
     """The operand before it was multiplied by a number for the product alone."""
     at = _producer(graph, name)
-    if at is None or at[1].op not in ("Mul", "Div") or not _alone(graph, name):
+    if spelling.scaled or at is None or at[1].op not in ("Mul", "Div") or not _alone(graph, name):
         return name
     source = [n for n in at[1].inputs if not is_number(graph, n)]
     if len(source) != 1:
