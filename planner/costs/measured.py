@@ -273,7 +273,8 @@ def _assemble(
     options = saved_options(chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False)
     sizes = element_bytes(graph, 4.0)
     ratios = np.array([_backward_ratio(s) for s in specs]).reshape(-1, 2)
-    outputs, workspace = tensor_bytes(graph, specs, sizes, fused=fused_attention)
+    scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
+    outputs, workspace = tensor_bytes(graph, sizes, scores)
     return Profile(
         device=machine,
         precision=chosen.name,

@@ -93,7 +93,7 @@ def profile(
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
     times = price(sized, work, device, chosen)
-    outputs, workspace = tensor_bytes(sized, specs, sizes, fused=fused_attention)
+    outputs, workspace = tensor_bytes(sized, sizes, work.scores)
     return Profile(
         device=device.name,
         precision=chosen.name,

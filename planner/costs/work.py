@@ -62,6 +62,7 @@ class Work:
         types: the type that the matrix units multiply, by node.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
         fast: the convolutions that fewer multiplications can do.
+        scores: elements of attention scores that the node has in memory.
     """
 
     matrix: np.ndarray
@@ -78,6 +79,7 @@ class Work:
     types: tuple[DType, ...]
     matrix_share: np.ndarray
     fast: FastConvolutions
+    scores: np.ndarray
 
 
 def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
@@ -113,24 +115,23 @@ def node_work(
     dtypes = [own[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
     _free_views(graph, specs, rows, sizes, storages)
-    in_memory = np.array([spec.scores_in_memory(fused) for spec in specs])
-    recomputed = np.array([spec.details.get("recompute_matrix_flops", 0.0) for spec in specs])
-    _write_scores(rows, in_memory, np.array([sizes[d] for d in dtypes]), recomputed)
+    scores = np.array([spec.scores_in_memory(fused) for spec in specs])
+    _write_scores(rows, specs, scores, np.array([sizes[d] for d in dtypes]))
     for expert in find_expert_products(graph):
         _group_experts(graph, rows, expert, sizes)
-    columns = dict(zip(_COLUMNS, rows.T, strict=True))
     beside = np.zeros((2, len(graph.nodes)))
     if loss_bytes:
-        _add_loss(graph, columns, beside, sizes, loss_bytes)
+        _add_loss(graph, specs, rows, beside, sizes, loss_bytes)
     attends = np.array(["score_elements" in spec.details for spec in specs], dtype=bool)
-    share = np.where(attends & (in_memory == 0), _FUSED_ATTENTION_SHARE, 1.0)
+    share = np.where(attends & (scores == 0), _FUSED_ATTENTION_SHARE, 1.0)
     return Work(
-        **columns,
+        **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
         types=tuple(types[d] for d in dtypes),
         matrix_share=share,
         fast=fast_convolutions(graph, sizes),
+        scores=scores,
     )
 
 
@@ -174,22 +175,23 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
             rows[i] = 0.0
 
 
-def _write_scores(rows: np.ndarray, scores: np.ndarray, widths: np.ndarray, recomputed: np.ndarray) -> None:
-    """Attention that is not one kernel writes and reads scores and probabilities, and computes no score twice.
+def _write_scores(rows: np.ndarray, specs: Sequence[OpSpec], scores: np.ndarray, widths: np.ndarray) -> None:
+    """Attention that is not one kernel writes and reads its scores step by step, and computes none of them twice.
 
     Args:
         rows: the work of each node, changed in place.
+        specs: one description a node.
         scores: elements of the score matrices that each node has in memory.
         widths: bytes an element takes.
-        recomputed: matrix flops of the scores in backward, which one kernel computes again.
     """
-    size = scores * widths
-    trains = (rows[:, 8] > 0) & (scores > 0)
-    rows[:, 4] -= np.where(scores > 0, recomputed, 0.0)
-    rows[:, 2] += 4 * size
-    rows[:, 3] += 3 * (scores > 0)
-    rows[:, 7] += np.where(trains, 6 * size, 0.0)
-    rows[:, 8] += 3 * trains
+    for i in np.flatnonzero(scores):
+        steps = specs[i].details
+        rows[i, 2] += steps["eager_elements"] * widths[i]
+        rows[i, 3] += steps["eager_kernels"]
+        if rows[i, 8]:
+            rows[i, 4] -= steps["recompute_matrix_flops"]
+            rows[i, 7] += steps["eager_back_elements"] * widths[i]
+            rows[i, 8] += steps["eager_back_kernels"]
 
 
 def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes: Mapping[DType, float]) -> None:
@@ -208,18 +210,29 @@ def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes:
 
 
 def _add_loss(
-    graph: Graph, columns: Mapping[str, np.ndarray], beside: np.ndarray, sizes: Mapping[DType, float], loss_bytes: float
+    graph: Graph,
+    specs: Sequence[OpSpec],
+    rows: np.ndarray,
+    beside: np.ndarray,
+    sizes: Mapping[DType, float],
+    loss_bytes: float,
 ) -> None:
-    """A cross-entropy over the logits where the graph ends at them: cast to the loss's type, log-softmax, and back."""
+    """A cross-entropy over the logits: cast to the loss's type, log-softmax, and back.
+
+    It stands in the graph, or is assumed where the graph ends at logits, and costs the same.
+    """
     name = logits_of(graph)
-    if not name:
-        return
-    logits, at = graph.tensors[name], graph.producer[name]
-    width = sizes[logits.dtype]
-    cast = width + loss_bytes if loss_bytes != width else 0.0
-    beside[:, at] += logits.elements * (np.array([_LOSS_PASSES, _LOSS_BACK_PASSES]) * loss_bytes + cast)
-    columns["kernels"][at] += 2 + (cast > 0)
-    columns["back_kernels"][at] += 2 + (cast > 0)
+    places = [(graph.producer[name], name)] if name else []
+    for i, spec in enumerate(specs):
+        if "loss_elements" in spec.details:
+            rows[i, [2, 3, 7, 8]] = 0.0
+            places.append((i, graph.nodes[i].inputs[0]))
+    for at, name in places:
+        logits = graph.tensors[name]
+        width = sizes[logits.dtype]
+        cast = width + loss_bytes if loss_bytes != width else 0.0
+        beside[:, at] += logits.elements * (np.array([_LOSS_PASSES, _LOSS_BACK_PASSES]) * loss_bytes + cast)
+        rows[at, [3, 8]] += 2 + (cast > 0)
 
 
 def _free_views(
@@ -251,7 +264,7 @@ def _free_views(
 
 
 def tensor_bytes(
-    graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], *, fused: bool
+    graph: Graph, sizes: Mapping[DType, float], scores: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each node's results, and of what is transient while its backward pass runs.
 
@@ -260,27 +273,28 @@ def tensor_bytes(
 
     Args:
         graph: the graph.
-        specs: one description a node.
         sizes: bytes an element takes in training, by file type.
-        fused: attention runs as one kernel.
+        scores: [nodes] elements of score matrices in memory; None for none.
 
     Returns:
         Two float64 arrays of shape [nodes].
     """
     classes = call_classes(graph)
-    own = np.array([_own_bytes(graph, i, specs[i], sizes, fused, {}) for i in classes.first]).reshape(-1, 2)
+    own = np.array([_own_bytes(graph, graph.nodes[i], sizes, {}) for i in classes.first]).reshape(-1, 2)
     outputs, workspace = own[classes.index].T.copy()
     absent = {graph.nodes[e.gather].outputs[0]: 0.0 for e in find_expert_products(graph)}
     for i in {i for e in find_expert_products(graph) for i in (e.gather, e.product)}:
-        outputs[i], workspace[i] = _own_bytes(graph, i, specs[i], sizes, fused, absent)
+        outputs[i], workspace[i] = _own_bytes(graph, graph.nodes[i], sizes, absent)
+    for i in np.flatnonzero(scores) if scores is not None else ():
+        workspace[i] += 2 * scores[i] / graph.nodes[i].repeat * sizes[_float_type_of(graph, i)]
     return outputs, workspace
 
 
 def _own_bytes(
-    graph: Graph, i: int, spec: OpSpec, sizes: Mapping[DType, float], fused: bool, known: Mapping[str, float]
+    graph: Graph, node: Node, sizes: Mapping[DType, float], known: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Bytes of a node's results, and of what is transient in its backward pass."""
-    node, carrying = graph.nodes[i], needs_gradient(graph)
+    """Bytes of a node's results, and of the gradients of its results and computed operands."""
+    carrying = needs_gradient(graph)
 
     def size(tensor: Tensor) -> float:
         return known.get(tensor.name, tensor.elements * sizes[tensor.dtype])
@@ -288,5 +302,4 @@ def _own_bytes(
     results = [graph.tensors[n] for n in node.outputs if n in graph.tensors]
     operands = [graph.tensors[n] for n in dict.fromkeys(node.inputs) if n]
     grown = [t for t in (*results, *operands) if t.kind is TensorKind.ACTIVATION and t.name in carrying]
-    scores = 2 * spec.scores_in_memory(fused) / node.repeat * sizes[_float_type_of(graph, i)]
-    return sum(map(size, results)), sum(map(size, grown)) + scores
+    return sum(map(size, results)), sum(map(size, grown))

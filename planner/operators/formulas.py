@@ -97,16 +97,13 @@ def _product(tree: ast.expr) -> Product:
     return Product(tuple(factors), scaled)
 
 
-ROOTS = {"+": ("Add",), "-": ("Sub",), "*": ("Mul", "Div")}
-"""Operators that a formula's last step can be, by its kind."""
-
-
 def last_operators(formula: str) -> tuple[str, ...]:
     """The operators that the last node of a formula can be."""
     term = parse(formula)
     if isinstance(term, Product):
-        return ROOTS["*"]
-    return ROOTS.get(term.name, (term.name,)) if isinstance(term, Call) else ()
+        return ("Mul", "Div")
+    name = term.name if isinstance(term, Call) else ""
+    return ({"+": "Add", "-": "Sub"}.get(name, name),)
 
 
 def find(graph: Graph, formula: str, name: str) -> Match | None:

@@ -94,13 +94,15 @@ def saved_for_backward(
 def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
     """Which tensors share memory in a training run.
 
-    Dropout that is off hands its input through, and expert weights gathered for each token are never made.
+    Dropout that is off hands its input through, expert weights gathered for each token are never made, and attention
+    that is not one kernel ends in a product, whose result is row-major.
     """
     active = {i for i, s in enumerate(specs) if _keeps_mask(s)} if options.dropout else set()
     inactive = frozenset(i for i, n in enumerate(graph.nodes) if n.op == "Dropout" and i not in active)
     return Storages(
         graph,
         identity=inactive,
+        dense=frozenset(i for i, s in enumerate(specs) if s.scores_in_memory(options.fused_attention)),
         aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
     )
 
@@ -251,6 +253,11 @@ class _Collector:
             self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
 
     def _keep_loss(self) -> None:
+        """The log-softmax of the loss: one that the graph holds, or the one assumed after its logits."""
+        for i, spec in enumerate(self.specs):
+            if spec.saved and "loss_elements" in spec.details:
+                self.kept[i].clear()
+                self._keep_own(i, "loss", spec.details["loss_elements"] * self.options.loss_bytes)
         logits = logits_of(self.graph)
         if logits:
             elements = self.graph.tensors[logits].elements

@@ -80,6 +80,7 @@ class Storages:
         graph: the graph.
         identity: nodes that hand their first input through unchanged (dropout that is switched off).
         aliases: results that are never made: reading them reads another tensor (weights gathered for each token).
+        dense: nodes whose results are row-major, although their operator may keep its operand's layout.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Storages:
         *,
         identity: frozenset[int] = frozenset(),
         aliases: Mapping[str, str] | None = None,
+        dense: frozenset[int] = frozenset(),
     ) -> None:
         self._graph = graph
         self._roots: dict[str, str] = {}
@@ -104,14 +106,14 @@ class Storages:
                 if name in aliased:
                     self._roots[name], self._strides[name] = aliased[name], dense_strides(tensor.shape)
                 else:
-                    key = (classes[i], position, i in identity, lie)
+                    key = (classes[i], position, i in identity, i in dense, lie)
                     if key not in self._known:
-                        self._known[key] = self._lay(node, tensor, i in identity)
+                        self._known[key] = self._lay(node, tensor, i in identity, i in dense)
                     view, self._strides[name] = self._known[key]
                     if view:
                         self._roots[name] = self.root(node.inputs[0])
 
-    def _lay(self, node: Node, tensor: Tensor, identity: bool) -> tuple[bool, tuple[int, ...]]:
+    def _lay(self, node: Node, tensor: Tensor, identity: bool, dense: bool) -> tuple[bool, tuple[int, ...]]:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
         rule = rule_of(node.op)
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
@@ -122,7 +124,7 @@ class Storages:
             strides = view(Site(OpCall.of(self._graph, node), ()), strides) if view is not None else None
         if strides is not None:
             return True, strides
-        return False, self._fresh_strides(node, tensor, rule.keeps_layout)
+        return False, self._fresh_strides(node, tensor, rule.keeps_layout and not dense)
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor; those that no node writes own their storage and are row-major."""

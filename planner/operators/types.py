@@ -171,7 +171,8 @@ class OpSpec:
         details: further figures by name; always `forward_float_elements`, `forward_fixed_bytes` and the same of
             backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
             `library_kernels`, `library_back_kernels`: those of the kernels that one call of a library launches itself.
-            `score_elements`: scores of an attention; `own_score_elements`: those that every kernel has in memory.
+            `score_elements`: scores of an attention; `own_score_elements`: those that every kernel has in memory;
+            `eager_elements`, `eager_kernels` and the same of backward: what it adds to traffic and kernels that they are.
     """
 
     nests: tuple[LoopNest, ...]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph import ConstantValue, DType, Graph, Node, Tensor, TensorKind
+from planner.graph import AttributeValue, ConstantValue, DType, Graph, Node, Tensor, TensorKind
 from planner.operators.formulas import is_number
 from planner.operators.rewriting import PATTERNS, Pattern, Rewrite
 from planner.operators.specs import needs_gradient
@@ -30,7 +30,7 @@ class _Spelling:
         tensors: their results.
         constants: their shapes.
         mask: what selects or is added to the scores; "" without.
-        dropout: whether probabilities are dropped.
+        attributes: of the attention: whether it is causal, whether probabilities are dropped.
         scaled: queries and keys stay scaled, as no one kernel can be given a mask that is trained.
     """
 
@@ -39,7 +39,7 @@ class _Spelling:
     tensors: list[Tensor] = field(default_factory=list)
     constants: dict[str, ConstantValue] = field(default_factory=dict)
     mask: str = ""
-    dropout: bool = False
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
     scaled: bool = False
 
     def make(self, like: Node, op: str, inputs: Sequence[str], result: Tensor, **attributes: tuple[int, ...]) -> str:
@@ -72,7 +72,7 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
         last,
         op="Attention",
         inputs=(query, key, last.inputs[1], *([spelling.mask] if spelling.mask else [])),
-        attributes={**heads, **({"dropout": 1} if spelling.dropout else {})},
+        attributes={**heads, **spelling.attributes},
     )
     return Rewrite(frozenset(spelling.nodes), (*spelling.added, node), tuple(spelling.tensors), spelling.constants)
 
@@ -112,7 +112,8 @@ def _to_softmax(graph: Graph, name: str, spelling: _Spelling) -> Node | None:
             spelling.nodes.add(guard[0])
             name = node.inputs[2]
         elif node.op in ("Cast", "Dropout", "Reshape", "Identity"):
-            spelling.dropout = spelling.dropout or node.op == "Dropout"
+            if node.op == "Dropout":
+                spelling.attributes["dropout"] = 1
             name = node.inputs[0]
         else:
             return None
@@ -177,6 +178,7 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
     spelling.scaled = spelling.scaled or name in needs_gradient(graph)
     per_head = len(tensor.shape) > 2 and tensor.shape[-3] > 1
     if tensor.kind is TensorKind.CONSTANT and not per_head:
+        spelling.attributes["is_causal"] = 1
         return
     rank = len(graph.tensors[node.outputs[0]].shape)
     if len(tensor.shape) == 3 and rank == 3:

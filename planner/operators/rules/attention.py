@@ -110,7 +110,7 @@ def _spec(
     """
     query, key, value = roles
     bias = site.call.op == "Attention" and site.need(3)
-    written = {"own_score_elements": float(heads.scores)} if bias else {}
+    written = _eager_work(site, heads) | ({"own_score_elements": float(heads.scores)} if bias else {})
     rows = keep_extra(0, heads.batch * heads.query_heads * heads.queries)
     scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
     again = 2.0 * heads.scores * heads.head if site.trains else 0.0
@@ -125,6 +125,25 @@ def _spec(
         weight_grad=weight_grad,
         extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again, **written},
     )
+
+
+def _eager_work(site: Site, heads: Heads) -> dict[str, float]:
+    """Traffic and kernels of an attention run step by step, less those of one kernel.
+
+    Scores are written, maybe masked (read, written), normalised (read, written) and read by the product with the
+    values; backward the products pass over them four times and the softmax three times; a sum's gradient is its
+    operand's. Query, key and value are copied, as batched products cannot read them where they lie.
+    """
+    masked = site.has(3) or site.int_attribute("is_causal", 0) or site.int_attribute("unidirectional", 0)
+    steps = 1 if masked else 0
+    rows = heads.batch * (heads.query_heads * heads.queries * heads.head)
+    rows += heads.batch * heads.key_heads * heads.keys * (heads.head + heads.value_head)
+    return {
+        "eager_elements": (4.0 + 2.0 * steps) * heads.scores + 2.0 * rows,
+        "eager_kernels": 5.0 + steps,
+        "eager_back_elements": 7.0 * heads.scores + 2.0 * rows,
+        "eager_back_kernels": 6.0,
+    }
 
 
 def _kept(site: Site, inputs: tuple[int, ...], mask: int) -> tuple[Saved, ...]:
@@ -321,7 +340,7 @@ def projected_attention(site: Site) -> OpSpec:
         site,
         nest,
         heads,
-        (made, *_kept(site, (0,), mask)),
+        (made, *_kept(site, (0,), 5)),
         roles,
         input_grad=towards,
         weight_grad=weighted,
