@@ -124,7 +124,8 @@ def _without_constant_work(graph: Graph) -> Graph:
     kept = []
     for node in graph.nodes:
         operands = [name for name in node.inputs if name]
-        if operands and constant.issuperset(operands) and not rule_of(node.op).random:
+        state = node.op == "Identity"  # of a loop, at its start
+        if operands and constant.issuperset(operands) and not (state or rule_of(node.op).random):
             constant.update(node.outputs)
         else:
             kept.append(node)
