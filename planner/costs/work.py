@@ -11,7 +11,6 @@ cross-entropy loss over them. A loss in the graph costs the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -184,7 +183,7 @@ def _write_scores(rows: np.ndarray, specs: Sequence[OpSpec], scores: np.ndarray,
         scores: elements of the score matrices that each node has in memory.
         widths: bytes an element takes.
     """
-    for i in np.flatnonzero(scores):
+    for i in np.flatnonzero(scores).tolist():
         steps = specs[i].details
         rows[i, 2] += steps["eager_elements"] * widths[i]
         rows[i, 3] += steps["eager_kernels"]
@@ -285,8 +284,9 @@ def tensor_bytes(
     absent = {graph.nodes[e.gather].outputs[0]: 0.0 for e in find_expert_products(graph)}
     for i in {i for e in find_expert_products(graph) for i in (e.gather, e.product)}:
         outputs[i], workspace[i] = _own_bytes(graph, graph.nodes[i], sizes, absent)
-    for i in np.flatnonzero(scores) if scores is not None else ():
-        workspace[i] += 2 * scores[i] / graph.nodes[i].repeat * sizes[_float_type_of(graph, i)]
+    for i, elements in enumerate(() if scores is None else scores.tolist()):
+        if elements:
+            workspace[i] += 2 * elements / graph.nodes[i].repeat * sizes[_float_type_of(graph, i)]
     return outputs, workspace
 
 

@@ -1,8 +1,8 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import batch_flow, rebatch
-from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
 from planner.operators.expert_products import find_expert_products
+from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,

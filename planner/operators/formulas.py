@@ -2,7 +2,8 @@
 
 A formula is Python arithmetic over names: `x / sqrt(mean(x * x) + k) * scale`.
 - A name stands for one tensor, the same wherever the name occurs: `scale`, `shift`, `ones`, `zeros` for stored ones
-  (weights, tables), `cos`, `sin` for any, other names for computed ones. `k` stands for a number of any value, a number for itself.
+  (weights, tables), `cos`, `sin` for any, other names for computed ones. `k` stands for a number of any value, a number
+  for itself.
 - `mean(..)` is the mean over the last dimensions, `sqrt(..)` a square root; any other function is the ONNX operator of
   that name, applied to its first operands.
 - Factors may stand in any order, as products, quotients, reciprocals, squares or reciprocal square roots; numbers among

@@ -1,9 +1,9 @@
 """The graph as a framework runs it: operators that an exporter wrote out become one node again.
 
-The same module comes out of exporters in different words: LayerNorm as one operator or as nine, attention as one or as a
-dozen, batch normalisation folded into the convolution before it. A pattern says how such words are recognised and which
-operators of `planner.operators.rules` they stand for; from there on one rule says what the operator costs, keeps, and
-how it may be split. Patterns are files in `planner.operators.patterns`, applied once, when a model is read.
+The same module comes out of exporters in different words: LayerNorm as one operator or as nine, attention as one or as
+a dozen, batch normalisation folded into the convolution before it. A pattern says how such words are recognised and
+which operators of `planner.operators.rules` they stand for; from there on one rule says what the operator costs, what
+it keeps and how it may be split. Patterns are files in `planner.operators.patterns`, applied once, when a model is read.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ def rewritten(graph: Graph) -> Graph:
     report = graph.report
     if not merged and not notes:
         return graph
-    report = replace(
-        report, kept_nodes=len(graph.nodes), merged_nodes=merged, notes=(*report.notes, *notes)
-    )
+    report = replace(report, kept_nodes=len(graph.nodes), merged_nodes=merged, notes=(*report.notes, *notes))
     return replace(graph, report=report)
 
 

@@ -172,7 +172,7 @@ class OpSpec:
             backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
             `library_kernels`, `library_back_kernels`: those of the kernels that one call of a library launches itself.
             `score_elements`: scores of an attention; `own_score_elements`: those that every kernel has in memory;
-            `eager_elements`, `eager_kernels` and the same of backward: what it adds to traffic and kernels that they are.
+            `eager_elements`, `eager_kernels` and the same of backward: traffic and kernels that this adds.
     """
 
     nests: tuple[LoopNest, ...]

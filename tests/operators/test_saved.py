@@ -219,7 +219,7 @@ def test_training_export_without_dropout_keeps_as_much_as_the_inference_export()
 
 @pytest.mark.parametrize(
     ("fused", "expected"), [(True, 92_340_224 - 4 * 1024 * 1024), (False, 138_428_416)]
-)  # published with the models: GPT-2 124M, sequence 1024, batch 1; with a mask for each layer, which no causal kernel has
+)  # published with the models: GPT-2 124M, sequence 1024, batch 1; with masks, which no causal kernel has
 def test_gpt2_block_at_sequence_1024(fused: bool, expected: int) -> None:
     graph = load_graph(shared_path("onnx/gpt2_124m_metadata.onnx"))
     saved = saved_for_backward(graph, graph_specs(graph), options=SavedOptions(fused_attention=fused))

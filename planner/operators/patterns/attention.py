@@ -1,9 +1,9 @@
 """Scaled dot-product attention as two products around a softmax.
 
 Between them stand scaling (of the scores, or of queries and keys), masks (added, or selecting), soft capping, guards
-against NaN, dropout, and casts and reshapes. The keys may come transposed in one step or in three. One kernel does it
-all, so the scores are never in memory. A mask that is a constant and the same for all heads is causal or a window, which
-a kernel follows without reading it.
+against NaN, dropout, casts and reshapes. The keys may come transposed in one step or in three. One kernel does it all,
+so that the scores are never in memory. A mask that is a constant and the same for all heads is causal or a window: a
+kernel follows it without reading it.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _from_product(graph: Graph, name: str) -> bool:
 
 
 def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
-    """Count a mask, unless a kernel follows it by itself; a second one is joined with the first before the attention."""
+    """Count a mask, unless a kernel follows it by itself; a second one is joined with the first."""
     tensor = graph.tensors[name]
     spelling.scaled = spelling.scaled or name in needs_gradient(graph)
     per_head = len(tensor.shape) > 2 and tensor.shape[-3] > 1
@@ -192,9 +192,9 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
         spelling.mask = name
         return
     first = graph.tensors.get(spelling.mask) or next(t for t in spelling.tensors if t.name == spelling.mask)
-    shape = _broadcast(first.shape, tensor.shape)
-    kind = TensorKind.ACTIVATION
-    both = Tensor(f"{name}@both.{node.key}", shape, first.dtype if first.dtype.is_float else tensor.dtype, kind)
+    dtype = first.dtype if first.dtype.is_float else tensor.dtype
+    sizes_of_both = _broadcast(first.shape, tensor.shape)
+    both = Tensor(f"{name}@both.{node.key}", sizes_of_both, dtype, TensorKind.ACTIVATION)
     spelling.mask = spelling.make(node, "Add", (spelling.mask, name), both)
 
 

@@ -1,9 +1,9 @@
 """A batch normalisation that the exporter folded into the convolution (or linear layer) before it.
 
 Inference can do so, training cannot: the normalisation runs after the convolution and keeps its result. Three traces
-show a fold: a bias that the exporter named after the weight, or nameless weight and bias in older exports; a module named
-like a norm; and a result named as the first of several, which convolutions do not have and normalisations do. The scale
-is part of the weight, and stays there.
+show a fold: a bias that the exporter named after the weight (or, in older exports, weight and bias without names); a
+module named like a norm; a result named as the first of several, which normalisations have and convolutions have not.
+The scale is part of the weight, and stays there.
 """
 
 from __future__ import annotations

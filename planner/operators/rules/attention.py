@@ -3,7 +3,7 @@
 Matrix work is `2 b h s t (d + e)` for s queries, t keys, head sizes d (query, key) and e (value), the whole square even
 under a causal mask, as torch's counter counts it. Backward is twice that: the gradients of scores, query, key, value.
 A fused kernel computes the scores once more in backward; that work is `details["recompute_matrix_flops"]`. It keeps
-query, key, value, mask, its result and one fp32 number a row; a kernel that is not fused keeps the scores in place of the
+query, key, value, mask, its result and one fp32 number a row; one that is not fused keeps the scores in place of the
 last three; their number is `details["score_elements"]`. No kernel is fused where the mask needs a gradient (a learned
 position bias, scores of relative positions): that gradient is as large as the scores.
 """
@@ -201,7 +201,13 @@ def attention(site: Site) -> OpSpec:
     given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
     results = dict(enumerate([result, "b g t d", "b g t e", "b (g r) s t"]))
     nest = _present(site, given, results, heads)
-    return _spec(site, nest, heads, _kept(site, (0, 1, 2), 3), (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)))
+    return _spec(
+        site,
+        nest,
+        heads,
+        _kept(site, (0, 1, 2), 3),
+        (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)),
+    )
 
 
 def _multi_head_results(site: Site) -> list[Shaped | None]:

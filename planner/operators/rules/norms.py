@@ -103,7 +103,7 @@ def layer_norm(site: Site) -> OpSpec:
 
 @Rule(weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of("RMSNormalization")
 def rms_norm(site: Site) -> OpSpec:
-    """Normalisation of each row by its root mean square; written out as a formula, it keeps the normalised input too."""
+    """Normalisation of each row by its root mean square; a model that spells it out keeps the normalised input too."""
     kept = keep_inputs(site, 0)
     if site.int_attribute("keeps_normalised", 0) == 1 and site.need(1):
         kept = (*kept, keep_extra(1, site.input(0).elements, site.input(0)))
