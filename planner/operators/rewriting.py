@@ -2,8 +2,9 @@
 
 The same module comes out of exporters in different words: LayerNorm as one operator or as nine, attention as one or as
 a dozen, batch normalisation folded into the convolution before it. A pattern says how such words are recognised and
-which operators of `planner.operators.rules` they stand for; from there on one rule says what the operator costs, what
-it keeps and how it may be split. Patterns are files in `planner.operators.patterns`, applied once, when a model is read.
+which operators of `planner.operators.rules` they stand for. From there on one rule says what such an operator costs,
+what it keeps and how it is split. Patterns are files in `planner.operators.patterns`, applied once, when a model is
+read.
 """
 
 from __future__ import annotations
