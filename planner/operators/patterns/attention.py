@@ -42,6 +42,10 @@ class _Spelling:
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
     scaled: bool = False
 
+    def tensor(self, graph: Graph, name: str) -> Tensor:
+        """A tensor of the graph, or one that was added."""
+        return graph.tensors.get(name) or next(t for t in self.tensors if t.name == name)
+
     def make(self, like: Node, op: str, inputs: Sequence[str], result: Tensor, **attributes: tuple[int, ...]) -> str:
         """Add a node that makes a new tensor; the tensor's name."""
         node = Node(result.name, op, tuple(inputs), (result.name,), attributes, like.module, "", like.repeat)
@@ -62,16 +66,17 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
     if product is None:
         return None
     query = _without_scale(graph, graph.nodes[product].inputs[0], spelling)
-    key = _keys(graph, product, last, spelling)
-    operands = [graph.tensors.get(n) or next(t for t in spelling.tensors if t.name == n) for n in (query, key)]
-    operands.append(graph.tensors[last.inputs[1]])
+    key, value = _keys(graph, product, last, spelling), last.inputs[1]
+    if not spelling.mask and scores.shape[-2] == scores.shape[-1]:
+        key, value = _without_repeats(graph, key, value, spelling)
+    operands = [spelling.tensor(graph, name) for name in (query, key, value)]
     if not _fit(graph, operands, graph.tensors[graph.nodes[product].outputs[0]], last):
         return None
     heads = {"q_num_heads": 1, "kv_num_heads": 1} if len(operands[0].shape) == 3 else {}
     node = replace(
         last,
         op="Attention",
-        inputs=(query, key, last.inputs[1], *([spelling.mask] if spelling.mask else [])),
+        inputs=(query, key, value, *([spelling.mask] if spelling.mask else [])),
         attributes={**heads, **spelling.attributes},
     )
     return Rewrite(frozenset(spelling.nodes), (*spelling.added, node), tuple(spelling.tensors), spelling.constants)
@@ -191,7 +196,7 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
     if not spelling.mask:
         spelling.mask = name
         return
-    first = graph.tensors.get(spelling.mask) or next(t for t in spelling.tensors if t.name == spelling.mask)
+    first = spelling.tensor(graph, spelling.mask)
     dtype = first.dtype if first.dtype.is_float else tensor.dtype
     sizes_of_both = _broadcast(first.shape, tensor.shape)
     both = Tensor(f"{name}@both.{node.key}", sizes_of_both, dtype, TensorKind.ACTIVATION)
@@ -259,6 +264,27 @@ def _steps_between(graph: Graph, name: str, source: str) -> set[int]:
         steps.add(index)
         name = next(n for n in graph.nodes[index].inputs if not is_number(graph, n))
     return steps
+
+
+def _without_repeats(graph: Graph, key: str, value: str, spelling: _Spelling) -> tuple[str, str]:
+    """Keys and values before each head was repeated for its group of queries: a kernel without a mask reads them once.
+
+    With a mask, frameworks repeat them.
+    """
+    sources: list[str] = []
+    steps: list[int] = []
+    made = [node for node in spelling.added if node.key == key and node.op == "Reshape"]
+    for name, first in ((made[0].inputs[0] if made else key, [] if made else ["Reshape"]), (value, ["Reshape"])):
+        for op in (*first, "Expand", "Unsqueeze"):
+            at = _producer(graph, name)
+            if at is None or at[1].op != op or not _alone(graph, name):
+                return key, value
+            steps.append(at[0])
+            name = at[1].inputs[0]
+        sources.append(name)
+    spelling.nodes.update(steps)
+    spelling.added = [node for node in spelling.added if node not in made]
+    return sources[0], sources[1]
 
 
 def _reshaped(graph: Graph, name: str, wanted: tuple[int, ...], like: Node, spelling: _Spelling) -> str:
