@@ -257,12 +257,11 @@ def _assemble(
     dropout: bool,
 ) -> Profile:
     chosen = precision_named("fp32")
-    options = saved_options(
-        chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False, unfold_batchnorm=True
-    )
+    options = saved_options(chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False)
     sizes = element_bytes(graph, 4.0)
     ratios = np.array([_backward_ratio(s) for s in specs]).reshape(-1, 2)
-    outputs, workspace = tensor_bytes(graph, sizes)
+    scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
+    outputs, workspace = tensor_bytes(graph, sizes, scores)
     return Profile(
         device=machine,
         precision=chosen.name,

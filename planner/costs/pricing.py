@@ -19,7 +19,6 @@ from planner.errors import ModelError, Problem
 from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.operators.batching import rebatch
-from planner.operators.regions import find_attention
 from planner.operators.saved import (
     SavedOptions,
     element_bytes,
@@ -41,7 +40,6 @@ def profile(
     fused_attention: bool = True,
     dropout: bool = True,
     assume_dropout: bool = False,
-    unfold_batchnorm: bool = True,
     loss: bool = True,
     strict_ops: bool = False,
 ) -> Profile:
@@ -59,7 +57,6 @@ def profile(
         fused_attention: attention runs as one kernel without a score matrix in memory.
         dropout: dropout nodes draw and keep masks.
         assume_dropout: put dropout masks where transformers have them when the graph has no dropout nodes.
-        unfold_batchnorm: convolutions with a folded batch normalisation keep what training would keep.
         loss: a graph that ends at logits is followed by a cross-entropy loss; its time and what it keeps are added.
         strict_ops: refuse operators that no rule describes.
 
@@ -84,7 +81,6 @@ def profile(
         fused_attention=fused_attention,
         dropout=dropout,
         assume_dropout=assume_dropout,
-        unfold_batchnorm=unfold_batchnorm,
         loss=loss,
     )
     own = float_type(sized)
@@ -97,13 +93,12 @@ def profile(
         sizes,
         types,
         fused=fused_attention,
-        unfold_batchnorm=unfold_batchnorm,
         storages=storages,
         device=device,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
     times = price(sized, work, device, chosen)
-    outputs, workspace = tensor_bytes(sized, sizes)
+    outputs, workspace = tensor_bytes(sized, sizes, work.scores)
     priced = Profile(
         device=device.name,
         precision=chosen.name,
@@ -132,8 +127,7 @@ def alignment_advice(graph: Graph, device: Device, *, precision: str, fused_atte
     with and without them.
     """
     width = supported_precision(precision, device).compute.bits / 8
-    regions = find_attention(graph) if fused_attention else ()
-    lengths = unaligned_products(graph, regions, element_bytes(graph, width))
+    lengths = unaligned_products(graph, graph_specs(graph), element_bytes(graph, width), fused=fused_attention)
     if not lengths or device.stack.unaligned_rate == 1.0:
         return ""
     aligned = replace(device, stack=replace(device.stack, unaligned_rate=1.0))
@@ -158,7 +152,6 @@ def saved_options(
     fused_attention: bool,
     dropout: bool,
     assume_dropout: bool,
-    unfold_batchnorm: bool,
     loss: bool = True,
 ) -> SavedOptions:
     """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
@@ -169,7 +162,6 @@ def saved_options(
         assume_dropout=assume_dropout,
         loss=loss,
         loss_bytes=precision.compute.bits / 8 if pure else 4.0,
-        unfold_batchnorm=unfold_batchnorm,
     )
 
 

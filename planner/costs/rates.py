@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.graph import DType, Graph, TensorKind
+from planner.graph import DType, Graph, Node, TensorKind
 from planner.hardware.types import Device
-from planner.operators.regions import Attention
+from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16
 """Rows of matrices that start at multiples of this feed matrix units at full rate (cuBLAS documentation)."""
@@ -17,52 +17,73 @@ _COMPARISONS = frozenset({"Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrE
 """Operators by one of which every causal mask is made."""
 
 
-def kernel_rates(graph: Graph, fused: Sequence[Attention], sizes: Mapping[DType, float], device: Device) -> np.ndarray:
+def kernel_rates(
+    graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], device: Device, *, fused: bool
+) -> np.ndarray:
     """Part of a plain product's rate, float64 [nodes]: above 1 for attention that leaves out what its mask hides.
 
     Args:
         graph: the graph.
-        fused: attention that runs as one kernel, put on its last node.
+        specs: one description a node.
         sizes: bytes an element takes in training, by file type.
         device: with the stack that has the kernels.
+        fused: attention runs as one kernel where one can do it.
     """
     stack, rates = device.stack, np.ones(len(graph.nodes))
     if stack.unaligned_rate != 1.0:
-        rates[list(unaligned_products(graph, fused, sizes))] = stack.unaligned_rate
-    for region in fused:
-        part = stack.causal_part if is_causal(graph, region) else 1.0
-        rates[region.nodes[-1]] = stack.attention_on(device.name) / part
+        rates[list(unaligned_products(graph, specs, sizes, fused=fused))] = stack.unaligned_rate
+    for i, spec in enumerate(specs):
+        if attends(spec) and not spec.scores_in_memory(fused):
+            part = stack.causal_part if is_causal(graph, graph.nodes[i]) else 1.0
+            rates[i] = stack.attention_on(device.name) / part
     return rates
 
 
-def unaligned_products(graph: Graph, fused: Sequence[Attention], sizes: Mapping[DType, float]) -> dict[int, int]:
-    """By node, the row length of products of two computed matrices whose rows do not start at multiples of 16 bytes.
+def attends(spec: OpSpec) -> bool:
+    """Whether an operator is an attention, as one kernel or step by step."""
+    return "score_elements" in spec.details
+
+
+def unaligned_products(
+    graph: Graph, specs: Sequence[OpSpec], sizes: Mapping[DType, float], *, fused: bool
+) -> dict[int, int]:
+    """By node, the row length of products of computed matrices whose rows do not start at multiples of 16 bytes.
 
     Heads of 150 elements make such rows. A fused attention kernel pads them by itself.
     """
-    padded = {i for region in fused for i in region.nodes}
     found: dict[int, int] = {}
-    for i, node in enumerate(graph.nodes):
-        if node.op != "MatMul" or graph.node_parameters[i] or i in padded:
+    for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
+        if attends(spec) and spec.scores_in_memory(fused):
+            operands = node.inputs[:1]
+        elif node.op == "MatMul" and not graph.node_parameters[i]:
+            operands = node.inputs
+        else:
             continue
-        operands = [graph.tensors[name] for name in node.inputs]
-        width = sizes[operands[0].dtype]
-        lengths = [t.shape[-1] for t in operands if len(t.shape) > 1]
-        odd = [length for length in lengths if length > 1 and length * width % _ALIGNED_BYTES]
+        shapes = [_rows(graph, node, name) for name in operands]
+        width = sizes[graph.tensors[operands[0]].dtype]
+        odd = [length for length in shapes if length > 1 and length * width % _ALIGNED_BYTES]
         if odd:
             found[i] = odd[0]
     return found
 
 
-def is_causal(graph: Graph, region: Attention) -> bool:
-    """Whether a query sees the keys up to its own alone: the operator says so, or its mask is made by a comparison of
-    positions or cut to a triangle. A constant square mask counts too; one of a kind for each sample does not."""
-    if graph.nodes[region.nodes[-1]].attributes.get("is_causal"):
+def _rows(graph: Graph, node: Node, name: str) -> int:
+    """Elements of a row of an operand; of heads that lie side by side, of one head."""
+    shape, heads = graph.tensors[name].shape, node.attributes.get("q_num_heads", 1)
+    if len(shape) < 2:
+        return 1
+    return shape[-1] // heads if len(shape) == 3 and isinstance(heads, int) and heads > 1 else shape[-1]
+
+
+def is_causal(graph: Graph, node: Node) -> bool:
+    """Whether a query of an attention sees the keys up to its own alone: the operator says so, or its mask is made by a
+    comparison of positions or cut to a triangle. A mask of a kind for each sample does not count."""
+    if node.attributes.get("is_causal") or node.attributes.get("unidirectional"):
         return True
-    mask = graph.tensors.get(region.mask)
-    if mask is None or mask.shape[-2:] != region.scores[-2:] or math.prod(mask.shape[:-2]) != 1:
+    mask = graph.tensors.get(node.inputs[3]) if len(node.inputs) > 3 else None
+    if mask is None or len(mask.shape) < 2 or mask.shape[-2] < 2 or math.prod(mask.shape[:-2]) != 1:
         return False
-    names, seen = [region.mask], set[str]()
+    names, seen = [mask.name], set[str]()
     while names:
         name = names.pop()
         at = graph.producer.get(name)

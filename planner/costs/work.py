@@ -1,13 +1,12 @@
 """The work of each node as frameworks run it: views are free, and some groups of nodes are one kernel.
 
-What eager frameworks fuse, and nothing else: the bias sum after a matrix product runs inside it; GELU and SiLU written
-out by an exporter are one kernel; so is attention where `fused` is set: no traffic for the score matrix, and the score
-product once more in backward. A NaN guard that an exporter puts around softmax costs nothing. Products with expert
-weights that were gathered for each token are grouped products over the stored weights. Transposing and slicing make
-views; a copy is made where a reshape or a batched product cannot read one.
+What eager frameworks fuse, and nothing else: the bias sum after a matrix product runs inside it; so does all of
+attention where `fused` is set: no traffic for the score matrix, and the score product once more in backward. Products
+with expert weights that were gathered for each token are grouped products over the stored weights. Transposing and
+slicing make views; a copy is made where a reshape or a batched product cannot read one.
 
-Work that the file does not show, but training does, stands beside the node's own: an unfolded batch normalisation, and,
-where the graph ends at logits, the cross-entropy loss over them.
+Work that the file does not show, but training does, stands beside the node's own: where the graph ends at logits, the
+cross-entropy loss over them. A loss in the graph costs the same.
 """
 
 from __future__ import annotations
@@ -23,21 +22,17 @@ from planner.costs.rates import kernel_rates
 from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
-from planner.operators.regions import Attention, ExpertProduct, find_activations, find_attention, find_expert_products
+from planner.operators.expert_products import ExpertProduct, find_expert_products
 from planner.operators.site import rule_of
-from planner.operators.specs import call_classes
+from planner.operators.specs import call_classes, needs_gradient
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
-from planner.operators.unseen import folded_batchnorms, logits_of
+from planner.operators.unseen import logits_of
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
-_NORM_PASSES = 3
-"""Statistics, then read and write."""
-_NORM_BACK_PASSES = 5
-"""Both reductions read the input and the gradient; then input and gradient in, gradient out."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +49,12 @@ class Work:
         back_vector: backward element-wise flops.
         back_bytes: backward traffic.
         back_kernels: backward kernels, likewise.
-        beside: forward traffic of memory-bound kernels that run beside the node's own (batch normalisation, loss).
+        beside: forward traffic of memory-bound kernels that run beside the node's own (the loss).
         back_beside: their backward traffic.
         types: the type that the matrix units multiply, by node.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
         fast: the convolutions that fewer multiplications can do.
+        scores: elements of attention scores that the node has in memory.
     """
 
     matrix: np.ndarray
@@ -75,6 +71,7 @@ class Work:
     types: tuple[DType, ...]
     matrix_share: np.ndarray
     fast: FastConvolutions
+    scores: np.ndarray
 
 
 def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
@@ -89,7 +86,6 @@ def node_work(
     types: Mapping[DType, DType],
     *,
     fused: bool,
-    unfold_batchnorm: bool,
     storages: Storages,
     device: Device,
     loss_bytes: float = 0.0,
@@ -102,7 +98,6 @@ def node_work(
         sizes: bytes an element takes in training, by file type.
         types: type it is computed in, by file type.
         fused: attention runs as one kernel.
-        unfold_batchnorm: convolutions with a folded batch normalisation run it after themselves.
         storages: which tensors share memory.
         device: whose software's launches, attention kernel and loss are counted.
         loss_bytes: bytes an element takes in the loss that follows a graph that ends at logits; 0 for no loss.
@@ -114,36 +109,25 @@ def node_work(
     rows = rows.reshape(-1, len(_COLUMNS))[classes.index]
     dtypes = [own[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
-    taken: set[int] = set()
-    regions = find_attention(graph)
-    _free_views(graph, specs, rows, sizes, regions if fused else (), storages)
-    for region in regions:
-        taken.update(region.nodes)
-        _fuse_attention(graph, specs, rows, region, sizes, fused)
-    for activation in find_activations(graph):
-        if not taken.intersection(activation.nodes):
-            _fuse_activation(graph, rows, activation.nodes, activation.source, sizes)
+    _free_views(graph, specs, rows, sizes, storages)
+    scores = np.array([spec.scores_in_memory(fused) for spec in specs])
+    _write_scores(rows, specs, scores, np.array([sizes[d] for d in dtypes]))
     for expert in find_expert_products(graph):
         _group_experts(graph, rows, expert, sizes)
-    columns = dict(zip(_COLUMNS, rows.T, strict=True))
     beside = np.zeros((2, len(graph.nodes)))
-    if unfold_batchnorm:
-        for i in folded_batchnorms(graph):
-            result = graph.tensors[graph.nodes[i].outputs[0]]
-            passes = np.array([_NORM_PASSES, _NORM_BACK_PASSES])
-            beside[:, i] = passes * result.elements * sizes[result.dtype]
     if device.stack.accumulation_bytes:
         elements = [sum(graph.parameters[p].elements for p in weights) for weights in graph.node_parameters]
         beside[1] += device.stack.accumulation_bytes * np.array(elements, dtype=float)
     if loss_bytes:
-        _add_loss(graph, columns, beside, sizes, loss_bytes, device.stack.loss_passes)
+        _add_loss(graph, specs, rows, beside, sizes, loss_bytes, device.stack.loss_passes)
     return Work(
-        **columns,
+        **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
         types=tuple(types[d] for d in dtypes),
-        matrix_share=kernel_rates(graph, regions if fused else (), sizes, device),
+        matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
+        scores=scores,
     )
 
 
@@ -187,61 +171,23 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
             rows[i] = 0.0
 
 
-def _fuse_attention(
-    graph: Graph,
-    specs: Sequence[OpSpec],
-    rows: np.ndarray,
-    region: Attention,
-    sizes: Mapping[DType, float],
-    fused: bool,
-) -> None:
-    """One kernel forward, two backward: query, key, value, result and mask pass through memory once."""
-    if region.softmax < 0:
-        if not fused:
-            _add_score_traffic(rows, region, sizes[graph.tensors[region.query].dtype])
-        return
-    nodes = list(region.nodes)
-    if not fused:
-        for i in nodes:
-            if graph.nodes[i].op == "IsNaN" or (graph.nodes[i].op == "Where" and i > region.softmax):
-                rows[i] = 0.0
-        return
-    first = next(i for i in nodes if specs[i].matrix_flops)
-    operands = [graph.tensors[n] for n in (region.query, region.key, region.value)]
-    result = graph.tensors[region.output]
-    carried = sum(t.elements * sizes[t.dtype] for t in operands)
-    made = result.elements * sizes[result.dtype]
-    mask = graph.tensors[region.mask].elements * sizes[graph.tensors[region.mask].dtype] if region.mask else 0.0
-    total = rows[nodes].sum(axis=0)
-    trains = total[4] > 0
-    forward = (total[0], rows[region.softmax, 1], carried + made + mask, 1.0)
-    backward = (total[4] + specs[first].matrix_flops, 0.0, rows[region.softmax, 6], 2 * (carried + made) + mask, 2.0)
-    rows[nodes] = 0.0
-    rows[nodes[-1]] = (*forward, *(backward if trains else (0.0,) * 5))
+def _write_scores(rows: np.ndarray, specs: Sequence[OpSpec], scores: np.ndarray, widths: np.ndarray) -> None:
+    """Attention that is not one kernel writes and reads its scores step by step, and computes none of them twice.
 
-
-def _add_score_traffic(rows: np.ndarray, region: Attention, width: float) -> None:
-    """An attention operator that is not fused writes and reads scores and probabilities."""
-    scores = math.prod(region.scores) * width
-    last = region.nodes[-1]
-    rows[last, 2] += 4 * scores
-    rows[last, 3] += 3
-    if rows[last, 8]:
-        rows[last, 7] += 6 * scores
-        rows[last, 8] += 3
-
-
-def _fuse_activation(
-    graph: Graph, rows: np.ndarray, members: Sequence[int], source: str, sizes: Mapping[DType, float]
-) -> None:
-    """One pass over argument and result; backward reads the argument and the result's gradient and writes one."""
-    nodes = list(members)
-    tensor = graph.tensors[source]
-    size = tensor.elements * sizes[tensor.dtype]
-    total = rows[nodes].sum(axis=0)
-    trains = total[8] > 0
-    rows[nodes] = 0.0
-    rows[nodes[-1]] = (0.0, total[1], 2 * size, 1.0, 0.0, 0.0, total[6], 3 * size * trains, 1.0 * trains)
+    Args:
+        rows: the work of each node, changed in place.
+        specs: one description a node.
+        scores: elements of the score matrices that each node has in memory.
+        widths: bytes an element takes.
+    """
+    for i in np.flatnonzero(scores).tolist():
+        steps = specs[i].details
+        rows[i, 2] += steps["eager_elements"] * widths[i]
+        rows[i, 3] += steps["eager_kernels"]
+        if rows[i, 8]:
+            rows[i, 4] -= steps["recompute_matrix_flops"]
+            rows[i, 7] += steps["eager_back_elements"] * widths[i]
+            rows[i, 8] += steps["eager_back_kernels"]
 
 
 def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes: Mapping[DType, float]) -> None:
@@ -261,22 +207,29 @@ def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes:
 
 def _add_loss(
     graph: Graph,
-    columns: Mapping[str, np.ndarray],
+    specs: Sequence[OpSpec],
+    rows: np.ndarray,
     beside: np.ndarray,
     sizes: Mapping[DType, float],
     loss_bytes: float,
     passes: tuple[float, float],
 ) -> None:
-    """A cross-entropy over the logits where the graph ends at them: cast to the loss's type, log-softmax, and back."""
+    """A cross-entropy over the logits: cast to the loss's type, log-softmax, and back.
+
+    It stands in the graph, or is assumed where the graph ends at logits, and costs the same.
+    """
     name = logits_of(graph)
-    if not name:
-        return
-    logits, at = graph.tensors[name], graph.producer[name]
-    width = sizes[logits.dtype]
-    cast = width + loss_bytes if loss_bytes != width else 0.0
-    beside[:, at] += logits.elements * (np.array(passes) * loss_bytes + cast)
-    columns["kernels"][at] += 2 + (cast > 0)
-    columns["back_kernels"][at] += 2 + (cast > 0)
+    places = [(graph.producer[name], name)] if name else []
+    for i, spec in enumerate(specs):
+        if "loss_elements" in spec.details:
+            rows[i, [2, 3, 7, 8]] = 0.0
+            places.append((i, graph.nodes[i].inputs[0]))
+    for at, name in places:
+        logits = graph.tensors[name]
+        width = sizes[logits.dtype]
+        cast = width + loss_bytes if loss_bytes != width else 0.0
+        beside[:, at] += logits.elements * (np.array(passes) * loss_bytes + cast)
+        rows[at, [3, 8]] += 2 + (cast > 0)
 
 
 def _free_views(
@@ -284,21 +237,19 @@ def _free_views(
     specs: Sequence[OpSpec],
     rows: np.ndarray,
     sizes: Mapping[DType, float],
-    regions: Sequence[Attention],
     storages: Storages,
 ) -> None:
     """Views cost nothing; reshapes that must copy cost the copy.
 
-    A strided view is copied by a batched product that is not part of a fused region. What cuts a tensor in parts or
+    A strided view is copied by a batched product. What cuts a tensor in parts or
     repeats it (Split, Slice, Expand) still has to put the gradients together.
     """
-    fused = {i for region in regions for i in region.nodes}
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
-        if i in fused or not node.outputs:
+        if not node.outputs:
             continue
         if spec.details.get("alias"):
             readers = (r for name in node.outputs for r in graph.consumers.get(name, ()))
-            if not any(graph.nodes[r].op == "MatMul" and r not in fused for r in readers):
+            if not any(graph.nodes[r].op == "MatMul" for r in readers):
                 rows[i, :4] = 0.0
                 if node.op == "Transpose":
                     rows[i] = 0.0
@@ -309,15 +260,21 @@ def _free_views(
                 rows[i, 3] += 1
 
 
-def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of each node's results, and of the gradients of its results and computed operands.
+def tensor_bytes(
+    graph: Graph, sizes: Mapping[DType, float], scores: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each node's results, and of what is transient while its backward pass runs.
+
+    Transient are the gradients of its results and operands, as far as they are computed, and scores and their gradient
+    where an attention has them in memory.
 
     Args:
         graph: the graph.
         sizes: bytes an element takes in training, by file type.
+        scores: [nodes] elements of score matrices in memory; None for none.
 
     Returns:
-        Two float64 arrays of shape [nodes]: results, and what is transient while the node's backward pass runs.
+        Two float64 arrays of shape [nodes].
     """
     classes = call_classes(graph)
     own = np.array([_own_bytes(graph, graph.nodes[i], sizes, {}) for i in classes.first]).reshape(-1, 2)
@@ -325,6 +282,9 @@ def tensor_bytes(graph: Graph, sizes: Mapping[DType, float]) -> tuple[np.ndarray
     absent = {graph.nodes[e.gather].outputs[0]: 0.0 for e in find_expert_products(graph)}
     for i in {i for e in find_expert_products(graph) for i in (e.gather, e.product)}:
         outputs[i], workspace[i] = _own_bytes(graph, graph.nodes[i], sizes, absent)
+    for i, elements in enumerate(() if scores is None else scores.tolist()):
+        if elements:
+            workspace[i] += 2 * elements / graph.nodes[i].repeat * sizes[_float_type_of(graph, i)]
     return outputs, workspace
 
 
@@ -332,11 +292,12 @@ def _own_bytes(
     graph: Graph, node: Node, sizes: Mapping[DType, float], known: Mapping[str, float]
 ) -> tuple[float, float]:
     """Bytes of a node's results, and of the gradients of its results and computed operands."""
+    carrying = needs_gradient(graph)
 
     def size(tensor: Tensor) -> float:
         return known.get(tensor.name, tensor.elements * sizes[tensor.dtype])
 
     results = [graph.tensors[n] for n in node.outputs if n in graph.tensors]
     operands = [graph.tensors[n] for n in dict.fromkeys(node.inputs) if n]
-    floats = [t for t in (*results, *(t for t in operands if t.kind is TensorKind.ACTIVATION)) if t.dtype.is_float]
-    return sum(map(size, results)), sum(map(size, floats))
+    grown = [t for t in (*results, *operands) if t.kind is TensorKind.ACTIVATION and t.name in carrying]
+    return sum(map(size, results)), sum(map(size, grown))

@@ -177,7 +177,8 @@ class Note:
 class ImportReport:
     """What the importer did with the file's nodes.
 
-    `total = kept + plumbing + folded + dead`; notes say what was assumed.
+    `total = kept + merged + plumbing + folded + dead`; notes say what was assumed. Merged nodes spelled an operator
+    out that one node stands for, less the nodes that were added.
     """
 
     format: str
@@ -187,6 +188,7 @@ class ImportReport:
     folded_nodes: int
     dead_nodes: int
     notes: tuple[Note, ...] = ()
+    merged_nodes: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from planner.importers.onnx_graph.suspicions import (
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
+from planner.operators import rewritten
 
 if TYPE_CHECKING:
     import onnx
@@ -87,7 +88,7 @@ def graph_from_proto(
             where=where,
             hint="check the outputs of the export",
         )
-    return freeze(work)
+    return rewritten(freeze(work))
 
 
 def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:

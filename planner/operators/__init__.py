@@ -1,8 +1,9 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import batch_flow, rebatch
+from planner.operators.expert_products import find_expert_products
 from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
-from planner.operators.regions import find_activations, find_attention, find_expert_products
+from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
     checkpoint_bytes,
@@ -15,7 +16,7 @@ from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Sit
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
-from planner.operators.unseen import folded_batchnorms, logits_of, require_trained
+from planner.operators.unseen import logits_of, require_trained
 from planner.operators.values import evaluate
 
 __all__ = [
@@ -48,10 +49,7 @@ __all__ = [
     "dense_strides",
     "element_bytes",
     "evaluate",
-    "find_activations",
-    "find_attention",
     "find_expert_products",
-    "folded_batchnorms",
     "gradient_nest",
     "graph_specs",
     "like",
@@ -61,6 +59,7 @@ __all__ = [
     "rebatch",
     "require_trained",
     "reshaped_strides",
+    "rewritten",
     "rule_of",
     "saved_for_backward",
     "saved_notes",

@@ -1,25 +1,21 @@
 """What a forward pass keeps in memory for the backward pass, storage by storage.
 
 Each operator's description says which operands, results and extras it keeps; here views are resolved to the storage
-they lie in, weights and inputs (resident anyway) are left out, and groups of nodes that run as one operator
-(attention, GELU) keep what that operator keeps. The same storage kept by several nodes has the same name, so that a
-stage counts it once.
+they lie in, and weights and inputs (resident anyway) are left out. The same storage kept by several nodes has the same
+name, so that a stage counts it once.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind
-from planner.operators.regions import Activation, Attention, find_activations, find_attention, find_expert_products
+from planner.operators.expert_products import find_expert_products
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
-from planner.operators.unseen import folded_batchnorms, logits_of, residual_branches
-
-_FP32_BYTES = 4
+from planner.operators.unseen import logits_of, residual_branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,6 @@ class SavedOptions:
         dropout_mask_bytes: bytes a mask takes per element: 1 on GPUs, the element's own width in composite kernels.
         loss: where the graph ends at logits, count the log-softmax that the loss keeps.
         loss_bytes: bytes per element of that log-softmax.
-        unfold_batchnorm: a convolution into which the exporter folded batch normalisation keeps what the normalisation
-            would keep in training: its input.
     """
 
     fused_attention: bool = True
@@ -45,7 +39,6 @@ class SavedOptions:
     dropout_mask_bytes: float = 1.0
     loss: bool = True
     loss_bytes: float = 4.0
-    unfold_batchnorm: bool = True
 
 
 def float_type(graph: Graph) -> DType:
@@ -101,17 +94,16 @@ def saved_for_backward(
 def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
     """Which tensors share memory in a training run.
 
-    Dropout that is off hands its input through, expert weights gathered for each token are never made, and fused
-    attention kernels write [batch, queries, heads, width] whatever the order of the result's dimensions.
+    Dropout that is off hands its input through, expert weights gathered for each token are never made, and attention
+    that is not one kernel ends in a product, whose result is row-major.
     """
     active = {i for i, s in enumerate(specs) if _keeps_mask(s)} if options.dropout else set()
     inactive = frozenset(i for i, n in enumerate(graph.nodes) if n.op == "Dropout" and i not in active)
-    results = (r.output for r in find_attention(graph)) if options.fused_attention else ()
     return Storages(
         graph,
         identity=inactive,
+        dense=frozenset(i for i, s in enumerate(specs) if s.scores_in_memory(options.fused_attention)),
         aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
-        layouts={name: (0, 2, 1, 3) for name in results if len(graph.tensors[name].shape) == 4},
     )
 
 
@@ -148,14 +140,7 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
     """What the count of kept activations assumes about the graph, to be said to the user."""
     chosen = options or SavedOptions()
     notes = []
-    folded = folded_batchnorms(graph)
-    if folded:
-        text = "counted as in training" if chosen.unfold_batchnorm else "what they keep in training is not counted"
-        message = (
-            f"{len(folded)} convolutions hold a folded batch normalisation, a trace of an inference export; {text}"
-        )
-        notes.append(Note(NoteLevel.INFO, "folded-batchnorm", message, graph.nodes[folded[0]].key))
-    has_dropout = any(node.op == "Dropout" for node in graph.nodes)
+    has_dropout = _draws(graph)
     if chosen.dropout and not has_dropout and not chosen.assume_dropout:
         message = (
             "the graph has no Dropout nodes (an inference export, or a model without): no dropout masks are counted"
@@ -189,27 +174,14 @@ class _Collector:
         storages: Storages,
     ) -> None:
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
-        self.attention = find_attention(graph)
-        self.activations = find_activations(graph)
-        self.has_dropout = any(node.op == "Dropout" for node in graph.nodes)
+        self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, int]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        grouped: set[int] = set()
-        for region in self.attention:
-            grouped.update(region.nodes)
-            self._keep_attention(region)
-        for activation in self.activations:
-            if not grouped.intersection(activation.nodes):
-                grouped.update(activation.nodes)
-                self._keep_activation(activation)
         for i, spec in enumerate(self.specs):
-            if i not in grouped:
-                self._keep_node(i, spec)
-        if self.options.unfold_batchnorm:
-            for i in folded_batchnorms(self.graph):
-                self._keep_batchnorm(i)
-        if self.options.dropout and self.options.assume_dropout and self.attention and not self.has_dropout:
+            self._keep_node(i, spec)
+        attends = any(spec.details.get("score_elements") for spec in self.specs)
+        if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
@@ -235,8 +207,9 @@ class _Collector:
 
     def _keep_node(self, i: int, spec: OpSpec) -> None:
         node = self.graph.nodes[i]
+        scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat if spec.saved else 0.0
         for item in spec.saved:
-            if item.random and not self.options.dropout:
+            if (item.random and not self.options.dropout) or (item.fused and scores):
                 continue
             if item.random:
                 elements = self.graph.tensors[node.outputs[0]].elements
@@ -248,9 +221,8 @@ class _Collector:
                 names = node.inputs if item.source == "input" else node.outputs
                 if item.position < len(names) and names[item.position]:
                     self._keep(i, names[item.position])
-        scores = spec.details.get("score_elements", 0.0)
-        if scores and spec.saved and not self.options.fused_attention:
-            self._keep_scores(i, scores, scores * self._width(node.outputs[0]))
+        if scores:
+            self._keep_probabilities(i, scores)
 
     def _scale(self, node: Node) -> float:
         """Training width over file width of a node's floating-point tensors."""
@@ -263,76 +235,17 @@ class _Collector:
     def _width(self, name: str) -> float:
         return self.sizes[self.graph.tensors[name].dtype]
 
-    def _keep_activation(self, activation: Activation) -> None:
-        if any(self.specs[i].saved for i in activation.nodes):
-            self._keep(activation.nodes[-1], activation.source)
-
-    # -- attention
-
-    def _keep_attention(self, region: Attention) -> None:
-        if not any(self.specs[i].saved for i in region.nodes):
-            return
-        last = region.nodes[-1]
-        for name in (region.query, region.key, region.value):
-            self._keep(last, name)
-        if self.options.fused_attention:
-            self._keep(last, region.output)
-            self._keep_own(last, "logsumexp", math.prod(region.scores[:-1]) * _FP32_BYTES)
-            self._keep_mask(region)
-        else:
-            self._keep_probabilities(region)
-
-    def _keep_mask(self, region: Attention) -> None:
-        """A fused kernel reads an additive mask: made for it from a condition, or the tensor that is there.
-
-        A learned position bias is computed once and shared by all layers.
-        """
-        if not region.mask:
-            return
-        at = self.graph.producer.get(region.mask)
-        tensor = self.graph.tensors[region.mask]
-        if tensor.kind is TensorKind.PARAMETER:
-            self.kept[region.nodes[-1]][region.mask] = round(tensor.elements * self.sizes[tensor.dtype])
-            return
-        made = at is None or self.graph.nodes[at].op == "Where" or not tensor.dtype.is_float
-        if not made:
-            self._keep(region.nodes[-1], region.mask)
-            return
-        shape = (*(1,) * (len(region.scores) - len(tensor.shape)), *tensor.shape)
-        heads = math.prod(shape[1:-2])
-        elements = region.scores[0] * heads * math.prod(region.scores[-2:])
-        self._keep_own(region.nodes[-1], "mask", elements * self._width(region.query))
-
-    def _keep_probabilities(self, region: Attention) -> None:
-        last = region.nodes[-1]
-        elements = math.prod(region.scores)
-        probability_bytes = elements * self._width(region.query)
-        if region.softmax >= 0:
-            self._keep(last, self.graph.nodes[region.softmax].outputs[0])
-        else:
-            self._keep_own(last, "probabilities", probability_bytes)
-        assumed = self.has_dropout or self.options.assume_dropout
-        if region.dropout >= 0 or assumed:
-            self._keep_probability_dropout(last, elements, probability_bytes)
-
-    def _keep_scores(self, i: int, elements: float, probability_bytes: float) -> None:
-        """An attention operator that is not run as one kernel keeps its probabilities."""
-        self._keep_own(i, "probabilities", probability_bytes)
-        if self.has_dropout or self.options.assume_dropout:
-            self._keep_probability_dropout(i, elements, probability_bytes)
-
-    def _keep_probability_dropout(self, i: int, elements: float, probability_bytes: float) -> None:
-        if self.options.dropout:
+    def _keep_probabilities(self, i: int, elements: float) -> None:
+        """An attention that is not run as one kernel keeps its probabilities, and what dropout makes of them."""
+        node = self.graph.nodes[i]
+        byte_count = elements * self._width(node.outputs[0])
+        self._keep_own(i, "probabilities", byte_count)
+        drops = self.has_dropout or "dropout" in node.attributes or self.options.assume_dropout
+        if drops and self.options.dropout:
             self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
-            self._keep_own(i, "dropped", probability_bytes)
+            self._keep_own(i, "dropped", byte_count)
 
     # -- what the file does not show
-
-    def _keep_batchnorm(self, i: int) -> None:
-        output = self.graph.tensors[self.graph.nodes[i].outputs[0]]
-        channels = output.shape[1] if len(output.shape) > 1 else 1
-        self._keep_own(i, "batchnorm_input", output.elements * self.sizes[output.dtype])
-        self._keep_own(i, "batchnorm_statistics", 2 * channels * _FP32_BYTES)
 
     def _keep_assumed_dropout(self) -> None:
         for i, name in residual_branches(self.graph):
@@ -340,10 +253,20 @@ class _Collector:
             self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
 
     def _keep_loss(self) -> None:
+        """The log-softmax of the loss: one that the graph holds, or the one assumed after its logits."""
+        for i, spec in enumerate(self.specs):
+            if spec.saved and "loss_elements" in spec.details:
+                self.kept[i].clear()
+                self._keep_own(i, "loss", spec.details["loss_elements"] * self.options.loss_bytes)
         logits = logits_of(self.graph)
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
+
+
+def _draws(graph: Graph) -> bool:
+    """Whether the graph says where it drops out."""
+    return any(node.op == "Dropout" or "dropout" in node.attributes for node in graph.nodes)
 
 
 def _keeps_mask(spec: OpSpec) -> bool:

@@ -80,8 +80,7 @@ class Storages:
         graph: the graph.
         identity: nodes that hand their first input through unchanged (dropout that is switched off).
         aliases: results that are never made: reading them reads another tensor (weights gathered for each token).
-        layouts: layouts of results that are known otherwise (an attention kernel's transposed output), as the order of
-            their dimensions in memory, outermost first.
+        dense: nodes whose results are row-major, although their operator may keep its operand's layout.
     """
 
     def __init__(
@@ -90,13 +89,13 @@ class Storages:
         *,
         identity: frozenset[int] = frozenset(),
         aliases: Mapping[str, str] | None = None,
-        layouts: Mapping[str, Sequence[int]] | None = None,
+        dense: frozenset[int] = frozenset(),
     ) -> None:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._strides: dict[str, tuple[int, ...]] = {}
         self._known: dict[object, tuple[bool, tuple[int, ...]]] = {}
-        aliased, orders = aliases or {}, layouts or {}
+        aliased = aliases or {}
         classes = call_classes(graph).index.tolist()
         for i, node in enumerate(graph.nodes):
             lie = tuple(map(self._strides.get, node.inputs))
@@ -106,17 +105,15 @@ class Storages:
                     continue
                 if name in aliased:
                     self._roots[name], self._strides[name] = aliased[name], dense_strides(tensor.shape)
-                elif name in orders:
-                    self._strides[name] = dense_strides(tensor.shape, orders[name])
                 else:
-                    key = (classes[i], position, i in identity, lie)
+                    key = (classes[i], position, i in identity, i in dense, lie)
                     if key not in self._known:
-                        self._known[key] = self._lay(node, tensor, i in identity)
+                        self._known[key] = self._lay(node, tensor, i in identity, i in dense)
                     view, self._strides[name] = self._known[key]
                     if view:
                         self._roots[name] = self.root(node.inputs[0])
 
-    def _lay(self, node: Node, tensor: Tensor, identity: bool) -> tuple[bool, tuple[int, ...]]:
+    def _lay(self, node: Node, tensor: Tensor, identity: bool, dense: bool) -> tuple[bool, tuple[int, ...]]:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
         rule = rule_of(node.op)
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
@@ -127,7 +124,7 @@ class Storages:
             strides = view(Site(OpCall.of(self._graph, node), ()), strides) if view is not None else None
         if strides is not None:
             return True, strides
-        return False, self._fresh_strides(node, tensor, rule.keeps_layout)
+        return False, self._fresh_strides(node, tensor, rule.keeps_layout and not dense)
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor; those that no node writes own their storage and are row-major."""

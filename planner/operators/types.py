@@ -133,6 +133,7 @@ class Saved:
         byte_count: bytes kept, for extras; 0 for inputs and outputs, whose own size counts.
         random: kept only when the operator draws random numbers in training (dropout masks).
         fixed: the bytes of an extra do not follow the training precision (integer indices, fp32 statistics).
+        fused: kept only where attention runs as one kernel that never has its scores in memory.
     """
 
     source: str
@@ -140,6 +141,7 @@ class Saved:
     byte_count: int = 0
     random: bool = False
     fixed: bool = False
+    fused: bool = False
 
 
 class Origin(StrEnum):
@@ -169,6 +171,8 @@ class OpSpec:
         details: further figures by name; always `forward_float_elements`, `forward_fixed_bytes` and the same of
             backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
             `library_kernels`, `library_back_kernels`: those of the kernels that one call of a library launches itself.
+            `score_elements`: scores of an attention; `own_score_elements`: those that every kernel has in memory;
+            `eager_elements`, `eager_kernels` and the same of backward: traffic and kernels that this adds.
     """
 
     nests: tuple[LoopNest, ...]
@@ -188,6 +192,14 @@ class OpSpec:
     def matrix_flops(self) -> float:
         """Forward matrix and convolution work, 2 per multiply-add."""
         return sum(n.matrix_flops for n in self.nests)
+
+    def scores_in_memory(self, fused: bool) -> float:
+        """Elements of the score matrices that an attention has in memory, of all its runs together.
+
+        Args:
+            fused: attention runs as one kernel where one can do it.
+        """
+        return self.details.get("own_score_elements" if fused else "score_elements", 0.0)
 
     @property
     def vector_flops(self) -> float:

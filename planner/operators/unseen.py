@@ -1,19 +1,15 @@
-"""What training does that the file does not show: folded batch normalisation, the loss, dropout, or that it cannot."""
+"""What training does that the file does not show: the loss, dropout, or that it cannot."""
 
 from __future__ import annotations
 
-import re
-
 from planner.errors import ModelError
-from planner.graph import Graph, Node, TensorKind, per_graph
+from planner.graph import Graph, TensorKind, per_graph
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 _LINEAR = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.MatMulNBits"})
 _HEAD_WRAPPERS = frozenset(
     {"Add", "Reshape", "Softmax", "LogSoftmax", "Cast", "Identity", "Squeeze", "Flatten", "Transpose"}
 )
-_FOLDED_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
-_ANONYMOUS = re.compile(r"^onnx::Conv_\d+")
 _EMBEDDING_SUM = "Add of embeddings"
 
 
@@ -31,22 +27,6 @@ def require_trained(graph: Graph) -> None:
             where=graph.name,
             hint="export the model before quantising it, in floating point",
         )
-
-
-@per_graph
-def folded_batchnorms(graph: Graph) -> tuple[int, ...]:
-    """Convolutions into which the exporter folded a batch normalisation, as far as names show it."""
-    return tuple(i for i, node in enumerate(graph.nodes) if node.op == "Conv" and _is_folded(graph, node))
-
-
-def _is_folded(graph: Graph, node: Node) -> bool:
-    """Whether names betray that a convolution's bias came from a batch normalisation."""
-    if len(node.inputs) < 3 or not node.inputs[2]:
-        return False
-    weight, bias = node.inputs[1], node.inputs[2]
-    if bias == f"{weight}_bias" or (_ANONYMOUS.match(weight) and _ANONYMOUS.match(bias)):
-        return True
-    return bool(_FOLDED_NAME.search(node.module) or "batch_norm" in node.name)
 
 
 @per_graph

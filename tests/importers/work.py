@@ -27,9 +27,8 @@ def _of(graph: Graph, node: Node) -> int:
     if node.op == "Conv":
         return 2 * out * math.prod(second[1:])
     if node.op == "Attention":
-        batch, heads, queries, width = first
-        keys, value_width = second[2], _shape(graph, node.inputs[2])[3]
-        return 2 * batch * heads * queries * keys * (width + value_width)
+        keys, value_width = second[-2], _shape(graph, node.inputs[2])[-1]
+        return 2 * math.prod(first[:-1]) * keys * (first[-1] + value_width)
     if node.op == "LSTM":
         steps, batch, features = first
         directions, four_hidden, _ = second

@@ -15,7 +15,6 @@ ELSEWHERE = {
     "HANDLERS": "how the importer puts tensors in the place of sequences",
     "_FOLDS_OF_ONE": "which nodes of one input are taken out",
     "_JOINING": "what exporters compute weights with",
-    "_ENDS": "by what a function written out as several nodes is recognised",
     "_LOSSES": "where a graph ends in a loss",
     "_LINEAR": "what a residual branch or a head ends in",
     "_HEAD_WRAPPERS": "what lies between a head and the output",

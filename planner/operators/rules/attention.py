@@ -3,8 +3,9 @@
 Matrix work is `2 b h s t (d + e)` for s queries, t keys, head sizes d (query, key) and e (value), the whole square even
 under a causal mask, as torch's counter counts it. Backward is twice that: the gradients of scores, query, key, value.
 A fused kernel computes the scores once more in backward; that work is `details["recompute_matrix_flops"]`. It keeps
-query, key, value, its result and one fp32 number a row; a kernel that is not fused also keeps the scores, whose number
-is `details["score_elements"]`.
+query, key, value, mask, its result and one fp32 number a row; one that is not fused keeps the scores in place of the
+last three; their number is `details["score_elements"]`. No kernel is fused where the mask needs a gradient (a learned
+position bias, scores of relative positions): that gradient is as large as the scores.
 """
 
 from __future__ import annotations
@@ -112,19 +113,47 @@ def _spec(
         projections: number of projections inside the operator.
     """
     query, key, value = roles
+    bias = site.call.op == "Attention" and site.need(3)
+    written = _eager_work(site, heads) | ({"own_score_elements": float(heads.scores)} if bias else {})
+    rows = keep_extra(0, heads.batch * heads.query_heads * heads.queries)
     scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
     again = 2.0 * heads.scores * heads.head if site.trains else 0.0
     return streaming(
         site,
         nest,
-        saved=(*saved, keep_extra(0, heads.batch * heads.query_heads * heads.queries)),
+        saved=(*saved, replace(rows, fused=True)),
         kernels=1 + projections,
         backward_kernels=2 + 2 * projections,
         backward_flops=BACKWARD_FLOPS * heads.scores,
         input_grad=2.0 * heads.scores * scores + input_grad,
         weight_grad=weight_grad,
-        extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again},
+        extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again, **written},
     )
+
+
+def _eager_work(site: Site, heads: Heads) -> dict[str, float]:
+    """Traffic and kernels of an attention run step by step, less those of one kernel.
+
+    Scores are written, maybe masked (read, written), normalised (read, written) and read by the product with the
+    values; backward the products pass over them four times and the softmax three times; a sum's gradient is its
+    operand's. Query, key and value are copied, as batched products cannot read them where they lie.
+    """
+    masked = site.has(3) or site.int_attribute("is_causal", 0) or site.int_attribute("unidirectional", 0)
+    steps = 1 if masked else 0
+    rows = heads.batch * (heads.query_heads * heads.queries * heads.head)
+    rows += heads.batch * heads.key_heads * heads.keys * (heads.head + heads.value_head)
+    return {
+        "eager_elements": (4.0 + 2.0 * steps) * heads.scores + 2.0 * rows,
+        "eager_kernels": 5.0 + steps,
+        "eager_back_elements": 7.0 * heads.scores + 2.0 * rows,
+        "eager_back_kernels": 6.0,
+    }
+
+
+def _kept(site: Site, inputs: tuple[int, ...], mask: int) -> tuple[Saved, ...]:
+    """Query, key and value; mask and result where the kernel is fused."""
+    fused = (*keep_inputs(site, mask), *keep_outputs(0))
+    return (*keep_inputs(site, *inputs), *(replace(item, fused=True) for item in fused))
 
 
 def _mask_terms(site: Site, position: int, heads: Heads) -> str:
@@ -165,7 +194,7 @@ def _window(site: Site) -> int:
     return left + right + 1 if left >= 0 and right >= 0 else 0
 
 
-@Rule(ports=(0, 1, 2, 3, 4, 5), heavy=True, joint=JointCut.RING).of("Attention")
+@Rule(ports=(0, 1, 2, 3, 4, 5), keeps_layout=True, heavy=True, joint=JointCut.RING).of("Attention")
 def attention(site: Site) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
     q, k, v = (site.input(i).shape for i in range(3))
@@ -184,8 +213,13 @@ def attention(site: Site) -> OpSpec:
     given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
     results = dict(enumerate([result, "b g t d", "b g t e", "b (g r) s t"]))
     nest = _present(site, given, results, heads)
-    saved = (*keep_inputs(site, 0, 1, 2, 3), *keep_outputs(0))
-    return _spec(site, nest, heads, saved, (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)))
+    return _spec(
+        site,
+        nest,
+        heads,
+        _kept(site, (0, 1, 2), 3),
+        (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)),
+    )
 
 
 def _multi_head_results(site: Site) -> list[Shaped | None]:
@@ -232,7 +266,7 @@ def multi_head_attention(site: Site) -> OpSpec:
     given = dict(enumerate(terms)) | {4: _padding_terms(site, 4, heads), 5: _mask_terms(site, 5, heads)}
     given |= {3: _thirds(heads, site.input(3).shape[0]) if site.has(3) else "", 6: "b g p d", 7: "b g p e"}
     nest = _present(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
-    return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2, 5), *keep_outputs(0)), roles)
+    return _spec(site, nest, heads, _kept(site, (0, 1, 2), 5), roles)
 
 
 def _grouped_results(site: Site) -> list[Shaped | None]:
@@ -277,7 +311,7 @@ def group_query_attention(site: Site) -> OpSpec:
         given[5] = "b 1"
     nest = _present(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
     roles = (site.need(0),) * 3 if packed else (site.need(0), site.need(1), site.need(2))
-    return _spec(site, nest, heads, (*keep_inputs(site, 0, 1, 2), *keep_outputs(0)), roles)
+    return _spec(site, nest, heads, _kept(site, (0, 1, 2), 9), roles)
 
 
 def _projected_results(site: Site) -> list[Shaped | None]:
@@ -334,7 +368,7 @@ def projected_attention(site: Site) -> OpSpec:
         site,
         nest,
         heads,
-        (*keep_inputs(site, 0), made, *keep_outputs(0)),
+        (made, *_kept(site, (0,), 5)),
         roles,
         input_grad=towards,
         weight_grad=weighted,
@@ -402,8 +436,8 @@ def _rotary_heads(site: Site) -> int:
 
 
 def _table_terms(site: Site, position: int) -> str:
-    """Tables by position `v f` or by sample and step `b s f`; positions `b s`, or one offset."""
+    """Tables by position `v f`, by sample and step `b s f`, or beside the heads; positions `b s`, or one offset."""
     table = site.input(position)
     if table.dtype.is_float:
-        return "b s f" if len(table.shape) == 3 else "v f"
+        return {3: "b s f", 4: "b g s f"}.get(len(table.shape), "v f")
     return "b s" if len(table.shape) == 2 else "1"

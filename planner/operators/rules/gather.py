@@ -71,9 +71,9 @@ def _picks_all(flow: Flow, node: Node, axis: int) -> bool:
 
 
 def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """One fixed position of an activation, which frameworks pick as a view."""
+    """One fixed position of an activation or input, which frameworks pick as a view."""
     fixed = site.has(1) and site.input(1).elements == 1 and site.constant_ints(1) is not None
-    if not fixed or site.input(0).kind is not TensorKind.ACTIVATION:
+    if not fixed or site.input(0).kind not in (TensorKind.ACTIVATION, TensorKind.INPUT):
         return None
     axis, new = site.axis("axis", 0, len(strides)), len(site.output().shape) - len(strides) + 1
     return (*strides[:axis], *(0,) * new, *strides[axis + 1 :])

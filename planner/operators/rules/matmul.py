@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from planner.errors import ModelError
-from planner.operators.assemble import contraction, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.assemble import contraction, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.nest import dim_names, loop_nest, result_shapes
 from planner.operators.site import TWO_MATRICES, WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, like
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 
 def _flag(site: Site, name: str) -> bool:
@@ -248,6 +248,26 @@ def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[st
     return total
 
 
+def _kept_of_einsum(site: Site, operands: list[list[str]], result: list[str]) -> tuple[Saved, ...]:
+    """The operands of a product of two, as a batched product reads them.
+
+    Labels of one operand alone that the result has become one dimension; where a label of both lies between them, that
+    takes a copy, and the copy is kept.
+    """
+    kept: list[Saved] = []
+    for p, labels in enumerate(operands):
+        other = operands[1 - p]
+        if not site.need(1 - p):
+            continue
+        free = [k for k, label in enumerate(labels) if label in result and label not in other]
+        between = labels[free[0] : free[-1]] if free else []
+        if any(label in other and label in result for label in between):
+            kept.append(keep_extra(p, site.input(p).elements, site.input(p)))
+        else:
+            kept.extend(keep_inputs(site, p))
+    return tuple(kept)
+
+
 @Rule(weights=dict.fromkeys(range(8), Role.MATRIX), heavy=True).of("Einsum")
 def einsum(site: Site) -> OpSpec:
     """Any product of tensors over labels; a label of two operands that is summed makes it matrix work."""
@@ -260,7 +280,8 @@ def einsum(site: Site) -> OpSpec:
     flops = _pairwise_flops(operands, result, sizes)
     nest = loop_nest(text, shapes, site.writes(0), kinds=kinds, matrix_flops=flops, sizes=sizes)
     if flops:
-        return contraction(site, nest, kernels=max(1, len(operands) - 1))
+        kept = _kept_of_einsum(site, operands, result) if len(operands) == 2 else None
+        return contraction(site, nest, saved=kept, kernels=max(1, len(operands) - 1))
     others = {p for p in range(len(operands)) for q in range(len(operands)) if q != p and site.need(q)}
     volume = 1.0
     for size in sizes.values():

@@ -103,8 +103,11 @@ def layer_norm(site: Site) -> OpSpec:
 
 @Rule(weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of("RMSNormalization")
 def rms_norm(site: Site) -> OpSpec:
-    """Normalisation of each row by its root mean square."""
-    return _row_norm(site, 0, [1], 1)
+    """Normalisation of each row by its root mean square; a model that spells it out keeps the normalised input too."""
+    kept = keep_inputs(site, 0)
+    if site.int_attribute("keeps_normalised", 0) == 1 and site.need(1):
+        kept = (*kept, keep_extra(1, site.input(0).elements, site.input(0)))
+    return _row_norm(site, 0, [1], 1, kept)
 
 
 @Rule(infer=_row_results, weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of(
@@ -199,7 +202,8 @@ def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
     x = site.input(0)
     spatial = dim_names("s", len(x.shape) - 2)
     data = " ".join(["n", "(g c)", *spatial])
-    weight = "g" if scale_by_group else "(g c)"
+    ones = "".join([" 1"] * (len(site.input(1).shape) - 1)) if site.has(1) else ""
+    weight = ("g" if scale_by_group else "(g c)") + ones
     nest = _nest(site, {0: data, 1: weight, 2: weight}, {0: data}, ["c", *spatial], g=groups)
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
@@ -208,7 +212,7 @@ def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
 def group_norm(site: Site) -> OpSpec:
     """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
     groups = site.int_attribute("num_groups", 1)
-    per_group = site.input(1).elements == groups and groups != site.input(0).shape[1]
+    per_group = site.has(1) and site.input(1).elements == groups and groups != site.input(0).shape[1]
     return _channel_groups(site, groups, per_group)
 
 

@@ -118,8 +118,12 @@ def lstm(site: Site) -> OpSpec:
 
 @_CELL.of("GRU")
 def gru(site: Site) -> OpSpec:
-    """Gated recurrent unit: three gates and the candidate's recurrent part are kept for each step and unit."""
-    return _recurrent(site, gates=3, kept_per_unit=4, flops_per_unit=18.0)
+    """Gated recurrent unit.
+
+    For each step and unit torch's composite cell keeps 7 numbers: two gates, the candidate, the state, which is an
+    output, and the recurrent products of all three (the candidate's is needed, the others lie beside it).
+    """
+    return _recurrent(site, gates=3, kept_per_unit=6, flops_per_unit=18.0)
 
 
 @_CELL.of("RNN")

@@ -80,7 +80,7 @@ Rule(infer=_flat_results).register("com.microsoft.SoftmaxCrossEntropyLossInterna
 
 @Rule(ports=(0,), statistics=Statistics((1, 2))).of("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(site: Site) -> OpSpec:
-    """Log-softmax of the scores and the mean loss of the labels.
+    """Log-softmax of the scores and the mean loss of the labels; `details["loss_elements"]` is the number of scores.
 
     Ranks that cut the classes exchange the maximum, then the sum of exponentials with the label's score; backward is
     local.
@@ -104,6 +104,7 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
         backward_flops=BACKWARD_FLOPS * scores.elements,
         kernels=2,
         backward_kernels=2,
+        extra={"loss_elements": float(scores.elements)},
     )
 
 

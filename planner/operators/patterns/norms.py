@@ -1,0 +1,45 @@
+"""LayerNorm and RMSNorm as arithmetic, as operator sets before 17 and 23 write them."""
+
+from __future__ import annotations
+
+from planner.graph import Graph
+from planner.operators.formulas import Match
+from planner.operators.rewriting import PATTERNS, Attributes, written_out
+
+_CENTRED = "(x - mean(x))"
+_LAYER_NORM = f"{_CENTRED} / sqrt(mean({_CENTRED} * {_CENTRED}) + k)"
+_RMS_NORM = "x / sqrt(mean(x * x) + k)"
+
+
+def _last_dimensions(graph: Graph, match: Match) -> Attributes | None:
+    """Scale and shift have the shape of the dimensions that the means are over."""
+    shape = graph.tensors[match.names["x"]].shape[-match.axes :]
+    weights = (graph.tensors[match.names[name]].shape for name in ("scale", "shift") if name in match.names)
+    return {"axis": -match.axes} if all(weight == shape for weight in weights) else None
+
+
+def _written_rms_norm(graph: Graph, match: Match) -> Attributes | None:
+    """Models that spell RMSNorm out run it so: a product with the scale keeps the normalised input as well."""
+    found = _last_dimensions(graph, match)
+    return None if found is None else {**found, "keeps_normalised": int("scale" in match.names)}
+
+
+PATTERNS.register(
+    "layer_norm",
+    written_out(
+        "LayerNormalization",
+        (f"{_LAYER_NORM} * scale + shift", f"{_LAYER_NORM} * scale", _LAYER_NORM),
+        ("x", "scale", "shift"),
+        _last_dimensions,
+    ),
+)
+PATTERNS.register(
+    "rms_norm",
+    written_out(
+        "RMSNormalization",
+        (f"{_RMS_NORM} * scale", _RMS_NORM),
+        ("x", "scale"),
+        _written_rms_norm,
+        after=("layer_norm",),
+    ),
+)

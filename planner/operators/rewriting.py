@@ -1,0 +1,196 @@
+"""The graph as a framework runs it: operators that an exporter wrote out become one node again.
+
+The same module comes out of exporters in different words: LayerNorm as one operator or as nine, attention as one or as
+a dozen, batch normalisation folded into the convolution before it. A pattern says how such words are recognised and
+which operators of `planner.operators.rules` they stand for. From there on one rule says what such an operator costs,
+what it keeps and how it is split. Patterns are files in `planner.operators.patterns`, applied once, when a model is
+read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
+from planner.operators.formulas import Match, find, last_operators
+from planner.operators.site import rule_of
+from planner.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Some nodes, and what stands in their place.
+
+    Attributes:
+        nodes: indices of the nodes that go; the last one makes the result.
+        instead: nodes that take the place of the last one, in order.
+        tensors: tensors that are new.
+        constants: values of new constants.
+    """
+
+    nodes: frozenset[int]
+    instead: tuple[Node, ...]
+    tensors: tuple[Tensor, ...] = ()
+    constants: Mapping[str, ConstantValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One thing that exporters write in other words.
+
+    Attributes:
+        ends: operators that the last of its nodes can be.
+        rewrite: what stands in place of the nodes that end at this one; None where the pattern is not there.
+        after: names of patterns that must have been applied before.
+        note: said to the user where it was applied, `{count}` being how often; "" for nothing.
+    """
+
+    ends: frozenset[str]
+    rewrite: Callable[[Graph, int], Rewrite | None]
+    after: tuple[str, ...] = ()
+    note: str = ""
+
+
+PATTERNS: Registry[Pattern] = Registry("planner.operators.patterns", "pattern")
+
+Attributes = Mapping[str, AttributeValue]
+
+
+def written_out(
+    op: str,
+    formulas: Sequence[str],
+    inputs: Sequence[str],
+    attributes: Callable[[Graph, Match], Attributes | None],
+    *,
+    after: tuple[str, ...] = (),
+) -> Pattern:
+    """A pattern for an operator that exporters write as a formula.
+
+    Args:
+        op: the operator.
+        formulas: how it is written (see `planner.operators.formulas`); the first that fits counts.
+        inputs: names of the formula in the order of the operator's operands; those that a formula lacks are absent.
+        attributes: the operator's attributes for a match; None where the match is none after all.
+        after: as in `Pattern`.
+    """
+
+    def rewrite(graph: Graph, index: int) -> Rewrite | None:
+        node = graph.nodes[index]
+        for formula in formulas:
+            match = find(graph, formula, node.outputs[0]) if node.op in last_operators(formula) else None
+            chosen = attributes(graph, match) if match is not None and index in match.nodes else None
+            if match is not None and chosen is not None:
+                operands = [match.names.get(name, "") for name in inputs]
+                while not operands[-1]:
+                    operands.pop()
+                return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
+        return None
+
+    ends = frozenset(op for formula in formulas for op in last_operators(formula))
+    return Pattern(ends, rewrite, after)
+
+
+def rewritten(graph: Graph) -> Graph:
+    """The graph with every pattern in place of the nodes that spell it. O(nodes) for each pattern.
+
+    Name, fingerprint, inputs, outputs and weights stay; weights that only the spelling needed (the ones and zeros of a
+    norm without weights) go.
+    """
+    total = len(graph.nodes)
+    notes = []
+    graph = _without_constant_work(graph)
+    for name in _in_order():
+        pattern = PATTERNS.get(name)
+        found = _find_all(graph, pattern)
+        if found:
+            graph = _apply(graph, found)
+            if pattern.note:
+                where = found[-1].instead[-1].key
+                notes.append(Note(NoteLevel.INFO, name.replace("_", "-"), pattern.note.format(count=len(found)), where))
+    merged = total - len(graph.nodes)
+    report = graph.report
+    if not merged and not notes:
+        return graph
+    report = replace(report, kept_nodes=len(graph.nodes), merged_nodes=merged, notes=(*report.notes, *notes))
+    return replace(graph, report=report)
+
+
+def _without_constant_work(graph: Graph) -> Graph:
+    """Leave out nodes that read constants alone: what they make is computed once, before training."""
+    constant = {name for name, tensor in graph.tensors.items() if tensor.kind is TensorKind.CONSTANT}
+    kept = []
+    for node in graph.nodes:
+        operands = [name for name in node.inputs if name]
+        state = node.op == "Identity"  # of a loop, at its start
+        if operands and constant.issuperset(operands) and not (state or rule_of(node.op).random):
+            constant.update(node.outputs)
+        else:
+            kept.append(node)
+    if len(kept) == len(graph.nodes):
+        return graph
+    tensors = {n: replace(t, kind=TensorKind.CONSTANT) if n in constant else t for n, t in graph.tensors.items()}
+    return replace(graph, nodes=tuple(kept), tensors=tensors)
+
+
+def _in_order() -> list[str]:
+    """Names of all patterns, each after those that it names."""
+    order: list[str] = []
+
+    def add(name: str) -> None:
+        if name not in order:
+            for earlier in PATTERNS.get(name).after:
+                add(earlier)
+            order.append(name)
+
+    for name in PATTERNS.names():
+        add(name)
+    return order
+
+
+def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
+    """Where a pattern stands, the last first, no two with a node in common."""
+    taken: set[int] = set()
+    found = []
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        if index in taken or graph.nodes[index].op not in pattern.ends:
+            continue
+        rewrite = pattern.rewrite(graph, index)
+        if rewrite is not None and taken.isdisjoint(rewrite.nodes) and _is_closed(graph, rewrite):
+            taken |= rewrite.nodes
+            found.append(rewrite)
+    return found
+
+
+def _is_closed(graph: Graph, rewrite: Rewrite) -> bool:
+    """Whether nothing but the last node's results is read from outside, and all nodes run equally often."""
+    nodes = rewrite.nodes
+    made = {name for node in rewrite.instead for name in node.outputs}
+    gone = {name for i in nodes for name in graph.nodes[i].outputs if name} - made
+    inside = all(nodes.issuperset(graph.consumers.get(name, ())) for name in gone)
+    return inside and gone.isdisjoint(graph.outputs) and len({graph.nodes[i].repeat for i in nodes}) == 1
+
+
+def _apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Graph:
+    gone = {i for rewrite in rewrites for i in rewrite.nodes}
+    instead = {max(rewrite.nodes): rewrite.instead for rewrite in rewrites}
+    nodes: list[Node] = []
+    for i, node in enumerate(graph.nodes):
+        nodes.extend(instead.get(i, ()) if i in gone else (node,))
+    known = {**graph.tensors, **{t.name: t for rewrite in rewrites for t in rewrite.tensors}}
+    constants = {**graph.constants, **{n: v for rewrite in rewrites for n, v in rewrite.constants.items()}}
+    named = (name for node in nodes for name in (*node.inputs, *node.outputs) if name)
+    read = dict.fromkeys((*graph.inputs, *graph.outputs, *named))
+    sources = {name: found for name, found in graph.sources.items() if name in read}
+    before, after = (Counter(s for found in of.values() for s in found) for of in (graph.sources, sources))
+    parameters = tuple(p for p in graph.parameters if p.name in after or p.name not in before)
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        tensors={name: known[name] for name in read if name in known},
+        constants={name: value for name, value in constants.items() if name in read},
+        sources=sources,
+        parameters=parameters,
+        permuted={name: order for name, order in graph.permuted.items() if name in read},
+    )
