@@ -54,9 +54,9 @@ def head_width(c: Config) -> int:
     return int(c["head_dim"] or c["hidden_size"] // c["num_attention_heads"])
 
 
-def rotary_of(c: Config, theta: str = "rope_theta") -> Rotary:
+def rotary_of(c: Config) -> Rotary:
     """The rotary positions of a configuration, over whole heads or the part that `partial_rotary_factor` says."""
-    return Rotary(float(c[theta]), int(head_width(c) * c.get("partial_rotary_factor", 1.0)))
+    return Rotary(float(c["rope_theta"]), int(head_width(c) * c.get("partial_rotary_factor", 1.0)))
 
 
 def attention_of(c: Config, **changes: Any) -> Attention:  # noqa: ANN401

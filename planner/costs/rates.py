@@ -15,6 +15,8 @@ _ALIGNED_BYTES = 16
 """Rows of matrices that start at multiples of this feed matrix units at full rate (cuBLAS documentation)."""
 _COMPARISONS = frozenset({"Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 """Operators by one of which every causal mask is made."""
+_WINDOWS = ("left_window_size", "local_window_size")
+"""Attributes by which an attention says how far back a query sees."""
 
 
 def kernel_rates(
@@ -77,7 +79,10 @@ def _rows(graph: Graph, node: Node, name: str) -> int:
 
 def is_causal(graph: Graph, node: Node) -> bool:
     """Whether a query of an attention sees the keys up to its own alone: the operator says so, or its mask is made by a
-    comparison of positions or cut to a triangle. A mask of a kind for each sample does not count."""
+    comparison of positions or cut to a triangle. A mask of a kind for each sample does not count, nor does a window:
+    what it hides is left out of the work already."""
+    if any(isinstance(size := node.attributes.get(name), int) and size >= 0 for name in _WINDOWS):
+        return False
     if node.attributes.get("is_causal") or node.attributes.get("unidirectional"):
         return True
     mask = graph.tensors.get(node.inputs[3]) if len(node.inputs) > 3 else None

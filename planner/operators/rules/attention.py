@@ -176,6 +176,13 @@ def _padding_terms(site: Site, position: int, heads: Heads) -> str:
     return {2: f"b {keys}", 3: f"b s {keys}"}.get(len(shape), "b 1 rows mask")
 
 
+def _window(site: Site) -> int:
+    """Keys that a query sees at most, by the attributes of operator set 25; 0 where a side is not bounded."""
+    left, right = site.int_attribute("left_window_size", -1), site.int_attribute("right_window_size", -1)
+    right = 0 if site.int_attribute("is_causal", 0) else right
+    return left + right + 1 if left >= 0 and right >= 0 else 0
+
+
 def _thirds(heads: Heads, width: int) -> str:
     """The dimension in which query, key and value lie side by side."""
     same = heads.head == heads.value_head and heads.query_heads == heads.key_heads
@@ -185,13 +192,6 @@ def _thirds(heads: Heads, width: int) -> str:
 def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
     """The nest over those inputs and outputs that the call has."""
     return _nest(*site.line(given, results), heads, flops)
-
-
-def _window(site: Site) -> int:
-    """Keys that a query sees at most, by the attributes of operator set 25; 0 where a side is not bounded."""
-    left, right = site.int_attribute("left_window_size", -1), site.int_attribute("right_window_size", -1)
-    right = 0 if site.int_attribute("is_causal", 0) else right
-    return left + right + 1 if left >= 0 and right >= 0 else 0
 
 
 @Rule(ports=(0, 1, 2, 3, 4, 5), keeps_layout=True, heavy=True, joint=JointCut.RING).of("Attention")
