@@ -11,6 +11,7 @@ Why a problem has no plan: the limits whose lifting alone makes it feasible, and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -136,9 +137,9 @@ def _take_turn(search: Search, name: str, share: float) -> None:
     if search.settled or share <= 0 or whole.passed:
         return
     search.solver, search.deadline = name, whole.within(whole.left_s * share)
-    try:
+    with contextlib.suppress(OutOfTime):
         PARTITION_SOLVERS.get(name).run(search)
-    except OutOfTime:
+    if search.deadline.passed and not search.settled:
         search.count(out_of_time=1)
     search.deadline = whole
 

@@ -36,7 +36,7 @@ from planner.space.partition.pipedream_terms import (
     recorded_layers,
 )
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.verdict import PartitionProblem, Verdict, covers_chain, numbered_order
+from planner.space.partition.verdict import PartitionProblem, Verdict, numbered_order
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -74,7 +74,6 @@ __all__ = [
     "bapipe",
     "boundary_levels",
     "chain_layers",
-    "covers_chain",
     "features_in_flight",
     "hetpipe",
     "in_flight",

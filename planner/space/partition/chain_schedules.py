@@ -30,6 +30,7 @@ sections 3 and 4; Park et al., "HetPipe" (USENIX ATC 2020), sections 4 and 7.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from enum import StrEnum
@@ -147,29 +148,36 @@ def bapipe(
     """
     devices = len(memory_bytes)
 
+    def straight(schedule: BaPipeSchedule, size: int, stages: int) -> Pipeline:
+        count = global_batch // micro_batches[size]
+        total_s = functools.partial(pipeline_s, schedule, stages, count, fill_overlap=fill_overlap)
+        kept = (features_in_flight(schedule, stage, stages, count, exact=exact_features) for stage in range(stages))
+        return Pipeline(
+            schedule,
+            micro_batches[size],
+            size,
+            tuple(Kept(2, features) for features in kept),
+            _BAPIPE_SLOTS.get(schedule, ((_COMPUTATION,),)),
+            rounds=total_s(1.0, 0.0),
+            stops=total_s(0.0, 1.0),
+            line=tuple((stage,) for stage in range(stages)),
+        )
+
+    def parallel(size: int) -> Pipeline:
+        count, line = global_batch // (micro_batches[size] * devices), (tuple(range(devices)),)
+        return Pipeline(
+            BaPipeSchedule.DATA_PARALLEL, micro_batches[size], size, (Kept(2, 1),), ((_COMPUTATION,),), count,
+            line=line, width=devices, drained=True,
+        )  # fmt: skip
+
     def pipelines() -> Iterator[Pipeline]:
         for schedule in schedules:
-            parallel = schedule is BaPipeSchedule.DATA_PARALLEL
             for size, samples in enumerate(micro_batches):
-                count, rest = divmod(global_batch, samples * (devices if parallel else 1))
-                for stages in () if rest else (1,) if parallel else range(min(devices, len(weight_bytes)), 0, -1):
-                    rounds, stops = (
-                        pipeline_s(schedule, stages, count, slot, 1.0 - slot, fill_overlap=fill_overlap)
-                        for slot in (1.0, 0.0)
-                    )
-                    yield Pipeline(
-                        schedule, samples, size,
-                        tuple(
-                            Kept(2, features_in_flight(schedule, stage, stages, count, exact=exact_features))
-                            for stage in range(stages)
-                        ),
-                        _BAPIPE_SLOTS.get(schedule, ((_COMPUTATION,),)),
-                        count if parallel else rounds,
-                        stops,
-                        (tuple(range(devices)),) if parallel else tuple((stage,) for stage in range(stages)),
-                        devices if parallel else 1,
-                        drained=parallel,
-                    )  # fmt: skip
+                if schedule is not BaPipeSchedule.DATA_PARALLEL and global_batch % samples == 0:
+                    for stages in range(min(devices, len(weight_bytes)), 0, -1):
+                        yield straight(schedule, size, stages)
+                elif schedule is BaPipeSchedule.DATA_PARALLEL and global_batch % (samples * devices) == 0:
+                    yield parallel(size)
 
     return ChainStages(
         forward_s, backward_s, feature_bytes, boundary_bytes, weight_bytes, memory_bytes,
