@@ -19,7 +19,8 @@ dims_option: Decorator = click.option(
     "dims",
     multiple=True,
     metavar="NAME=SIZE",
-    help="Size of a symbolic dimension, or `batch`/`seq` of a bundled model or config.json; repeatable.",
+    help="Size of a symbolic dimension, or `batch`/`seq` of a bundled model or config.json; repeatable. A symbolic "
+    "batch needs none: it is taken as 1, and the micro-batch is searched.",
 )
 hardware_option: Decorator = click.option(
     "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."

@@ -148,6 +148,8 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     remember(result, call_classes, _lasting_classes(graph))
     same = (_lasting_classes, needs_gradient, gradient_readers)
     hand_on(graph, result, same, "producer", "parameter_index", "node_parameters")
+    if nodes is graph.nodes:
+        hand_on(graph, result, (), "consumers")
     return result
 
 
@@ -167,6 +169,7 @@ def _apply_edits(
         elif len(set(values)) == 1:
             constants[name] = values[:1] * tensors[name].elements
     nodes = list(graph.nodes)
+    renamed = False
     wanted: dict[str, dict[tuple[bool, ...], list[tuple[int, int]]]] = {}
     for (i, position), flags in flow.edits.items():
         wanted.setdefault(graph.nodes[i].inputs[position], {}).setdefault(flags, []).append((i, position))
@@ -182,9 +185,9 @@ def _apply_edits(
                 tensors[target] = replace(graph.tensors[name], name=target)
                 for i, position in users:
                     inputs = list(nodes[i].inputs)
-                    inputs[position] = target
+                    inputs[position], renamed = target, True
                     nodes[i] = replace(nodes[i], inputs=tuple(inputs))
-    return constants, tuple(nodes)
+    return constants, tuple(nodes) if renamed else graph.nodes
 
 
 def _reads(graph: Graph, name: str) -> list[tuple[int, int]]:

@@ -150,6 +150,13 @@ class InnerCache:
     entries: dict[object, tuple[tuple[str, ...], BlockPoints]] = field(default_factory=dict)
     shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
+    _renamed: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
+
+    def renamed(self, solved: tuple[str, ...], own: tuple[str, ...]) -> Mapping[str, str]:
+        """From a solved block's names to those of one like it, empty where they are the same; whatever the batch."""
+        if (solved, own) not in self._renamed:
+            self._renamed[solved, own] = {} if solved == own else dict(zip(solved, own, strict=True))
+        return self._renamed[solved, own]
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:
         """What identifies a mesh; clusters count as one by identity and are kept alive."""
@@ -255,8 +262,7 @@ def inner_costs(
             solved += 1
             cache.entries[key] = view.names, BlockPoints(problem, boundaries)
         names, sets = cache.entries[key]
-        same = names == view.names
-        found.append(BlockSharding(b, sets, {} if same else dict(zip(names, view.names, strict=True))))
+        found.append(BlockSharding(b, sets, cache.renamed(names, view.names)))
     return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
 
 

@@ -93,9 +93,13 @@ class Setting:
         return forward, backward
 
     def node_s(self, i: int, share: float) -> tuple[float, float]:
-        """Seconds of one node, forward and backward, on a rank that does a share of it."""
-        forward, backward = self.nodes_s(share)
-        return float(forward[i]), float(backward[i])
+        """Seconds of one node, forward and backward, on a rank that does a share of it. O(1) where work is known."""
+        if self.work_s is not None and share != 1.0:
+            forward, backward = self.work_s(share)
+            return float(forward[i]), float(backward[i])
+        whole = self.forward_s, self.backward_s
+        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in whole)
+        return forward_s, backward_s
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
-from planner.graph import Graph
+from planner.graph import Graph, per_graph
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import TensorLayout, shard_elements
@@ -240,16 +240,24 @@ def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, Te
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
 
+@per_graph
+def _trained(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
+    """For each weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
+    index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
+    for tensor, sources in graph.sources.items():
+        own = (graph.parameters[index[source]] for source in sources)
+        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in own)
+        found[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
+    return found
+
+
 def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
     """Elements held of each trainable parameter that some weight tensors come from, ties resolved."""
     found: dict[str, float] = {}
+    trained = _trained(graph)
     for tensor, part in weights:
-        for source in graph.sources.get(tensor, ()):
-            parameter = graph.parameters[graph.parameter_index[source]]
-            if parameter.tied_to:
-                parameter = graph.parameters[graph.parameter_index[parameter.tied_to]]
-            if parameter.trainable:
-                found[parameter.name] = max(found.get(parameter.name, 0.0), part * parameter.elements)
+        for name, elements in trained.get(tensor, ()):
+            found[name] = max(found.get(name, 0.0), part * elements)
     return tuple(found.items())
 
 

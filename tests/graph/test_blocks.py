@@ -151,3 +151,21 @@ def test_depth_first_order_is_topological_by_an_independent_check(graph: Graph) 
     assert sorted(order) == list(range(len(graph.nodes)))
     assert all(position[a] < position[b] for a, b in oracle.edges)
     assert crossing_bytes(graph, order)[0] == crossing_bytes(graph, order)[-1] == 0
+
+
+def test_a_long_line_without_modules_is_many_blocks_of_few_kinds() -> None:
+    lines = ["h0 = MatMul(x, w)"]
+    for i in range(1000):
+        lines += [f"m{i} = MatMul(h{i}, w{i})", f"h{i + 1} = Relu(m{i})"]
+    chain = build_chain(make_graph(lines))
+    assert 80 < len(chain.blocks) <= 160
+    assert len({block.signature for block in chain.blocks}) <= 3
+
+
+def test_sums_over_boundaries_are_those_of_the_tensors_that_cross() -> None:
+    lines = [f"p{i} = MatMul(x, w{i}) #{i + 1}" for i in range(400)]
+    chain = build_chain(make_graph([*lines, f"y = Sum({', '.join(f'p{i}' for i in range(400))})"]))
+    sizes = {f"p{i}": float(i + 1) for i in range(400)}
+    assert len(chain.blocks) > 50
+    assert chain.boundary_sums(sizes).tolist() == [sum(sizes[name] for name in names) for names in chain.crossing]
+    assert max(map(len, chain.crossing)) > 300
