@@ -150,8 +150,8 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory a plan may use."""
-        return self.capacity_bytes - self.reserve_bytes
+        """Memory a plan may use; at least a byte, so that parts of it are numbers."""
+        return max(1, self.capacity_bytes - self.reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Configuration:
             first devices stay idle.
         adjacent: the copies of each worker are neighbouring devices, instead of the workers of each copy.
         devices: the device of every worker, copy by copy, where devices are not taken in line; empty otherwise.
-        whole_stages: recomputation repeats a stage from what enters it, instead of block by block.
+        whole_stages: recomputation repeats a stage from what enters it, instead of layer by layer.
         transfers: what a transfer between stages occupies.
         exchange: scheme by which gradients travel, with its options; empty for the recipe of the ZeRO stage.
         precision: number formats of weights, activations, gradients and their sums, by name (`Job.precision`); empty

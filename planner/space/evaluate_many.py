@@ -27,6 +27,7 @@ from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layouts import Layouts
+from planner.space.ranges import range_maxima
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
 
@@ -249,8 +250,8 @@ class _Batch:
     def memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes and capacity of the fullest worker, and whether all fit."""
         state_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
-        largest = _range_max(np.diag(self.costs.parameter_elements))[self.start, self.last]
-        workspace = _range_max(np.diag(self.costs.workspace_bytes))[self.start, self.last]
+        largest = range_maxima(self.costs.parameter_elements)[self.start, self.last]
+        workspace = range_maxima(self.costs.workspace_bytes)[self.start, self.last]
         total = self._activations() + workspace
         for zero in np.unique(self.zero).tolist():
             own = self.zero == zero
@@ -295,8 +296,3 @@ class _Batch:
             np.where(self.whole, plain, working),
         )
         return np.asarray(in_flight * unit + working)
-
-
-def _range_max(diagonal: np.ndarray) -> np.ndarray:
-    """[n, n] from [n, n] with values on its diagonal: the largest of i..j for i <= j."""
-    return np.maximum.accumulate(np.maximum.accumulate(diagonal, axis=1)[::-1], axis=0)[::-1]

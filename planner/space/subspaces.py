@@ -16,7 +16,7 @@ class Recompute(StrEnum):
 
     NEVER = "never"
     BLOCKS = "blocks"
-    """Of the stages where it pays or is needed, block by block."""
+    """Of the stages where it pays or is needed, layer by layer."""
 
     STAGES = "stages"
     """The same, a stage at once from what enters it."""

@@ -63,7 +63,7 @@ class Job:
         overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1); None for that of
             the cluster's stack (`planner.space.jobs.settled`).
         transfers: what a transfer between stages occupies.
-        whole_stages: a stage that recomputes repeats all its work from what enters it, instead of block by block.
+        whole_stages: a stage that recomputes repeats all its work from what enters it, instead of layer by layer.
         headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
     """
 

@@ -24,7 +24,7 @@ register(
             "exchange": "launched eagerly where a bubble follows, at the end elsewhere",
         },
         open=(
-            "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
+            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
             "all micro-batch sizes are simulated rather than the largest only",
             "backward halving is not tried: it needs micro-batches of at least two samples",
             "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"

@@ -23,7 +23,7 @@ register(
             "batch_norm": "statistics per micro-batch in training, moving averages over the mini-batch",
         },
         open=(
-            "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
+            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
             "the published heuristic minimises the variance of cell costs; here the slowest cell is "
             "minimised exactly, within memory",
             "M of 4K and more is the paper's advice against the bubble; here the fastest M is taken, whatever it is",

@@ -24,7 +24,7 @@ register(
             "learning_rate": "as in synchronous training; the delay is constant",
         },
         open=(
-            "recomputation goes block by block; where that does not fit, a whole stage is repeated from what enters it",
+            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
             "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
             "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
             "published cost model",
