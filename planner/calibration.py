@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs import JobClass, error_of
 from planner.errors import UsageError
 from planner.graph import Graph
 from planner.hardware import load_cluster
@@ -280,6 +281,9 @@ def calibrated_yaml(found: Calibration, base: str, source: str) -> str:
         value = render(float(f"{each.after:.4g}"), units.get(each.key, Dimension.FRACTION))
         note = f"factor {each.factor:.3f} +- {each.deviation:.3f}; mean error left out {error:.1%}"
         lines.append(f'{each.key}: {{value: {value}, source: "{source}", note: "{note}"}}')
+    said = error_of(JobClass(found.stack.name, "", "", ""), found.left_out)
+    if said.low is not None and said.high is not None:
+        lines.append(f'compared: {{value: [{said.runs}, {said.low:.3f}, {said.high:.3f}], source: "{source}"}}')
     if found.memory:
         cache = render(float(f"{math.exp(np.mean(np.log(found.memory))):.4g}"), Dimension.FRACTION)
         lines.append(f'allocator_cache: {{value: {cache}, source: "{source}", note: "measured over predicted peak"}}')

@@ -36,9 +36,9 @@ def test_a_stack_is_fitted_written_and_used(tmp_path: Path, capsys: Capture) -> 
     assert _run("hardware", "lint", stack) == 0
     capsys.readouterr()
     assert _run("predict", *given, "-b", 64, "--dp", 8, "--stack", stack, "-o", plan) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "stack megatron-2025-calibrated" in out
-    assert "no run of this class was ever compared: megatron-2025-calibrated on a100-sxm-80gb" in out
+    assert "runs of your own under megatron-2025-calibrated, each predicted from the others: 4 runs" in out
     assert json.loads(plan.read_text())["hardware"]["stack"] == "megatron-2025-calibrated"
     assert _run("calibrate", *given, "--runs", runs, "-o", stack) == 2  # the file exists
 
