@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs import JobClass, error_of
 from planner.errors import JobError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Stack
@@ -318,6 +319,9 @@ def calibrated_stack(found: Calibration, name: str, model: str, hardware: str) -
         f"base: {found.base}",
         "",
     ]
+    said = error_of(JobClass(name, "", "", ""), [each.run.seconds / each.left_out_s for each in found.runs])
+    if said.low is not None and said.high is not None:
+        lines.append(f'compared: {{value: [{said.runs}, {said.low:.3f}, {said.high:.3f}], source: "{source}"}}')
     rows = [(factor.name, factor.figure, factor.low, factor.value, factor.high) for factor in found.factors]
     if found.memory:
         value, low, high = found.memory

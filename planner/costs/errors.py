@@ -75,8 +75,10 @@ class MeasuredError:
         return f"80 %: {format_seconds(self.low * seconds)} to {format_seconds(self.high * seconds)}; {compared}"
 
 
-def measured_error(job: JobClass) -> MeasuredError:
-    """How predictions of a class compared with measured runs."""
+def measured_error(job: JobClass, own: tuple[int, float, float] | None = None) -> MeasuredError:
+    """How predictions of a class compared with measured runs; with the user's own where a stack was fitted to them."""
+    if own is not None:
+        return MeasuredError(f"runs of your own under {job.stack}, each predicted from the others", *own)
     return _table().get(job, MeasuredError(str(job)))
 
 

@@ -243,7 +243,7 @@ def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Se
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     words, absent = ("sources", "about"), (("torus", 0), ("gather_ports", 0), *(("name", each.name) for each in levels))
-    stack = {k: v for k, v in asdict(devices[0].stack).items() if k not in ("name", *words)}
+    stack = {k: v for k, v in asdict(devices[0].stack).items() if k not in ("name", "compared", *words)}
     content = {
         "devices": [{k: v for k, v in asdict(device).items() if k not in ("stack", *words)} for device in devices],
         "ranks": runs,

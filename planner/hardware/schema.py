@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     NonNegativeFloat,
+    PositiveFloat,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -178,6 +179,12 @@ class PassesFigure(Cited):
     """Times that the logits are read or written, `[forward, backward]`."""
 
     value: tuple[NonNegativeFloat, NonNegativeFloat]
+
+
+class ComparedFigure(Cited):
+    """Runs that were compared, and between what measured over predicted lies, `[runs, low, high]`."""
+
+    value: tuple[Count, PositiveFloat, PositiveFloat]
 
 
 class CountFigure(Cited):
@@ -417,5 +424,8 @@ class StackFile(Strict):
     )
     allocator_cache: FactorFigure | None = Field(
         None, description="memory that the allocator reserves, over what is allocated at the peak"
+    )
+    compared: ComparedFigure | None = Field(
+        None, description="measured over predicted times of one's own: runs, and the 80 % interval"
     )
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")

@@ -170,7 +170,7 @@ def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> Mea
     """How predictions of such jobs compared with measured runs, to three digits; None where no stack is named."""
     if not cluster.stack.name:
         return None
-    found = measured_error(job_class(cluster, stages, laid.section.name))
+    found = measured_error(job_class(cluster, stages, laid.section.name), cluster.stack.compared)
     low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
     return dataclasses.replace(found, low=low, high=high)
 

@@ -37,7 +37,8 @@ class Setting:
     """
 
     def __init__(self, prices: Pricer, cluster: Cluster, job: Job, *, changes_semantics: bool = False) -> None:
-        self.asked, job = job, settled(job, cluster)
+        self.asked = replace(job, overlap=None) if job.overlap == cluster.stack.overlap else job
+        job = settled(job, cluster)
         cluster = with_headroom(cluster, job.headroom)
         self.prices, self.cluster, self.job = prices, cluster, job
         self.precision = precision(job.precision)

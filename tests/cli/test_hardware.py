@@ -55,8 +55,9 @@ def test_show(capsys: Capture) -> None:
     assert "nvlink joins 8 devices: 300 GB/s a device (one direction), 5.5 us" in out
     assert "16 x a100-sxm-80gb: 79.2 GiB (77.3 GiB plannable)" in out
     assert re.search(r"measured +all_reduce of 2 to 8 +\[2\]", out)
-    assert re.search(r"launch +65 us +\[\d\] +host time of one operation", out)
-    assert re.search(r"handover +1 ms +\[\d\]", out)
+    assert re.search(r"launch +20 us +\[\d\] +not verified", out)
+    assert re.search(r"handover +100 us +\[\d\]", out)
+    assert re.search(r"\[\d\] stack megatron-2025: ", out)
     assert "[2] VIA-Research/vTrain" in out
 
 
@@ -142,7 +143,11 @@ def test_help_has_examples(name: tuple[str, ...], capsys: Capture) -> None:
 
 def test_the_example_of_the_guide_lints_clean(tmp_path: Path, capsys: Capture) -> None:
     guide = (ROOT / "docs" / "hardware.md").read_text()
-    (example,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    example, stack = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(stack)
+    assert _run("lint", mine) == 0
+    assert "launch: {value: 35 us" in stack
     path = tmp_path / "lab.yaml"
     path.write_text(example)
     assert _run("lint", path) == 0
