@@ -60,17 +60,30 @@ def one_node_model(call: OpCall) -> tuple[bytes, dict[str, np.ndarray]]:
         inputs.append(helper.make_tensor_value_info(name, kind, tensor.shape))
     outputs = [f"y{p}" if t is not None else "" for p, t in enumerate(call.outputs)]
     domain, _, op = call.op.rpartition(".")
-    attributes: dict[str, Any] = {k: _plain(v) for k, v in call.attributes.items()}
+    opset, known = _schema(op, domain, call.opset or onnx.defs.onnx_opset_version())
+    attributes: dict[str, Any] = {k: _plain(v) for k, v in call.attributes.items() if known is None or k in known}
     node = helper.make_node(op, names, outputs, domain=domain, **attributes)
     declared = [helper.make_empty_tensor_value_info(n) for n in outputs if n]
     graph = helper.make_graph([node], "one", inputs, declared, initializers)
-    opsets = [helper.make_opsetid("", call.opset or onnx.defs.onnx_opset_version())]
+    opsets = [helper.make_opsetid("", opset)]
     if domain:
         opsets.append(helper.make_opsetid(domain, 1))
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     if not domain:
         model = onnx.shape_inference.infer_shapes(model)
     return model.SerializeToString(), feeds
+
+
+def _schema(op: str, domain: str, opset: int) -> tuple[int, frozenset[str] | None]:
+    """The operator set to run in, newer than the model's where the operator is, and the attributes it has there."""
+    import onnx
+
+    if domain or not onnx.defs.has(op):
+        return opset, None
+    schema = onnx.defs.get_schema(op)
+    if not onnx.defs.has(op, opset):
+        opset = schema.since_version
+    return opset, frozenset(schema.attributes)
 
 
 def _plain(value: object) -> object:

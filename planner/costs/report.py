@@ -58,7 +58,7 @@ class Coverage:
 
     Attributes:
         total: nodes in the file.
-        rule: priced by a rule.
+        rule: priced by a rule, alone or as part of one operator.
         fallback: priced as one element-wise pass, by operator.
         plumbing: shape arithmetic, free.
         folded: computed once from constants, free.
@@ -184,7 +184,7 @@ def _run(run: Sequence[Group]) -> Group:
 
 def _coverage(graph: Graph, profile: Profile) -> Coverage:
     fallback = Counter(n.op for n, o in zip(graph.nodes, profile.origin, strict=True) if o is Origin.FALLBACK)
-    rule = sum(o is Origin.RULE for o in profile.origin)
+    rule = sum(o is Origin.RULE for o in profile.origin) + graph.report.merged_nodes
     free = sum(o is Origin.PLUMBING for o in profile.origin)
     report = graph.report
     return Coverage(

@@ -107,6 +107,23 @@ def last_operators(formula: str) -> tuple[str, ...]:
     return ({"+": "Add", "-": "Sub"}.get(name, name),)
 
 
+def rare_operators(formula: str) -> frozenset[str]:
+    """Operators of which a graph must have one for a formula to be computed in it: all but sums, products and roots."""
+    found: set[str] = set()
+
+    def collect(term: Term) -> None:
+        if isinstance(term, Product):
+            for factor, _ in term.factors:
+                collect(factor)
+        elif isinstance(term, Call):
+            found.update(("ReduceMean", "ReduceSum") if term.name == "mean" else (term.name,))
+            for operand in term.operands:
+                collect(operand)
+
+    collect(parse(formula))
+    return frozenset(found - {"+", "-", "sqrt"})
+
+
 def find(graph: Graph, formula: str, name: str) -> Match | None:
     """How a tensor is computed by a formula; None where it is not."""
     return next(_solve(graph, parse(formula), name, Match()), None)
@@ -221,7 +238,7 @@ class _Factors:
     Attributes:
         parts: (tensor, whether it divides, whether its square root is meant).
         nodes: the nodes that multiply.
-        numbers: whether numbers are among the factors.
+        numbers: whether numbers other than one are among the factors.
     """
 
     parts: list[tuple[str, bool, bool]] = field(default_factory=list)
@@ -231,11 +248,11 @@ class _Factors:
     def collect(self, graph: Graph, name: str, divides: bool, first: bool) -> None:
         """Add the factors of a tensor that only the product before it reads, else the tensor itself."""
         if is_number(graph, name):
-            self.numbers = True
+            self.numbers = self.numbers or graph.constants.get(name) != (1.0,)
             return
         index = graph.producer.get(name)
         alone = first or (len(graph.consumers.get(name, ())) == 1 and name not in graph.outputs)
-        if index is None or not alone or len(self.parts) > _MOST_FACTORS:
+        if index is None or not alone or len(self.parts) + len(self.nodes) > 2 * _MOST_FACTORS:
             self.parts.append((name, divides, False))
             return
         node = graph.nodes[index]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
-from planner.operators.formulas import Match, find, last_operators
+from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
 from planner.registry import Registry
 
@@ -44,12 +44,14 @@ class Pattern:
         ends: operators that the last of its nodes can be.
         rewrite: what stands in place of the nodes that end at this one; None where the pattern is not there.
         after: names of patterns that must have been applied before.
+        among: operators of which one is among the nodes; none stands for any.
         note: said to the user where it was applied, `{count}` being how often; "" for nothing.
     """
 
     ends: frozenset[str]
     rewrite: Callable[[Graph, int], Rewrite | None]
     after: tuple[str, ...] = ()
+    among: frozenset[str] = frozenset()
     note: str = ""
 
 
@@ -88,8 +90,11 @@ def written_out(
                 return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
         return None
 
-    ends = frozenset(op for formula in formulas for op in last_operators(formula))
-    return Pattern(ends, rewrite, after)
+    ends, among = (
+        frozenset(op for formula in formulas for op in operators(formula))
+        for operators in (last_operators, rare_operators)
+    )
+    return Pattern(ends, rewrite, after, among)
 
 
 def rewritten(graph: Graph) -> Graph:
@@ -152,7 +157,9 @@ def _in_order() -> list[str]:
 def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
     """Where a pattern stands, the last first, no two with a node in common."""
     taken: set[int] = set()
-    found = []
+    found: list[Rewrite] = []
+    if pattern.among and pattern.among.isdisjoint(node.op for node in graph.nodes):
+        return found
     for index in range(len(graph.nodes) - 1, -1, -1):
         if index in taken or graph.nodes[index].op not in pattern.ends:
             continue

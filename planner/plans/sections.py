@@ -267,7 +267,7 @@ def coverage_section(graph: Graph, origins: Sequence[Origin]) -> Coverage:
     report = graph.report
     return Coverage(
         total=report.total_nodes,
-        by_rule=counts[Origin.RULE],
+        by_rule=counts[Origin.RULE] + report.merged_nodes,
         by_fallback=counts[Origin.FALLBACK],
         plumbing=report.plumbing_nodes + counts[Origin.PLUMBING],
         folded=report.folded_nodes,

@@ -21,6 +21,8 @@ ELSEWHERE = {
     "_ASKING": "what shows how a fused projection is divided",
     "_CARRIERS": "what hands that division on",
     "LOSS_OPS": "the same",
+    "_COMPARISONS": "what a causal mask is made with",
+    "_REDUCTIONS": "what a loop that looks up a bag of embeddings ends in",
 }
 """Lists of operators that are no facts about one operator, but what some shape of graph is recognised by."""
 

@@ -46,9 +46,9 @@ def same(written: Graph, operator: Graph) -> None:
 
 NORM = {
     **dict.fromkeys(("c", "q", "n", "u"), WIDE), **dict.fromkeys(("m", "v", "e", "s", "r"), ROW),
-    "two": "c", "eps": "c", "half": "c", "g": "w 16", "b": "w 16",
+    "two": "c", "eps": "c", "half": "c", "one": "c", "g": "w 16", "b": "w 16",
 }  # fmt: skip
-SQUARES = {"two": (2.0,), "eps": (1e-5,), "half": (-0.5,)}
+SQUARES = {"two": (2.0,), "eps": (1e-5,), "half": (-0.5,), "one": (1.0,)}
 MEAN = step("m = ReduceMean x", axes=(-1,))
 VARIANCE = step("v = ReduceMean q", axes=(-1,))
 
@@ -85,9 +85,10 @@ def test_a_norm_whose_parts_are_read_elsewhere_is_left_alone() -> None:
     assert "LayerNormalization" not in {node.op for node in found.nodes}
 
 
-def test_rms_norm_spelled_out_keeps_the_normalised_input_as_well() -> None:
+@pytest.mark.parametrize("inverse", ["r = Reciprocal s", "r = Div one s"])
+def test_rms_norm_spelled_out_keeps_the_normalised_input_as_well(inverse: str) -> None:
     steps = [
-        step("q = Pow x two"), VARIANCE, step("e = Add v eps"), step("s = Sqrt e"), step("r = Reciprocal s"),
+        step("q = Pow x two"), VARIANCE, step("e = Add v eps"), step("s = Sqrt e"), step(inverse),
         step("n = Mul x r"), step("y = Mul g n"),
     ]  # fmt: skip
     device = planner.load_cluster("dgx-a100").devices[0]

@@ -70,7 +70,8 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
     if not spelling.mask and scores.shape[-2] == scores.shape[-1]:
         key, value = _without_repeats(graph, key, value, spelling)
     operands = [spelling.tensor(graph, name) for name in (query, key, value)]
-    if not _fit(graph, operands, graph.tensors[graph.nodes[product].outputs[0]], last):
+    mask = spelling.tensor(graph, spelling.mask).shape if spelling.mask else ()
+    if not _fit(operands, graph.tensors[graph.nodes[product].outputs[0]], mask):
         return None
     heads = {"q_num_heads": 1, "kv_num_heads": 1} if len(operands[0].shape) == 3 else {}
     node = replace(
@@ -82,16 +83,20 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
     return Rewrite(frozenset(spelling.nodes), (*spelling.added, node), tuple(spelling.tensors), spelling.constants)
 
 
-def _fit(graph: Graph, operands: Sequence[Tensor], scores: Tensor, last: Node) -> bool:
-    """Whether query, key and value are one attention's: computed, of rank 3 or 4, heads grouped evenly."""
+def _fit(operands: Sequence[Tensor], scores: Tensor, mask: tuple[int, ...]) -> bool:
+    """Whether query, key and value are one attention's: computed, of rank 3 or 4, heads grouped evenly, one mask."""
     query, key, value = (t.shape for t in operands)
     if len({len(query), len(key), len(value), len(scores.shape)}) > 1 or len(query) not in _RANKS:
         return False
     if any(t.kind is not TensorKind.ACTIVATION and t.kind is not TensorKind.INPUT for t in operands):
         return False
     heads = len(query) == 3 or (query[1] % max(key[1], 1) == 0 and key[1] == value[1])
+    full = (query[0], query[1] if len(query) == 4 else 1, query[-2], key[-2])
+    masked = len(mask) <= len(full) and all(
+        size in (1, most) for size, most in zip(mask[::-1], full[::-1], strict=False)
+    )
     same_batch = query[0] == key[0] == value[0]
-    return same_batch and heads and key[-1] == query[-1] and key[-2] == value[-2] and last.inputs[0] != last.inputs[1]
+    return masked and same_batch and heads and key[-1] == query[-1] and key[-2] == value[-2]
 
 
 def _producer(graph: Graph, name: str) -> tuple[int, Node] | None:
@@ -312,4 +317,4 @@ def _swapped(dims: tuple[int, ...]) -> tuple[int, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention))
+PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention, among=frozenset({"Softmax"})))
