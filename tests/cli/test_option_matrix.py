@@ -49,13 +49,14 @@ OPTIONS: dict[str, Check] = {
     "--uniform": lambda p: len({len(s.replicas) for s in p.stages}) == 1,
     "--max-stages 2": lambda p: len(p.stages) <= 2,
     "--overlap 0.5": lambda p: p.options.overlap == 0.5,
+    "--headroom 20%": lambda p: p.hardware.headroom == p.options.headroom == 0.2,
     "--attention eager": lambda p: not p.options.fused_attention,
     "--no-dropout": lambda p: not p.options.dropout,
     "--assume-dropout": lambda p: p.options.assume_dropout,
     "--nodes 2": lambda p: p.hardware.device_count == 16,
 }
 PRICED = {"--devices 2", "--micro-batch 2", "--precision fp32", "--optimizer sgd", "--nodes 2"}
-PRICED |= {"--attention eager", "--no-dropout", "--assume-dropout"}
+PRICED |= {"--headroom 20%", "--attention eager", "--no-dropout", "--assume-dropout"}
 ORDERED = set(OPTIONS) - {"--schedule gpipe", "--mesh 2x2 --pp 1"}
 """What plans for one schedule of two stages and more follow."""
 
