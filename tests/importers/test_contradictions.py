@@ -103,6 +103,12 @@ def test_data_that_is_too_short_for_its_shape() -> None:
         read(nodes, [shape])
 
 
+def test_a_reshape_that_its_elements_do_not_fill() -> None:
+    nodes = [node("Reshape", ["x", "shape"], ["h"], name="fold"), node("MatMul", ["h", "w"], ["y"])]
+    with pytest.raises(ModelError, match=r"Reshape 'fold': 16 elements do not fill .5, 8."):
+        read(nodes, [ints("shape", [5, 8])])
+
+
 def test_an_input_without_elements() -> None:
     with pytest.raises(ModelError, match=r"input 'x' of shape .0, 8. has a dimension of size 0"):
         read([product()], x=(0, 8))

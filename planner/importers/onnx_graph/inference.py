@@ -123,6 +123,9 @@ class Inference:
         if any(kind is None for kind, name in zip(kinds, node.outputs, strict=True) if name):
             filled = self._fill_gaps(proto, node, partial, versions)
             kinds = [p.complete if p is not None else None for p in filled]
+        held = self._work.types[node.inputs[0]].elements if node.op == "Reshape" else 0
+        if held and kinds[0] is not None and kinds[0].elements != held:
+            return Outcome([None] * len(kinds), [], f"{held:,} elements do not fill {list(kinds[0].shape)}")
         values = self._evaluate(node, kinds, versions.get("", self._work.opset))
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
