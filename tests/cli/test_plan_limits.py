@@ -39,7 +39,7 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
     assert len({len(stage.replicas) for stage in plan.stages}) == 1
     assert plan.stages[0].modules == ("transformer.wte", "transformer")
     assert plan.stages[1].modules[0].startswith("transformer.h.0-")
-    assert "transformer.h.10-11" in plan.stages[2].modules or "transformer.h.11" in plan.stages[2].modules
+    assert any(module.startswith("transformer.h.") and module.endswith("11") for module in plan.stages[2].modules)
 
 
 @pytest.mark.parametrize(
