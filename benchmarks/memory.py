@@ -74,7 +74,7 @@ class Fit:
         memory = self.worker.memory
         if self.run.memory_by == "allocator":
             return memory.total - memory.reserve
-        return driver_bytes(memory, self.run.precision, "adam")
+        return driver_bytes(memory, self.run.precision, "adam", planner.load_stack(self.run.stack).allocator_cache)
 
     @property
     def ratio(self) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 from planner.costs import JobClass, error_of
 from planner.errors import JobError, UsageError
 from planner.graph import Graph
+from planner.hardware import reserve_bytes
 from planner.hardware.types import Cluster, Stack
 from planner.prediction import predict_many
 from planner.registry import did_you_mean
@@ -225,7 +226,7 @@ class _Fit:
         self.measured_s = np.array([run.seconds for run in runs])
 
     def predicted(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and peak bytes of all runs with some factors.
+        """Seconds of all runs with some factors, and bytes of their tensors on the fullest device.
 
         Raises:
             JobError: a run makes no sense.
@@ -246,7 +247,13 @@ class _Fit:
         self._done += 1
         if self._progress:
             self._progress(self._done, 1 + len(KNOBS) + (_ROUNDS + 1) * (len(KNOBS) + 1))
-        return seconds, peaks - min(device.reserve_bytes for device in cluster.devices)
+        return seconds, peaks - [self._reserve_bytes(cluster, run.degrees) for run in self._runs]
+
+    def _reserve_bytes(self, cluster: Cluster, degrees: Degrees) -> float:
+        """What the runtime takes of a device beside the tensors."""
+        devices = self._job.devices or cluster.device_count
+        data = degrees.data or devices // (degrees.tensor * degrees.pipeline)
+        return reserve_bytes(cluster.devices[0], degrees.tensor, data, degrees.pipeline > 1)
 
     def columns(self, theta: np.ndarray, seconds: np.ndarray, chosen: Iterable[int]) -> np.ndarray:
         """How the logarithms of seconds follow those of the chosen factors, [runs, chosen], by differences."""

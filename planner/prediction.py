@@ -57,12 +57,14 @@ class Prediction:
         workers: memory of each worker, all its stages together; workers that hold the same stages count once.
         problems: what the configuration breaks, in words; empty when it can run. Devices count with all their memory.
         headroom: part of a device's memory that a search would leave free.
+        allocator_cache: what the stack's allocator holds, over the tensors.
     """
 
     plan: Plan
     workers: tuple[WorkerMemory, ...]
     problems: tuple[str, ...]
     headroom: float = HEADROOM
+    allocator_cache: float = 1.0
 
     @property
     def configuration(self) -> Configuration:
@@ -87,7 +89,8 @@ class Prediction:
     @property
     def driver_bytes(self) -> float:
         """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.reserve`)."""
-        return driver_bytes(self.fullest.memory, self.plan.options.precision, self.plan.options.optimizer)
+        options = self.plan.options
+        return driver_bytes(self.fullest.memory, options.precision, options.optimizer, self.allocator_cache)
 
     @property
     def fullest(self) -> WorkerMemory:
@@ -95,8 +98,13 @@ class Prediction:
         return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
 
 
-def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str) -> float:
+def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str, cache: float) -> float:
     """Estimate of what the driver (nvidia-smi) shows of a device with that need, in bytes.
+
+    Args:
+        memory: the need.
+        precision_name, optimizer: of the job.
+        cache: what the allocator holds, over the tensors (`Stack.allocator_cache`).
 
     Raises:
         UsageError: there is no such precision or optimizer.
@@ -104,7 +112,7 @@ def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str) -> fl
     chosen = precision(precision_name)
     casts = chosen.master_bytes > 0 and chosen.gradient_bytes < STEP_BYTES
     stepped = memory.optimizer / optimizer_state_bytes(optimizer, chosen) if casts else 0.0
-    return shown_bytes(memory.total - memory.reserve, memory.reserve, stepped)
+    return shown_bytes(memory.total - memory.reserve, memory.reserve, cache, stepped)
 
 
 def predict(
@@ -172,7 +180,9 @@ def predict(
     )
     found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, given="configuration"))
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(with_simulation(found, played_s), evaluation.workers, problems, headroom)
+    return Prediction(
+        with_simulation(found, played_s), evaluation.workers, problems, headroom, cluster.stack.allocator_cache
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from planner.hardware.collectives import (
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
 from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
-from planner.hardware.reserve import FRAGMENTATION, HEADROOM, neighbours, reserve_bytes, shown_bytes, with_headroom
+from planner.hardware.reserve import HEADROOM, neighbours, reserve_bytes, shown_bytes, with_headroom
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
 from planner.hardware.write import profile_template, profile_text, profile_yaml, resolved_profile
@@ -23,7 +23,6 @@ __all__ = [
     "ALGORITHMS",
     "DEFAULT_STACK",
     "DIRECT",
-    "FRAGMENTATION",
     "HEADROOM",
     "MEASURED",
     "Cluster",

@@ -24,10 +24,6 @@ PIPELINE_NEIGHBOURS = 2
 HEADROOM = 0.05
 """Part of a device's memory that a search leaves free, unless the job says otherwise."""
 
-FRAGMENTATION = 0.08
-"""What a caching allocator holds beyond the tensors, as a part of them: fitted to every second one of 36 peaks that
-nvidia-smi showed in the BigScience runs of 2021 and 2022, and compared with the others (docs/accuracy.md)."""
-
 STEP_BYTES = 4
 """Bytes an element of an fp32 copy of 16-bit gradients, which the optimizer step makes for the part that it updates:
 20 bytes a parameter in all (Megatron-LM, documentation of the distributed optimizer)."""
@@ -60,16 +56,17 @@ def with_headroom(cluster: Cluster, headroom: float) -> Cluster:
     return dataclasses.replace(cluster, devices=tuple(devices))
 
 
-def shown_bytes(tensor_bytes: float, reserve_bytes: float, stepped_elements: float = 0.0) -> float:
+def shown_bytes(tensor_bytes: float, reserve_bytes: float, cache: float, stepped_elements: float = 0.0) -> float:
     """Estimate of what a driver's tool (nvidia-smi) shows, in bytes.
 
     Args:
         tensor_bytes: tensors at the peak.
         reserve_bytes: context and communication buffers.
+        cache: what the allocator holds, over the tensors (`Stack.allocator_cache`).
         stepped_elements: elements whose 16-bit gradients the optimizer step casts to fp32 on this rank; the allocator
             keeps that memory beside what a pass needs.
     """
-    return (tensor_bytes + STEP_BYTES * stepped_elements) * (1 + FRAGMENTATION) + reserve_bytes
+    return (tensor_bytes + STEP_BYTES * stepped_elements) * cache + reserve_bytes
 
 
 def reserve_bytes(device: Device, tensor: int, data: int, piped: bool) -> float:

@@ -46,4 +46,4 @@ def test_headroom_is_taken_off_what_plans_may_fill() -> None:
 
 def test_a_driver_shows_caches_and_the_copies_of_the_optimizer_step() -> None:
     # 10 GB of tensors and 2 billion 16-bit gradients in fp32, 8 % more by fragmentation, and a reserve of 1 GB
-    assert shown_bytes(10e9, 1e9, 2e9) == pytest.approx(1.08 * 18e9 + 1e9)
+    assert shown_bytes(10e9, 1e9, 1.08, 2e9) == pytest.approx(1.08 * 18e9 + 1e9)
