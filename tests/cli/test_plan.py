@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 import planner
 from cli.main import main
 from tests.cli.plan_files import run
+from tests.importers.build import model, node, value
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
 
@@ -120,7 +121,8 @@ def test_bad_input_is_one_error_with_its_own_code_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = mlp(tmp_path / "m.onnx").read_bytes()
-    mlp(tmp_path / "free.onnx", batch="samples")
+    free = model([node("Relu", ["x"], ["y"])], [value("x", ["rows", "columns"])], [value("y", None)])
+    (tmp_path / "free.onnx").write_bytes(free.SerializeToString())
     (tmp_path / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.onnx").write_text("this is not a model\n")
     (tmp_path / "bad.yaml").write_text("name: bad\n")
@@ -131,6 +133,14 @@ def test_bad_input_is_one_error_with_its_own_code_and_writes_nothing(
     assert "Traceback" not in captured.err
     assert captured.out == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_symbolic_batch_needs_no_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = mlp(tmp_path / "free.onnx", batch="samples")
+    assert run("plan", path, "-H", "dgx-a100", "-b", 64, "--format", "json") == 0
+    plan = planner.load_plan(capsys.readouterr().out)
+    assert plan.micro_batches.size * plan.micro_batches.count <= 64
+    assert "batch-assumed" in {note.code for note in plan.notes}
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
