@@ -33,7 +33,7 @@ from planner.sharding import (
     sharded_costs,
 )
 from planner.sharding.resting import variants
-from planner.space.blocks import block_costs, range_sums, range_table
+from planner.space.blocks import block_costs, checkpoint_table, range_sums, range_table, wire_bytes
 from tests.operators.calls import node, tensor
 from tests.sharding.graphs import attention_block
 from tests.shared_data import shared_path
@@ -141,7 +141,9 @@ def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> 
     np.testing.assert_allclose(one.gradient_boundary_bytes, plain.gradient_boundary_bytes)
     np.testing.assert_allclose(one.workspace_bytes, plain.workspace_bytes)
     assert not one.communication_s.any()
-    for table, data in ((plain.saved_bytes, one.saved), (plain.checkpoint_bytes, one.checkpoints)):
+    sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.handed_on}
+    checkpoints = checkpoint_table(chain, sizes, np.arange(len(chain.blocks)))  # of blocks, not of layers
+    for table, data in ((plain.saved_bytes, one.saved), (checkpoints, one.checkpoints)):
         users: dict[str, tuple[float, list[int]]] = {}
         for b, each in enumerate(data):
             for storage, size in each:

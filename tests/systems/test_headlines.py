@@ -18,7 +18,7 @@ from tests.shared_data import shared_path
 
 def recorded(name: str, hardware: str, nodes: int, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:
     folder = shared_path(f"instances/pipedream/{name}.graph.txt").parent
-    return bench_of(folder, name, load_cluster(hardware, nodes=nodes), minibatch, parts=parts)
+    return bench_of(folder, name, load_cluster(hardware, nodes=nodes, stack="eager"), minibatch, parts=parts)
 
 
 def test_vgg16_on_four_servers_over_10_gbit() -> None:

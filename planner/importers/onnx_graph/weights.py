@@ -113,7 +113,7 @@ def _work_on_weights(graph: WorkGraph) -> dict[str, int]:
     carrying = {name for name, weight in graph.weights.items() if weight.trainable}
     work: dict[str, int] = {}
     for place, (name, node) in enumerate(graph.region.items()):
-        if any(read in carrying for read in node.inputs):
+        if node.op not in ("Shape", "Size") and any(read in carrying for read in node.inputs):
             carrying.add(name)
             rule = rule_of(node.op)
             moves = rule.rearranges or rule.hands_on or node.op == "Concat"
