@@ -90,7 +90,7 @@ class Case:
 
     def bench(self, folder: Path) -> Setting:
         """The recorded network on the published cluster."""
-        return bench_of(folder, self.name, load_cluster(self.hardware, nodes=self.nodes), self.minibatch)
+        return bench_of(folder, self.name, load_cluster(self.hardware, nodes=self.nodes, stack="eager"), self.minibatch)
 
     def planned_s(self, bench: Setting) -> float:
         """Seconds of as many minibatches as there are devices, by the published plan."""

@@ -33,7 +33,7 @@ def test_what_can_be_priced(runs: dict[str, Run]) -> None:
     assert {run.obstacle for run in campaign} == {""}
     assert sum(run.ranks == 1 for run in campaign) == 75
     others = [run for key, run in runs.items() if not run.obstacle and not key.startswith("single")]
-    assert sum(run.ranks > 1 for run in others) == 65
+    assert sum(run.ranks > 1 for run in others) == 69  # four of them with DeepSpeed's BF16 optimizer
     assert sum(run.sharded for run in others) == 51
     exact = [run.key for run in others if run.ranks == 1 and not run.sharded]
     assert exact == [
