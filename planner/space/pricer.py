@@ -79,7 +79,7 @@ class Pricer:
         job = settled(job, cluster)
         if is_priced(graph):
             engine = "a model that carries measured times of its own"
-            refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap"}, engine, "leave it out")
+            refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap", "headroom"}, engine, "leave it out")
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
