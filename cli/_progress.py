@@ -15,13 +15,14 @@ Draw = Callable[..., None]
 
 
 @contextlib.contextmanager
-def progress_line(silent: bool, *, counted: bool) -> Iterator[Draw | None]:
+def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> Iterator[Draw | None]:
     """A function that draws the search; None when it should stay silent.
 
     Args:
         silent: whether it should.
         counted: whether problems are counted (fields `completed` and `total`), or the solver is named (`solver`).
             `found` says what was found.
+        doing: what is done.
     """
     if silent or not sys.stderr.isatty():
         yield None
@@ -30,7 +31,7 @@ def progress_line(silent: bool, *, counted: bool) -> Iterator[Draw | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     begin = time.monotonic()
-    ours = (TextColumn("searching"), BarColumn(), MofNCompleteColumn())
+    ours = (TextColumn(doing), BarColumn(), MofNCompleteColumn())
     columns = ours if counted else (SpinnerColumn(), TextColumn("{task.fields[solver]}"))
     found = TextColumn("{task.fields[found]}")
     bar = Progress(*columns, found, TimeElapsedColumn(), console=Console(stderr=True), transient=True)

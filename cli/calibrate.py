@@ -67,7 +67,7 @@ def command(
     def cluster_of(own: Any) -> Any:  # noqa: ANN401
         return planner.load_cluster(hardware, nodes=nodes, stack=own)
 
-    with progress_line(form == "json", counted=True) as draw:
+    with progress_line(form == "json", counted=True, doing="fitting") as draw:
 
         def told(done: int, total: int) -> None:
             if draw:

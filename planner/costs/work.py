@@ -104,8 +104,8 @@ def node_work(
     """
     classes = call_classes(graph)
     own = [_float_type_of(graph, i) for i in classes.first]
-    library = min(1.0, device.stack.library_launch_s / (device.launch_s or math.inf))
-    rows = np.array([_row(specs[i], sizes[dtype], library) for i, dtype in zip(classes.first, own, strict=True)])
+    launch_share = min(1.0, device.stack.library_launch_s / (device.launch_s or math.inf))
+    rows = np.array([_row(specs[i], sizes[dtype], launch_share) for i, dtype in zip(classes.first, own, strict=True)])
     rows = rows.reshape(-1, len(_COLUMNS))[classes.index]
     dtypes = [own[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
@@ -131,13 +131,13 @@ def node_work(
     )
 
 
-def _row(spec: OpSpec, width: float, library: float) -> tuple[float, ...]:
+def _row(spec: OpSpec, width: float, launch_share: float) -> tuple[float, ...]:
     d = spec.details
     forward = d.get("forward_float_elements", spec.forward_bytes / 4) * width + d.get("forward_fixed_bytes", 0.0)
     backward = d.get("backward_float_elements", spec.backward_bytes / 4) * width + d.get("backward_fixed_bytes", 0.0)
     towards = spec.input_grad_matrix_flops + d.get("recompute_matrix_flops", 0.0)
     kernels, back_kernels = (
-        count - (1 - library) * d.get(name, 0.0)
+        count - (1 - launch_share) * d.get(name, 0.0)
         for name, count in (("library_kernels", spec.kernels), ("library_back_kernels", spec.backward_kernels))
     )
     return (
