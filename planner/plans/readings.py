@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -86,7 +85,7 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -
 def _of_worker(action: Action, copies: int, peer: int) -> Action:
     counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
     number = action.micro_batch if counted else action.micro_batch // copies
-    return dataclasses.replace(action, micro_batch=number, peer=peer)
+    return action._replace(micro_batch=number, peer=peer)
 
 
 def schedule_of(plan: Plan) -> Schedule:

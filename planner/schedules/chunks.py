@@ -97,14 +97,12 @@ class Interleaved(Chunked):
         return (self._worker(workers, r, pipeline.micro_batches) for r in range(workers))
 
     def _worker(self, workers: int, r: int, micro_batches: int) -> Iterator[Action]:
-        def step(kind: ActionKind, k: int) -> Action:
-            group, within = divmod(k, workers * self.chunks)
-            chunk, m = divmod(within, workers)
-            chunk = chunk if kind is ActionKind.FORWARD else self.chunks - 1 - chunk
-            return Action(kind, chunk * workers + r, group * workers + m)
+        def steps(kind: ActionKind, stages: range) -> list[Action]:
+            groups = (range(first, first + workers) for first in range(0, micro_batches, workers))
+            return [Action(kind, stage, m) for group in groups for stage in stages for m in group]
 
-        units = range(micro_batches * self.chunks)
-        forwards, backwards = ([step(kind, k) for k in units] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
+        stages = range(r, self.chunks * workers, workers)
+        forwards, backwards = steps(ActionKind.FORWARD, stages), steps(ActionKind.BACKWARD, stages[::-1])
         return in_turn(forwards, backwards, 2 * (workers - r - 1) + (self.chunks - 1) * workers + 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,18 +146,29 @@ class Figures:
             self._tails[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
         return self._tails[group, parts]
 
-    def estimate_s(self, outline: Outline, copies: int, zero: int, *, adjacent: bool) -> float:
-        """About how long even stages take that fit."""
-        schedule, pipeline, workers = outline.schedule, outline.pipeline, len(outline.hosted)
-        count, holders = outline.passes, outline.holders
-        work_s = self._fitting_s(outline, copies * holders if zero else 1)
+    def even_s(self, outline: Outline, shards: int) -> float:
+        """Seconds that a worker of even stages that fit works and waits for others, transfers left out.
+
+        Args:
+            outline: the shape.
+            shards: parts into which the optimizer's state is cut.
+        """
+        work_s = self._fitting_s(outline, shards)
+        if math.isinf(work_s):
+            return work_s
+        schedule, pipeline = outline.schedule, outline.pipeline
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._share * each_s, (1 - self._share) * each_s)
+        return outline.passes * work_s / len(outline.hosted) + idle_s
+
+    def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
+        """About how long even stages take that fit and work and wait for `even_s`, with transfers and exchanges."""
+        workers = len(outline.hosted)
         stride = self.ways[0].ranks * (copies if adjacent else 1)
-        crossed = count * self._crossings(outline) / workers
-        busy_s = count * work_s / workers + idle_s + crossed * self._sending_s(stride)[1]
-        exchange_s = self._exchange_s(workers // holders, copies * holders, adjacent, zero > 0)
-        return busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
+        crossed = outline.passes * self._crossings(outline) / workers
+        busy_s = even_s + crossed * self._sending_s(stride)[1]
+        exchange_s = self._exchange_s(workers // outline.holders, copies * outline.holders, adjacent, zero > 0)
+        return busy_s + exchange_s if outline.schedule.drains else max(busy_s, exchange_s)
 
     def _crossings(self, outline: Outline) -> int:
         """Boundaries over which transfers stop workers."""

@@ -163,8 +163,9 @@ class Shapes:
             if bound_s >= cutoff_s:
                 continue
             for stage in self._job.zero if replicas > 1 else (min(self._job.zero),):
+                work_s = figures.even_s(outline, replicas if stage else 1)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = figures.estimate_s(outline, copies, stage, adjacent=adjacent)
+                    estimate_s = figures.estimate_s(outline, work_s, copies, stage, adjacent=adjacent)
                     yield Shape(
                         schedule, figures.ways, stages, workers, copies, count, stage, adjacent, bound_s,
                         max(bound_s, estimate_s),
