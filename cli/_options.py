@@ -57,7 +57,10 @@ batch_option: Decorator = click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
 )
 optimizer_option: Decorator = click.option(
-    "--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor."
+    "--optimizer",
+    default="adam",
+    show_default=True,
+    help="adam, adamw, lamb, momentum, sgd, adafactor; adam:moments=bf16 halves its moments.",
 )
 attention_option: Decorator = click.option(
     "--attention",

@@ -12,9 +12,9 @@ gradient y in backward, both by rows and by columns,
     forward   x + w -> y           : (x + w) e + 16 bit y,           cast x: r x 16 bit + 2 x e
     backward  y, w -> x; y, x -> w : (2 y + w + x) e + 16 bit (x, w), cast y: r y 16 bit + 2 y e
 
-with e bytes of an element and r readings. The cast activation is kept by columns alone, which the weight's gradient
-multiplies; weights are cast at the update. Products that read the same activation share its cast, as they are one
-product with joined weights where frameworks run them.
+with e bytes of an element and r readings; what backward does not need is not made. The cast activation is kept by
+columns alone, which the weight's gradient multiplies; weights are cast at the update. Products that read the same
+activation share its cast, as they are one product with joined weights where frameworks run them.
 """
 
 from __future__ import annotations
@@ -96,14 +96,15 @@ class NarrowProducts:
             x = sum(t.elements for t in product.reads) * node.repeat
             cast = sum(t.elements for t in product.reads if t.name not in known) * node.repeat
             known.update(t.name for t in product.reads)
-            backward = rows[i, 8] > 0
+            towards, weight = rows[i, 4:6] > 0
             rows[i, 2] -= saved * (x + product.weights)
             rows[i, 3] += launches * r * (cast > 0)
-            beside[0, i] += cast * (r * sizes[result.dtype] + (1 + backward) * e)
-            if backward:
-                rows[i, 7] -= saved * (2 * y + x + product.weights)
+            beside[0, i] += cast * (r * sizes[result.dtype] + (1 + weight) * e)
+            if towards or weight:
+                copies = int(towards) + int(weight)
+                rows[i, 7] -= saved * (copies * y + weight * x + towards * product.weights)
                 rows[i, 8] += launches * r
-                beside[1, i] += y * (r * sizes[result.dtype] + 2 * e)
+                beside[1, i] += y * (r * sizes[result.dtype] + copies * e)
 
     def note(self, precision: Precision) -> Note:
         """Which products multiply in the format, to be said to the user."""
@@ -133,7 +134,7 @@ def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision)
     chosen = precision.narrow
     if chosen is None:
         return None
-    wide, columns = _left_out(graph, precision), _class_columns(graph, specs)
+    wide, (losses, classes) = _left_out(graph, precision), _losses(graph, specs)
     gathered = {e.product: e for e in find_expert_products(graph)}
     found: list[Product] = []
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
@@ -146,7 +147,7 @@ def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision)
         if product is None or not _divides(graph, product, chosen.multiple):
             continue
         result = graph.tensors[node.outputs[0]]
-        if result.shape[-1] not in columns and not _routes(graph, result):
+        if not _picked_from(graph, result, losses if result.shape[-1] in classes else frozenset()):
             found.append(product)
     return NarrowProducts(chosen, tuple(found))
 
@@ -156,7 +157,7 @@ def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> Product | No
     node, rule = graph.nodes[i], rule_of(graph.nodes[i].op)
     operands = [(p, graph.tensors[name]) for p, name in enumerate(node.inputs) if name]
     made = graph.nodes[expert.gather].outputs[0] if expert else ""
-    reads = tuple(t for _, t in operands if t.kind is TensorKind.ACTIVATION and t.name != made)
+    reads = tuple(t for _, t in operands if t.kind in (TensorKind.ACTIVATION, TensorKind.INPUT) and t.name != made)
     weights = float(sum(t.elements for p, t in operands if t.kind is TensorKind.PARAMETER and _is_matrix(rule, p, t)))
     if expert:
         weights = float(min(graph.tensors[expert.weight].elements, graph.tensors[made].elements))
@@ -180,26 +181,35 @@ def _left_out(graph: Graph, precision: Precision) -> frozenset[str]:
     return frozenset(layers[: precision.first] + layers[max(0, len(layers) - precision.last) :])
 
 
-def _class_columns(graph: Graph, specs: Sequence[OpSpec]) -> frozenset[int]:
-    """Numbers of classes that losses choose from: the columns of the logits that the graph ends at, or of its own."""
-    losses = [graph.nodes[i].inputs[0] for i, spec in enumerate(specs) if "loss_elements" in spec.details]
-    found = {graph.tensors[name].shape[1] for name in losses if len(graph.tensors[name].shape) > 1}
+def _losses(graph: Graph, specs: Sequence[OpSpec]) -> tuple[frozenset[str], frozenset[int]]:
+    """Names of what losses choose classes by, and their numbers of classes: logits that the graph ends at, or its own.
+
+    Every output with as many columns as the logits is taken to be one more (predictions of tokens further on).
+    """
+    own = {graph.nodes[i].inputs[0] for i, spec in enumerate(specs) if "loss_elements" in spec.details}
+    columns = {graph.tensors[name].shape[1] for name in own if len(graph.tensors[name].shape) > 1}
     logits = logits_of(graph)
-    return frozenset(found | ({graph.tensors[logits].shape[-1]} if logits else set()))
+    if logits:
+        columns.add(graph.tensors[logits].shape[-1])
+    return frozenset(own.union(graph.outputs)), frozenset(columns)
 
 
-def _routes(graph: Graph, result: Tensor) -> bool:
-    """Whether the largest of a product's columns are picked, after operators that read nothing else computed."""
+def _picked_from(graph: Graph, result: Tensor, losses: frozenset[str]) -> bool:
+    """Whether experts or, in a loss, classes are picked by a product's columns, which only operators without a matrix
+    of their own change before."""
     names, seen = [result.name], set[str]()
     while names:
         name = names.pop()
         seen.add(name)
+        if name in losses:
+            return True
         for node in (graph.nodes[r] for r in graph.consumers.get(name, ())):
-            scores = {_PICKS: 0}.get(node.op, 1 if rule_of(node.op).joint is JointCut.EXPERTS else -1)
+            rule = rule_of(node.op)
+            scores = {_PICKS: 0}.get(node.op, 1 if rule.joint is JointCut.EXPERTS else -1)
             if scores >= 0 and name == node.inputs[scores]:
                 return True
             computed = {n for n in node.inputs if n and graph.tensors[n].kind is TensorKind.ACTIVATION}
-            alike = [n for n in node.outputs if n in graph.tensors and graph.tensors[n].elements == result.elements]
-            if computed == {name}:
-                names += [n for n in alike if n not in seen]
+            if computed == {name} and not rule.heavy:
+                alike = (n for n in node.outputs if n in graph.tensors and n not in seen)
+                names += [n for n in alike if graph.tensors[n].elements == result.elements]
     return False

@@ -168,13 +168,13 @@ def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = N
             hint = "give a number of nodes or of devices, 1 or more"
             raise HardwareError(f"no {devices} devices of {spec.cluster}", hint=hint)
         return found
-    count, _, used = str(nodes or spec.nodes).partition("x")
-    numbers = [int(text) if text.isdigit() else 0 for text in (count, used or str(full))]
-    if min(numbers) < 1 or nodes == 0:
+    texts = str(spec.nodes if nodes is None else nodes).split("x")
+    numbers = [int(text) if text.isdigit() else 0 for text in texts]
+    if len(numbers) not in (1, 2) or min(numbers) < 1:
         raise HardwareError(
             f"{nodes} nodes make no cluster", hint="take 1 or more, or 4x64 for 64 devices of each of 4"
         )
-    return numbers[0], numbers[1]
+    return numbers[0], (*numbers, full)[1]
 
 
 def _sizes_within(spec: ClusterFile, used: int) -> list[int] | None:
