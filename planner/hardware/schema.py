@@ -68,7 +68,7 @@ Part = Annotated[float, _read(Dimension.FRACTION, 0, 1.0), _text(Dimension.FRACT
 Factor = Annotated[float, _read(Dimension.FRACTION, 1, 10.0), _text(Dimension.FRACTION)]
 Price = Annotated[float, _read(Dimension.PRICE, 0, _BIG), _text(Dimension.PRICE)]
 Count = Annotated[int, Field(strict=True, ge=1)]
-MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int16"]
+MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8", "int16"]
 Direction = Literal["per-direction", "bidirectional"]
 
 
@@ -266,6 +266,9 @@ class DeviceBody(Strict):
     )
     vector: ComputeFigure = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
     matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
+    format_rates: dict[MatrixType, FractionFigure] = Field(
+        default_factory=dict, description="part of `matrix_efficiency` that products of a number format reach"
+    )
     memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
     launch: TimeFigure | None = Field(
         None, description="host time of one forward operation, whatever the software; the stack's when absent"

@@ -14,6 +14,10 @@ MOST_DEVICES = 1 << 20
 """Devices that a cluster has at the most."""
 
 
+NARROW_FORMATS = frozenset({"fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8"})
+"""Number formats of matrix units by which no curve of efficiency is stated."""
+
+
 class Collective(StrEnum):
     """Ways in which a group of devices exchanges data."""
 
@@ -114,7 +118,8 @@ class Device:
         name: as in the profile, `a100-sxm-80gb`.
         memory_bytes: all of the device's memory that a program can see.
         reserve_bytes: what the runtime keeps for itself: its context and the kernels that are loaded; not plannable.
-        matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
+        matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`,
+            `mxfp8`, `nvfp4`).
         matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
         vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
         memory_byte_per_s: nominal bandwidth of device memory.
@@ -128,6 +133,7 @@ class Device:
         neighbour_bytes: buffers that the collective library keeps for each neighbour of a rank in one of its groups
             (`planner.hardware.reserve`).
         headroom: part of the memory that plans leave free.
+        format_rates: part of `matrix_efficiency` that products of a number format reach, where that is not all.
     """
 
     name: str
@@ -146,6 +152,7 @@ class Device:
     stack: Stack = NO_STACK
     neighbour_bytes: int = 0
     headroom: float = 0.0
+    format_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def capacity_bytes(self) -> int:

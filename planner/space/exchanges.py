@@ -82,8 +82,9 @@ class Exchanges:
     ) -> np.ndarray:
         """[.., n, n] bytes of weights, gradients, optimizer state and workspace, in so many parts [..] by group."""
         kept = kept_bytes(
-            recipe_of(zero), self._precision, self._state_bytes, parts, spare_bytes=self._precision.spare_bytes
-        )
+            recipe_of(zero), self._precision, self._state_bytes, parts,
+            spare_bytes=self._precision.spare_bytes, copy_bytes=self._precision.copy_bytes,
+        )  # fmt: skip
         each = np.asarray(kept.weights + kept.gradients + kept.optimizer + kept.gathered)
         beside = np.asarray(kept.transient)[..., None, None] * range_maxima(own)
         return np.asarray(each[..., None, None] * ranges.elements + beside + ranges.workspace_bytes)
