@@ -1,6 +1,7 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
+from planner.sharding.axis_uses import AxisUse, attention_heads, uses_of
 from planner.sharding.choices import Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
 from planner.sharding.embedding_tables import TableCut, embedding_tables, place_tables
@@ -41,6 +42,7 @@ from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_byt
 __all__ = [
     "PARTIAL",
     "REPLICATED",
+    "AxisUse",
     "Boundaries",
     "Boundary",
     "CollectiveUse",
@@ -70,6 +72,7 @@ __all__ = [
     "TensorLayout",
     "Verdict",
     "WeightChoice",
+    "attention_heads",
     "canonical_layout",
     "describe",
     "embedding_tables",
@@ -99,5 +102,6 @@ __all__ = [
     "split_refusals",
     "strategies",
     "unmatched",
+    "uses_of",
     "whole_costs",
 ]

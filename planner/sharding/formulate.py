@@ -9,6 +9,7 @@ the weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -18,6 +19,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
+from planner.sharding.axis_uses import used_so
 from planner.sharding.choices import MOST_BLOCKS
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
@@ -217,6 +219,13 @@ class _Builder:
             update = table.seconds[gradients, optimizers] + table.seconds[optimizers, weights]
         return found, update / self.setting.micro_batches, held
 
+    @functools.cached_property
+    def weight_elements(self) -> int:
+        """Weights that the nodes read."""
+        names = {name for i in self.members for name in self.graph.nodes[i].inputs if name}
+        weights = (self.graph.tensors[name] for name in names)
+        return sum(t.elements for t in weights if t.kind is TensorKind.PARAMETER)
+
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Strategies whose interleaved cuts its tensors consider too."""
 
@@ -258,6 +267,7 @@ class _Builder:
             options = replace(options, interleaved=True, blocks=blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
         found = allowed(found, call, self.forbids[i])
+        found = used_so(found, call, self.specs[i], self.setting.uses, self.mesh.sizes, self.weight_elements)
         if not found:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
@@ -329,6 +339,8 @@ class _Builder:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
             rests = self._rests(other, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
+            if self.setting.uses and tensor.kind is TensorKind.PARAMETER:  # no weight is gathered on the way
+                cost = np.where(cost > 0.0, np.inf, cost)
             if carries:
                 rests = self._rests(other, tensor, gradient=True)
                 back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]

@@ -24,6 +24,7 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor
 from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
+from planner.sharding.axis_uses import AxisUse
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import forbidden_dims
@@ -57,6 +58,7 @@ class Setting:
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
         forbidden: splits that are ruled out (`planner.sharding.forbidden`).
+        uses: what each mesh axis is for (`planner.sharding.axis_uses`); empty for anything.
     """
 
     graph: Graph
@@ -74,6 +76,7 @@ class Setting:
     annotations: Mapping[str, str] = field(default_factory=dict)
     work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
     forbidden: tuple[str, ...] = ()
+    uses: tuple[AxisUse, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -60,8 +60,21 @@ def by_count(problem: StageProblem) -> tuple[StageProblem, ...]:
 
 
 def cases(problem: StageProblem) -> tuple[StageProblem, ...]:
-    """The problem, or one for each number of replicas and of stages that the search has to know beforehand."""
-    return tuple(case for alike in by_replicas(problem) for case in by_count(alike))
+    """The problem, or one for each number of replicas and of stages, sharding and choice of recomputation that the
+    search has to know beforehand."""
+    return tuple(case for uniform in by_replicas(problem) for same in by_choice(uniform) for case in by_count(same))
+
+
+def by_choice(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each sharding, without and with recomputation, where all stages are to be alike in both."""
+    numbers, auto = np.unique(problem.shardings), problem.recompute not in ("never", "always")
+    if not problem.alike or (len(numbers) == 1 and not auto):
+        return (problem,)
+    return tuple(
+        replace(_of_options(problem, np.flatnonzero(problem.shardings == number)), recompute=choice, alike=False)
+        for number in numbers
+        for choice in (("never", "always") if auto else (problem.recompute,))
+    )
 
 
 def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
@@ -69,15 +82,35 @@ def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
     counts = np.unique(problem.replicas)
     if not problem.uniform or len(counts) == 1:
         return (problem,)
-    return tuple(_of_options(problem, np.flatnonzero(problem.replicas == count)) for count in counts)
+    return tuple(
+        replace(_of_options(problem, np.flatnonzero(problem.replicas == count)), uniform=False) for count in counts
+    )
+
+
+_BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
+_BY_KIND = (
+    "forward_s", "backward_s", "repeat_s", "capacity_bytes", "saved_bytes", "checkpoint_bytes", "working_bytes"
+)  # fmt: skip
 
 
 def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
-    """The problem with some of its options only."""
-    names = ("replicas", "shardings", "place", "in_flight", "passing", "filling", "tied_class")
+    """The problem with some of its options only, and the places and kinds that these have."""
+    names = ("replicas", "shardings", "in_flight", "passing", "filling", "tied_class")
     kept = {name: getattr(problem, name)[options] for name in names}
+    place = problem.place[options]
+    places, renumbered = np.unique(place, return_inverse=True)
+    outside = int(len(places) > 0 and places[0] < 0)
+    places = places[outside:]
+    kinds, place_kind = np.unique(problem.place_kind[places], return_inverse=True)
+    kept |= {name: values[places] for name in _BY_PLACE if len(values := getattr(problem, name))}
+    kept |= {name: getattr(problem, name)[kinds] for name in _BY_KIND}
     return replace(
-        problem, **kept, link=problem.link[np.ix_(options, options)], tied_s=problem.tied_s[:, options], uniform=False
+        problem,
+        **kept,
+        place=renumbered.reshape(place.shape) - outside,
+        place_kind=place_kind,
+        link=problem.link[np.ix_(options, options)],
+        tied_s=problem.tied_s[:, options],
     )
 
 

@@ -62,22 +62,30 @@ class StageOptions:
             if not best or kept[option] < kept[best[-1]]:
                 best.append(option)
         places = np.unique(np.linspace(0, len(best) - 1, min(len(best), MOST_OPTIONS)).round().astype(int))
-        which = [best[place] for place in places]
+        return self.only([best[place] for place in places])
+
+    def only(self, which: Sequence[int]) -> StageOptions:
+        """Some of the options."""
         tables = (
             self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.workspace_bytes, self.elements
         )  # fmt: skip
+        kept = list(which)
         return StageOptions(
-            tuple(self.ways[o] for o in which), tuple(self.again[o] for o in which), *(table[which] for table in tables)
+            tuple(self.ways[o] for o in kept), tuple(self.again[o] for o in kept), *(table[kept] for table in tables)
         )
 
 
-def stage_options(ways: Sequence[BlockCosts], job: Job) -> StageOptions:
-    """All options of stages; O(ways n^2)."""
+def stage_options(ways: Sequence[BlockCosts], job: Job) -> tuple[StageOptions, ...]:
+    """Options among which each stage chooses, all in one entry; where stages are to be alike an entry for each.
+
+    O(ways n^2).
+    """
     known = [(way, again) for way in range(len(ways)) for again in _choices(job)]
     ranges = [Ranges(costs) for costs in ways]
     rows = [_tables(ranges[way], ways[way], job, again=again) for way, again in known]
     columns = [np.stack(column) for column in zip(*rows, strict=True)]
-    return StageOptions(tuple(way for way, _ in known), tuple(again for _, again in known), *columns)
+    every = StageOptions(tuple(way for way, _ in known), tuple(again for _, again in known), *columns)
+    return tuple(every.only([option]) for option in range(len(known))) if job.structure.alike else (every,)
 
 
 def _choices(job: Job) -> tuple[bool, ...]:

@@ -70,7 +70,7 @@ def block_costs(
     O(nodes + blocks^2).
     """
     n, head = len(chain.blocks), head_block(chain)
-    starts = layer_starts(chain)
+    starts = layer_starts([block.name for block in chain.blocks])
     elements, ties = _parameters(chain, graph)
     saved = _saved_table(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
@@ -175,13 +175,13 @@ def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
     return found
 
 
-def layer_starts(chain: Chain) -> np.ndarray:
-    """int64 [n], the first block of the layer that each block is part of.
+def layer_starts(names: Sequence[str]) -> np.ndarray:
+    """int64 [n], the first block of the layer that each block, by its name, is part of.
 
     Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP's wrapped modules), also where a
     chain can be cut inside one: neighbouring blocks of one numbered module are a layer, others stand alone.
     """
-    layers = [name.rpartition("[")[0] or name for name in (block.name for block in chain.blocks)]
+    layers = [name.rpartition("[")[0] or name for name in names]
     starts = np.arange(len(layers))
     for layer, members in itertools.groupby(range(len(layers)), key=layers.__getitem__):
         blocks = list(members)

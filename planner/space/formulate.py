@@ -15,7 +15,7 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
-from planner.space.cuts import pinned_blocks
+from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.placement import Placement, Placements
@@ -143,6 +143,7 @@ class Formulator:
         width, micro_batches = self._share(costs, copies, slice_devices)
         options = tuple(replicas or self.replica_options(micro_batches, copies, width))
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
+        piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
             micro_batch=costs.micro_batch,
@@ -152,7 +153,7 @@ class Formulator:
             schedule=schedule,
             zero=zero,
             recompute=job.recompute,
-            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
+            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), piped, _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=self.overlap,
@@ -169,7 +170,8 @@ class Formulator:
             **self._work_tables(costs, placement, ranges, copies, zero),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
-            uniform=job.uniform,
+            uniform=job.uniform or job.structure.equal_replicas,
+            alike=job.structure.alike,
         )
 
     def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
@@ -213,8 +215,14 @@ class Formulator:
             "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
             "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
             "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero)
-            + self._buffers(placement, costs),
+            + self._buffers(placement, costs)
+            + np.where(self._may_be_stage(costs), 0.0, np.inf),
         }
+
+    def _may_be_stage(self, costs: BlockCosts) -> np.ndarray:
+        """bool [n, n], whether blocks i..j may be a stage: whole layers, where the job wants such."""
+        starts = stage_starts(costs, self._job)
+        return np.asarray(starts[:-1][:, None] & starts[1:][None, :])
 
     def _buffers(self, placement: Placement, costs: BlockCosts) -> np.ndarray:
         """[P, n, n] bytes of communication buffers of a rank, by place and blocks i..j."""

@@ -9,9 +9,10 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
+from planner.space.blocks import layer_starts
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
-from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
+from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
@@ -169,9 +170,24 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
+    found += [("backends", index) for index in _unstructured(job.structure, decision, names)][:1]
     again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
     found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
+
+
+def _unstructured(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
+    """Stages that are not as the plans of the wanted frameworks are."""
+    first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
+    zero = structure.zero_in_pipelines
+    if zero and len(decision.stages) > 1 and decision.zero not in zero:
+        yield 0
+    for index, stage in enumerate(decision.stages):
+        alike = (stage.sharding, stage.recompute, stage.repeats) == (first.sharding, first.recompute, first.repeats)
+        equal = stage.replicas == first.replicas or not structure.equal_replicas
+        whole = len(starts) == 0 or starts[stage.start] == stage.start
+        if not (equal and whole and (alike or not structure.alike)):
+            yield index
 
 
 def _choices(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient, rebatch, require_trained
-from planner.sharding import Boundaries, Boundary, StageSharding, StateBytes
+from planner.sharding import AxisUse, Boundaries, Boundary, StageSharding, StateBytes, attention_heads, uses_of
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
@@ -29,12 +29,15 @@ from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs,
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.configuration import Configuration
-from planner.space.jobs import device_types, mesh_names, meshes_for, settled
+from planner.space.jobs import device_types, mesh_names, meshes_for, settled, spread_ranks
 from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 
 Decided = Mapping[str, Choice] | None
 """What is decided about a block; None for nothing."""
+
+Uses = tuple[AxisUse, ...]
+"""What each axis of a mesh is for; empty for anything."""
 
 Key = tuple[Any, ...]
 """A mesh, or a mesh and how the tensors between blocks lie on it."""
@@ -71,11 +74,14 @@ class Pricer:
         cluster: device types to price for, and where meshes are laid.
         job: precision, optimizer and memory options.
         strict_ops: refuse operators that no rule describes.
+        like: a pricer of the same model, cluster and job but for its limits, whose prices are used again.
     """
 
-    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False, like: Pricer | None = None
+    ) -> None:
         require_trained(graph)
-        self.chain: Chain = build_chain(graph)
+        self.chain: Chain = build_chain(graph) if like is None else like.chain
         job = settled(job, cluster)
         if is_priced(graph):
             engine = "a model that carries measured times of its own"
@@ -87,10 +93,10 @@ class Pricer:
         self._worked_on: list[InnerCosts] = []
         self._known: dict[int, list[Sharded]] = {}
         self.meshes = meshes_for(graph, cluster, job)
-        self.graph_at = functools.cache(self._graph_at)
-        self.profiles = functools.cache(self._profiles)
-        self.costs = functools.cache(self._costs)
-        self._inner_on = functools.cache(self._inner_costs)
+        self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
+        self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
+        self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
+        self._inner_for = functools.cache(self._inner_costs)
         self._shardings_on = functools.cache(self._shardings)
         self._finer_on = functools.cache(self._finer)
         self._floors_on = functools.cache(self._by_boundary)
@@ -141,7 +147,9 @@ class Pricer:
             InfeasibleError: a decision is not legal.
         """
         free = Boundary.FREE in boundary
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,)) if free else self._inner_on(micro_batch, mesh)
+        inner = (
+            self._inner_with(micro_batch, mesh, (Boundary.FREE,)) if free else self._inner_for(micro_batch, mesh, ())
+        )
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
@@ -239,7 +247,7 @@ class Pricer:
         return self._finer_on(micro_batch, entry.inner.mesh.sizes, entry.sharded.boundaries)
 
     def _finer(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        inner = self._inner_on(micro_batch, mesh)
+        inner = self._inner_on(micro_batch, mesh, boundary)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
         return tuple(self._numbered(inner, each) for each in found)
 
@@ -251,7 +259,7 @@ class Pricer:
         points, which no point that is not far slower goes below by more than rounding.
         """
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
-        inner, training = self._inner_on(micro_batch, key[0]), self._training
+        inner, training = self._inner_on(micro_batch, *key), self._training
         number = next(self._below)
         lean = [
             sharded_block_costs(inner, each, training, self._differentiable, number)
@@ -299,22 +307,53 @@ class Pricer:
 
     def _by_boundary(self, micro_batch: int, mesh: tuple[int, ...]) -> list[tuple[BlockCosts, Key]]:
         """Floors with the communication inside blocks, for each way in which boundaries may lie."""
-        floor, inner = self._floor(micro_batch, math.prod(mesh)), self._inner_on(micro_batch, mesh)
-        found: list[tuple[BlockCosts, Key]] = []
-        for boundary in () if inner.whole else inner.boundaries:
-            least_s = inner.least_s(boundary)
-            if np.isfinite(least_s).all():
-                backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)
-                found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
+        floor, found = self._floor(micro_batch, math.prod(mesh)), list[tuple[BlockCosts, Key]]()
+        for inner in (self._inner_for(micro_batch, mesh, uses) for uses in self._uses_of(mesh)):
+            for boundary in () if inner.whole else inner.boundaries:
+                least_s = inner.least_s(boundary)
+                if np.isfinite(least_s).all():
+                    backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)
+                    found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
         return found
 
-    def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
-        found = self._inner_with(micro_batch, mesh, InnerOptions().boundaries)
+    @functools.cached_property
+    def _heads(self) -> int:
+        """What the ranks of a tensor axis divide; 0 for any number."""
+        heads, groups = attention_heads(self.graph)
+        return {"": 0, "heads": heads}.get(self._job.structure.head_groups, groups)
+
+    def _uses_of(self, mesh: tuple[int, ...]) -> Iterator[Uses]:
+        """What the axes of a mesh may be used for, all together; one empty entry where they may do anything."""
+        structure = self._job.structure
+        if not structure.axes:
+            yield ()
+            return
+        known = [AxisUse(name) for name in structure.axes]
+        for uses in itertools.product(known, repeat=len(mesh)):
+            wide = math.prod(n for n, use in zip(mesh, uses, strict=True) if use is AxisUse.TENSOR)
+            doubled = all(n & (n - 1) == 0 for n in mesh) or not structure.powers_of_two
+            if doubled and self._heads % wide == 0 and (AxisUse.EXPERT not in uses or self._spread):
+                yield uses
+
+    @functools.cached_property
+    def _spread(self) -> int:
+        return spread_ranks(self.graph)
+
+    def _inner_on(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> InnerCosts:
+        return self._inner_for(micro_batch, mesh, uses_of(boundary) if self._job.structure.axes else ())
+
+    def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...], uses: Uses) -> InnerCosts:
+        found = self._inner_with(micro_batch, mesh, InnerOptions().boundaries, uses=uses)
         self._worked_on.append(found)
         return found
 
     def _inner_with(
-        self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...], device_type: int = 0
+        self,
+        micro_batch: int,
+        mesh: tuple[int, ...],
+        boundaries: tuple[Boundary, ...],
+        device_type: int = 0,
+        uses: Uses = (),
     ) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
@@ -329,13 +368,14 @@ class Pricer:
                 state=StateBytes(chosen.held_weight_bytes, chosen.held_gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
                 forbidden=job.forbid,
+                uses=uses,
             ),
             cache=self._inner,
         )
 
     def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
-        inner = self._inner_on(micro_batch, mesh)
+        inner = self._inner_on(micro_batch, mesh, boundary)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
         return tuple(self._numbered(inner, each) for each in found)
 

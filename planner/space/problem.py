@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Configuration, StageChoice
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,8 @@ class StageProblem:
         exchange_forward_s: [P or 0, n, n] what replicas exchange in a forward pass (ZeRO-3), if anything.
         exchange_backward_s: the same in a backward pass (ZeRO-2 and 3).
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
-        resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
+        resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device; infinite where blocks
+            i..j may be no stage.
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
         saved_bytes: [K, n, n] activations kept for one micro-batch.
         checkpoint_bytes: [K, n, n] the same when the stage is recomputed.
@@ -68,6 +69,7 @@ class StageProblem:
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
         uniform: all stages have the same number of replicas.
+        alike: all stages have the same sharding and recompute alike.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -111,6 +113,7 @@ class StageProblem:
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
     uniform: bool = False
+    alike: bool = False
 
     @property
     def blocks(self) -> int:

@@ -50,7 +50,7 @@ def sharded_block_costs(
     O(nodes + blocks^2).
     """
     chain = inner.chain
-    head, starts = head_block(chain), layer_starts(chain)
+    head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
     elements, ties = _parameters(sharded.parameters)
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
     tensors = _boundary_tensors(inner, sharded)

@@ -30,6 +30,30 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Structure:
+    """What the plans of a training framework are like, beyond what a user's own options say; free by default.
+
+    Attributes:
+        equal_replicas: all stages have the same number of replicas.
+        alike: all stages share their operators in the same way and recompute alike.
+        whole_layers: stages begin where a layer begins.
+        axes: what a mesh axis may be used for: "tensor", "data" (`planner.sharding.AxisUse`); empty for anything.
+        powers_of_two: a group has 1, 2, 4, 8 .. ranks.
+        head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
+            heads": those with keys of their own.
+        zero_in_pipelines: ZeRO stages of plans with several stages; empty for those of the job.
+    """
+
+    equal_replicas: bool = False
+    alike: bool = False
+    whole_layers: bool = False
+    axes: tuple[str, ...] = ()
+    powers_of_two: bool = False
+    head_groups: str = ""
+    zero_in_pipelines: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What the user wants trained.
 
@@ -65,6 +89,10 @@ class Job:
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of layer by layer.
         headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
+        backends: training frameworks, by name, of which one at least is to take the plan as it is ("any": none needs
+            to). Where a job is asked, empty means the usual ones (`planner.systems.usual_backends`); in a plan, that
+            none needed to.
+        structure: what the plans of these frameworks are like; worked out from `backends` and in no file.
     """
 
     global_batch: int
@@ -90,6 +118,8 @@ class Job:
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
     headroom: float = HEADROOM
+    backends: tuple[str, ...] = ()
+    structure: Structure = Structure()
 
 
 @dataclass(frozen=True, slots=True)
