@@ -211,7 +211,7 @@ class _Change(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout],
         shape: tuple[int, ...], mesh: Mesh,
-    ) -> torch.Tensor:  # fmt: skip  # noqa: ANN401
+    ) -> torch.Tensor:  # fmt: skip
         ctx.way = back, shape, mesh
         y = change(x, *there, shape, mesh)
         return y.view_as(y) if y is x else y

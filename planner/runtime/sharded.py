@@ -112,9 +112,7 @@ class ShardedStage:
         live = {b.tensor for b in self._program.received}
         inner: dict[str, Step] = {}
         for step in self._program.steps:
-            split = next(
-                (s for name in step.outputs if name and (s := self._split(name)) is not None), None
-            )
+            split = next((s for name in step.outputs if name and (s := self._split(name)) is not None), None)
             depends = any(name in live or name in inner for name in step.inputs)
             if split is None:
                 wanted = {b.tensor for b in self._program.sent} | set(self._program.outputs)
@@ -146,9 +144,7 @@ class ShardedStage:
         ranked = list(dict.fromkeys(s.name for s in inner.values()))
         return tuple(sorted(found.values(), key=lambda s: ranked.index(s.name)))
 
-    def run(
-        self, values: Values, batch: Batch, loss: Loss, context: Context
-    ) -> tuple[Values, torch.Tensor | None]:
+    def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
         """Forward of the stage on this rank's pieces; arguments and results as of `run_stage`, tensors in pieces."""
         rest = {name: _Rest(piece, *self.layouts(name)) for name, piece in values.items() if name not in batch}
         for name in self._program.fed:

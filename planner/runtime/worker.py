@@ -143,9 +143,7 @@ class Worker:
         if sharding is None or len(group) == 1:
             return Mesh()
         lines = tuple(
-            next(
-                (self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line), None
-            )
+            next((self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line), None)
             for axis in range(len(sharding.sizes))
         )
         return Mesh(sharding.sizes, group.index(self.rank), lines)

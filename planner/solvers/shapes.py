@@ -156,6 +156,7 @@ class Shapes:
     def _of_size(self, figures: Figures, workers: int, copies: int, count: int, cutoff_s: float) -> Iterator[Shape]:
         piped = self._job.structure.zero_in_pipelines or self._job.zero
         zeros = [stage for stage in self._job.zero if stage in piped]
+        inner = any(way.inner_replicas for way in figures.ways)
         for schedule, stages in self._pipelines(workers, count, figures.blocks):
             outline = self._outline(schedule, Pipeline((1,) * stages, count))
             replicas = copies * outline.holders
@@ -164,8 +165,8 @@ class Shapes:
             bound_s = figures.bound_s(outline, copies)
             if bound_s >= cutoff_s:
                 continue
-            for stage in zeros if replicas > 1 else sorted(zeros)[:1]:
-                work_s = figures.even_s(outline, replicas if stage else 1)
+            for stage in zeros if replicas > 1 or inner else sorted(zeros)[:1]:
+                work_s = figures.even_s(outline, replicas if stage else 0)
                 for adjacent in (True, False) if copies > 1 else (False,):
                     estimate_s = figures.estimate_s(outline, work_s, copies, stage, adjacent=adjacent)
                     yield Shape(

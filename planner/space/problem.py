@@ -68,6 +68,7 @@ class StageProblem:
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
+        context, expert: of those, ranks that share the sequence, and to which samples and experts are dealt.
         uniform: all stages have the same number of replicas.
         alike: all stages have the same sharding and recompute alike.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
@@ -112,6 +113,8 @@ class StageProblem:
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
+    context: int = 1
+    expert: int = 1
     uniform: bool = False
     alike: bool = False
 
@@ -123,7 +126,7 @@ class StageProblem:
     def stage(self, start: int, stop: int, option: int, recompute: bool) -> StageChoice:
         """A stage of some blocks that takes an option."""
         replicas, sharding = int(self.replicas[option]), int(self.shardings[option])
-        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding)
+        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding, self.context, self.expert)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The decision that chooses these stages."""

@@ -1,22 +1,20 @@
-"""What training frameworks use an axis of a mesh for, as a choice among the strategies of an operator.
+"""The strategies of operators that the tensor parallel layers of training frameworks have.
 
-An axis of a mesh may do anything with any operator. Frameworks use it for one thing: for tensor parallelism (weights of
-products are cut by their columns or rows, attention by its heads, what lies between layers by the sequence or not at
-all; Narayanan et al., SC 2021; Korthikanti et al., 2022), or for expert parallelism (samples are dealt to the ranks,
-which have experts of their own and copies of all other weights; Fedus et al., 2021). No weight is gathered from the
-ranks of the axis while a micro-batch runs: that is what replicas with a sharded optimizer are for.
+A tensor axis of a mesh may do anything with any operator. Frameworks cut weights of products by their columns or rows,
+attention by its heads, and what lies between layers by the sequence or not at all (Narayanan et al., SC 2021;
+Korthikanti et al., 2022). No weight is gathered from the ranks of the axis while a micro-batch runs: that is what
+replicas with a sharded optimizer are for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 
 from planner.graph import Graph, Tensor, TensorKind
 from planner.operators import JointCut, OpCall, OpSpec, graph_specs, rule_of
-from planner.sharding.layout import REPLICATED
-from planner.sharding.resting import Boundaries, Boundary
+from planner.sharding.choices import Options
+from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
 
 SMALL = 0.005
@@ -24,20 +22,6 @@ SMALL = 0.005
 
 _HEADS = frozenset("grh")
 """Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
-
-
-class AxisUse(StrEnum):
-    """What an axis of a mesh is for."""
-
-    TENSOR = "tensor"
-    """Weights are cut, tensors between blocks are whole or cut by the sequence."""
-    EXPERT = "expert"
-    """The batch and the experts of mixtures are cut, all other weights are whole."""
-
-
-def uses_of(boundaries: Boundaries) -> tuple[AxisUse, ...]:
-    """What axes are for between whose ranks boundary tensors lie like this."""
-    return tuple(AxisUse.EXPERT if boundary is Boundary.BATCH else AxisUse.TENSOR for boundary in boundaries)
 
 
 def attention_heads(graph: Graph) -> tuple[int, int]:
@@ -51,22 +35,23 @@ def attention_heads(graph: Graph) -> tuple[int, int]:
     return heads, groups
 
 
-def used_so(
-    found: Sequence[Strategy], call: OpCall, spec: OpSpec, uses: Sequence[AxisUse], sizes: Sequence[int], elements: int
+def layer_strategies(
+    found: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
 ) -> tuple[Strategy, ...]:
-    """The strategies of an operator that fit what the axes are for; all where none does.
+    """Of the strategies of an operator those that frameworks have; all where none is, or anything is allowed.
 
     Args:
         found: strategies.
         call: the operator.
         spec: its description.
-        uses: by axis; empty for anything.
+        options: which splits count.
         sizes: ranks along each axis.
         elements: weights of the block that the operator is part of.
     """
-    axes = [(axis, use) for axis, use in enumerate(uses) if sizes[axis] > 1]
-    suits = {AxisUse.TENSOR: _as_tensor, AxisUse.EXPERT: _as_expert}
-    fitting = tuple(s for s in found if all(suits[use](s, call, spec, axis, sizes, elements) for axis, use in axes))
+    if not options.as_layers:
+        return tuple(found)
+    axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
+    fitting = tuple(s for s in found if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes))
     return fitting or tuple(found)
 
 
@@ -76,8 +61,8 @@ def _weights(call: OpCall, spec: OpSpec) -> list[tuple[int, Tensor]]:
     return [(p, t) for p, t in inputs if t is not None and t.kind is TensorKind.PARAMETER and len(t.shape) > 1]
 
 
-def _as_tensor(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
-    """Whether an axis of tensor parallel ranks runs an operator so."""
+def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
+    """Whether tensor parallel layers run an operator so."""
     name, reads = strategy.splits[axis], dict(strategy.reads)
     weights = _weights(call, spec)
     if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel
@@ -99,16 +84,3 @@ def _by_heads(strategy: Strategy, call: OpCall, axis: int) -> bool:
     pairs = [(call.inputs[p], layout) for p, layout in strategy.reads]
     dims = [(layout[axis].dim, len(t.shape)) for t, layout in pairs if t is not None and layout[axis].cuts]
     return len(dims) == len(pairs) and all(dim < rank - 2 and (dim > 0 or rank < 4) for dim, rank in dims)
-
-
-def _as_expert(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
-    """Whether an axis of expert parallel ranks runs an operator so."""
-    reads = dict(strategy.reads)
-    for p, weight in _weights(call, spec):
-        experts = len(weight.shape) == 3 and weight.shape[0] > 1
-        part = reads[p][axis]
-        if (part.cuts and part.dim == 0) != experts or (part != REPLICATED and not experts):
-            return False
-    if rule_of(call.op).joint is JointCut.RING and strategy.splits[axis] not in ("b", ""):
-        return False
-    return not any(e.axis == axis and e.reason in (Reason.STATISTICS, Reason.RING) for e in strategy.exchanges)
