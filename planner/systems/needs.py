@@ -62,6 +62,7 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
     free_groups = backend.groups and not backend.structure.axes
     for requirement in plan.requires:
         can = requirement in backend.can or requirement in ZERO or (free_groups and requirement in _INSIDE)
+        can |= requirement is Requirement.RING_ATTENTION and AxisRole.CONTEXT in backend.structure.axes
         if requirement not in own and not can:
             yield WORDS.get(requirement, requirement.replace("_", " "))
     several = len(plan.stages) > 1
