@@ -22,12 +22,13 @@ from planner.hardware.schema import (
     DeviceCount,
     FlopCurve,
     LevelEntry,
+    LinkFigures,
     PeerLink,
     Port,
     ReserveFigure,
     StackFile,
 )
-from planner.hardware.types import NARROW_FORMATS, Cluster, CollectiveFit, Curve, Device, Level, Stack
+from planner.hardware.types import NARROW_FORMATS, Cluster, CollectiveFit, Curve, Device, Level, Stack, slowest_levels
 from planner.hardware.validate import arrange, too_many
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
@@ -203,18 +204,26 @@ def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
         hint = f"take a number up to {full} that fills the levels {' x '.join(str(e.size or 1) for e in spec.node)}"
         raise HardwareError(f"no {used} devices of a node", where=spec.cluster, hint=hint)
     node = [entry.model_copy(update={"size": size}) for entry, size in zip(spec.node, sizes, strict=True)]
-    network = list(spec.network)
-    if network and network[0].port.count >= full:
-        port = network[0].port
-        network[0] = network[0].model_copy(
-            update={"port": port.model_copy(update={"count": port.count * used // full})}
-        )
+    network = [_fewer_ports(entry, used, full) for entry in spec.network[:1]] + spec.network[1:]
     pattern = [part.type for part in spec.devices for _ in range(part.count)]
     listed = [pattern[i % len(pattern)] for i in range(math.lcm(full, len(pattern)))]
     kept = [name for i, name in enumerate(listed) if i % full < used]
     runs = [(name, len(list(run))) for name, run in itertools.groupby(kept)]
     devices = [DeviceCount(type=name, count=1 if len(runs) == 1 else count) for name, count in runs]
     return spec.model_copy(update={"node": node, "network": network, "devices": devices})
+
+
+def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
+    """A tier between nodes of which only so many devices of all are used: ports that are a device's own go with it."""
+
+    def of(figures: LevelEntry | LinkFigures) -> dict[str, Any]:
+        port = figures.port
+        if port is None or port.count < full:
+            return {}
+        return {"port": port.model_copy(update={"count": port.count * used // full})}
+
+    unlike = {device: own.model_copy(update=of(own)) for device, own in entry.nodes_of.items()}
+    return entry.model_copy(update={**of(entry), "nodes_of": unlike})
 
 
 def build_cluster(
@@ -249,25 +258,30 @@ def build_cluster(
     names = list(dict.fromkeys(ranks))
     devices = tuple(build_device(name, *types[name], stack, price) for name in names)
     device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
-    levels, sources = _levels(spec, nodes, stack)
+    unlike = tuple(_levels(spec, nodes, stack, name) for name in names) if _links_differ(spec) else ()
+    levels = slowest_levels(unlike) if unlike else _levels(spec, nodes, stack)
     count = f"{nodes} node{'s' if nodes > 1 else ''}{f' of {node_size}' if node_size < full else ''}"
     name = spec.cluster if (nodes, node_size) == (spec.nodes, full) else f"{spec.cluster} ({count})"
     return Cluster(
         name=name,
-        fingerprint=_fingerprint(devices, device_types, levels),
+        fingerprint=_fingerprint(devices, device_types, levels, unlike),
         devices=devices,
         device_types=device_types,
         levels=levels,
         node_size=node_size,
         about=spec.about,
-        sources=sources,
+        sources=_sources(spec),
+        unlike=unlike,
     )
 
 
-def _levels(spec: ClusterFile, nodes: int, stack: Stack) -> tuple[tuple[Level, ...], dict[str, str]]:
-    """Levels that join more than one child, innermost first, and the sources of their figures."""
+def _links_differ(spec: ClusterFile) -> bool:
+    return any(entry.nodes_of for entry in (*spec.node, *spec.network))
+
+
+def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
+    """Levels that join more than one child, innermost first, as nodes of a device type have them."""
     levels: list[Level] = []
-    sources: dict[str, str] = {}
     child, left = 1, nodes
     for i, entry in enumerate((*spec.node, *spec.network)):
         size = entry.size or left
@@ -275,23 +289,21 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack) -> tuple[tuple[Level, .
             size = min(size, left)
             left //= size
         if size > 1:
-            levels.append(_level(entry, size, child, stack, across=i >= len(spec.node)))
-            sources.update({f"{entry.level}.{key}": text for key, text in _level_sources(entry, spec.sources).items()})
+            levels.append(_level(entry.of(device), size, child, stack, across=i >= len(spec.node)))
         child *= size
-    if spec.node_price:
-        sources["node_price"] = cite(spec.node_price, spec.sources)
-    return tuple(levels), sources
+    return tuple(levels)
 
 
-def _level_sources(entry: LevelEntry, own: Mapping[str, str]) -> dict[str, str]:
-    cited: dict[str, Cited | None] = {
-        "port": entry.port,
-        "peer": entry.peer,
-        "latency": entry.latency,
-        "efficiency": entry.efficiency,
-        "measured": entry.measured,
-    }
-    return {key: cite(item, own) for key, item in cited.items() if item is not None}
+def _sources(spec: ClusterFile) -> dict[str, str]:
+    """Where each figure of the levels comes from, and the price of a node."""
+    found: dict[str, Cited | None] = {"node_price": spec.node_price}
+    for entry in (*spec.node, *spec.network):
+        figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
+        figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
+        for name, own in figures:
+            found |= {f"{name}.{key}": getattr(own, key) for key in LinkFigures.model_fields}
+        found[f"{entry.level}.measured"] = entry.measured
+    return {key: cite(item, spec.sources) for key, item in found.items() if item is not None}
 
 
 def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
@@ -320,7 +332,12 @@ def single_device(name: str, device: Device) -> Cluster:
     return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, device.about)
 
 
-def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Sequence[Level]) -> str:
+def _fingerprint(
+    devices: Sequence[Device],
+    device_types: np.ndarray,
+    levels: Sequence[Level],
+    unlike: Sequence[Sequence[Level]] = (),
+) -> str:
     """sha256 of everything that a plan depends on: figures, sizes and device names, not names of levels or sources."""
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
@@ -332,6 +349,8 @@ def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Se
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
         "stack": _figures(devices[0].stack, "name", "compared", "sources", "about"),
     }
+    if unlike:
+        content["unlike"] = [[_figures(each, "name") for each in own] for own in unlike]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -336,6 +336,15 @@ class Measured(Cited):
         ]
 
 
+class LinkFigures(Strict):
+    """Figures of one tier's links in nodes of another device type; what is absent is as for all."""
+
+    port: Port | None = Field(None, description="the links of one child into this tier")
+    peer: PeerLink | None = Field(None, description="the wire between two single devices")
+    latency: TimeFigure | None = Field(None, description="start-up time of one message")
+    efficiency: FractionFigure | None = Field(None, description="achievable fraction of the bandwidths")
+
+
 class LevelEntry(Strict):
     """One tier of links, joining `size` children of the tier below."""
 
@@ -352,6 +361,15 @@ class LevelEntry(Strict):
     latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
     efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
     measured: Measured | None = Field(None, description="measured collectives among devices of this level")
+    nodes_of: dict[str, LinkFigures] = Field(
+        default_factory=dict, description="figures that differ in nodes of a device type, by its name"
+    )
+
+    def of(self, device: str) -> LevelEntry:
+        """The tier as nodes of a device type have it."""
+        own = self.nodes_of.get(device)
+        figures = {} if own is None else {k: v for k in type(own).model_fields if (v := getattr(own, k)) is not None}
+        return self.model_copy(update=figures | ({"measured": None} if figures else {}))
 
     @field_validator("device_ports")
     @classmethod

@@ -8,6 +8,7 @@ import pytest
 
 from planner.costs import Profile, optimizer_state_bytes, precision, profile
 from planner.errors import JobError, UsageError
+from planner.exchange import kept_bytes, recipe_of
 from planner.graph import Graph, Node
 from planner.hardware import Curve, Device, load_device
 from tests.operators import calls
@@ -193,3 +194,22 @@ def test_a_format_that_a_device_lacks() -> None:
     with pytest.raises(JobError, match="a100-sxm-80gb does not compute in fp8"):
         of(linear(), "fp8", load_device("a100-sxm-80gb"))
     assert of(linear(), "nvfp4", load_device("b200-sxm-180gb")).formats[2] == "nvfp4"
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "beside"),
+    [
+        (0, 100 * (2 + 0.0625), 0),
+        (1, 100 * (2 + 0.0625), 0),
+        (3, 100 * 2 / 4, 2 * 30 * (2 + 0.0625) + 30 * 2),  # two gathered units with their casts, gradients of one
+    ],
+)
+def test_narrow_copies_are_made_of_what_a_rank_has(zero: int, weights: float, beside: float) -> None:
+    chosen = precision("mxfp8")
+    kept = kept_bytes(
+        recipe_of(zero), chosen, 12.0, lambda group: 1 if group is None else 4, 100.0, 30.0,
+        copy_bytes=chosen.copy_bytes,
+    )  # fmt: skip
+    assert kept.weights == weights
+    assert kept.transient == beside
+    assert kept.optimizer == (100 * 12 if zero == 0 else 100 * 12 / 4)

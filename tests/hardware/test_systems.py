@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner.errors import HardwareError
-from planner.hardware import load_cluster, profile_yaml, resolved_profile
+from planner.hardware import (
+    Collective,
+    collective_s,
+    contiguous_terms,
+    lint,
+    load_cluster,
+    profile_yaml,
+    resolved_profile,
+    send_terms,
+    strided_terms,
+)
 from tests.shared_data import shared_path
 
 SYSTEMS = {
@@ -62,12 +74,11 @@ def test_racks_of_72_give_as_many_devices_each(devices: int, nodes: int, used: i
         assert cluster.levels[1].device_byte_per_s == 50e9
 
 
-def test_a_part_of_a_node_is_named_and_can_be_written_out(tmp_path: object) -> None:
+def test_a_part_of_a_node_is_named_and_can_be_written_out(tmp_path: Path) -> None:
     cluster = load_cluster("gb200-nvl72", nodes="4x64")
     assert cluster.name == "gb200-nvl72 (4 nodes of 64)"
-    path = f"{tmp_path}/part.yaml"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(profile_yaml(resolved_profile("gb200-nvl72", "4x64")))
+    path = tmp_path / "part.yaml"
+    path.write_text(profile_yaml(resolved_profile("gb200-nvl72", "4x64")))
     assert load_cluster(path).fingerprint == cluster.fingerprint
 
 
@@ -86,3 +97,56 @@ def test_shared_ports_and_unlike_devices_of_a_part() -> None:
 def test_parts_that_are_not_there(nodes: str | None, devices: int | None, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
         load_cluster("gb200-nvl72", nodes=nodes, devices=devices)
+
+
+POOL = """
+cluster: pool
+devices:
+  - {type: h100-sxm-80gb, count: 2}
+  - {type: a100-sxm-80gb, count: 2}
+nodes: 2
+node:
+  - level: inside
+    size: 2
+    port: {value: 100 GB/s, direction: per-direction}
+    latency: 1 us
+    efficiency: 100%
+    nodes_of:
+      a100-sxm-80gb: {port: {value: 40 GB/s, direction: per-direction}, latency: 3 us, efficiency: 50%}
+network:
+  - level: between
+    port: {value: 10 GB/s, direction: per-direction, count: 2}
+    latency: 10 us
+    efficiency: 100%
+    nodes_of:
+      a100-sxm-80gb: {port: {value: 4 GB/s, direction: per-direction, count: 2}}
+"""
+
+
+def test_nodes_of_unlike_types_have_links_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL)
+    pool = load_cluster(path)
+    payload, gather = 1e9, Collective.ALL_GATHER  # half of it passes the link of each of two ranks
+    assert collective_s(pool, gather, [0, 1], payload) == pytest.approx(1e-6 + 0.5e9 / 100e9)
+    assert collective_s(pool, gather, [2, 3], payload) == pytest.approx(3e-6 + 0.5e9 / (0.5 * 40e9))
+    assert collective_s(pool, gather, [1, 2], payload) == pytest.approx(10e-6 + 0.5e9 / 4e9)  # the slower port counts
+    runs = contiguous_terms(pool, gather, np.array([0, 1, 2, 0]), np.array([2, 2, 2, 4])).seconds(payload)
+    each = [collective_s(pool, gather, ranks, payload) for ranks in ([0, 1], [1, 2], [2, 3], [0, 1, 2, 3])]
+    assert runs.tolist() == [each[0], each[1], each[2], each[3]]
+    strided = strided_terms(pool, gather, np.array([0, 1, 2]), np.array([2, 2, 2]), np.array([1, 2, 1]))
+    assert strided.seconds(payload).tolist() == [
+        each[0], collective_s(pool, gather, [1, 3], payload), each[2]
+    ]  # fmt: skip
+    assert send_terms(pool, 0, 1).seconds(payload) >= 1e9 / (0.5 * 40e9)  # a transfer takes the slowest links
+    alike = load_cluster(path, nodes=1)
+    assert collective_s(alike, gather, [0, 1], payload) == pytest.approx(1e-6 + 0.5e9 / 100e9)
+
+
+def test_links_of_devices_that_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(
+        POOL.replace("      a100-sxm-80gb: {port: {value: 4 GB", "      a100-sxm-40gb: {port: {value: 4 GB")
+    )
+    assert [p.message for p in lint(path)] == ["no node has devices of type 'a100-sxm-40gb'"]
+    assert lint(path)[0].hint.startswith("did you mean 'a100-sxm-80gb'")
