@@ -40,8 +40,9 @@ from ._report import say_where, show
 @click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
 @click.option(
     "--precision",
-    help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-deepspeed, bf16-pure. [default: the first of "
-    "bf16, fp16 and fp32 that all devices compute in]",
+    help="Number formats: bf16, fp16, fp32, tf32, fp8, fp8-cs, fp8-blockwise, mxfp8, nvfp4, bf16-fp32grad, "
+    "bf16-deepspeed, bf16-pure; with options as mxfp8:grads=fp32,last=4. [default: the first of bf16, fp16 and fp32 "
+    "that all devices compute in]",
 )
 @_options.optimizer_option
 @click.option(

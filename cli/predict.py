@@ -77,7 +77,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 def command(
     model: str,
     hardware: str,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     dims: tuple[str, ...],
     costs: str | None,

@@ -224,9 +224,10 @@ def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Ite
     chosen, memory, shards = precision(plan.options.precision), terms.memory, len(stage.replicas)
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
     elements, state = stage.held_parameters, optimizer_state_bytes(plan.options.optimizer, chosen)
+    copies = chosen.copy_bytes * elements * (stage.zero < 3 or shards == 1)
     more = buffers * elements * chosen.weight_bytes
     sums = [
-        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, 0),
+        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, copies * versions),
         ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2, chosen.spare_bytes * elements),
         ("optimizer_bytes", memory.optimizer_bytes, state, 1, more),
     ]

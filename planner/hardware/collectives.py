@@ -113,7 +113,8 @@ def strided_terms(
 def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | int, concurrent: int = 1) -> Terms:
     """Cost of handing a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
 
-    Beside the transfer, the hosts hand over (`Device.handover_s`, the slowest device type's).
+    Where nodes have links of their own, those of the slowest count. Beside the transfer, the hosts hand over
+    (`Device.handover_s`, the slowest device type's).
 
     Args:
         cluster: the machine.
@@ -151,7 +152,7 @@ def _table(cluster: Cluster, kind: Collective, shapes: Sequence[Span], index: np
     latency = np.full((len(shapes), len(ALGORITHMS)), math.inf)
     slope = np.zeros_like(latency)
     for row, span in enumerate(shapes):
-        for name, (alpha, beta) in _alternatives(cluster.levels, kind, span, concurrent).items():
+        for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent).items():
             column = ALGORITHMS.index(name)
             latency[row, column], slope[row, column] = alpha, beta
     return Terms(latency[index], slope[index])

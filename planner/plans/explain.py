@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.costs import alignment_advice
+from planner.costs import alignment_advice, precision
 from planner.costs.errors import MeasuredError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -318,6 +318,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
     return (
         f"{options.precision} training with {options.optimizer}; {loss}",
+        *_formats(options.precision),
         "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
         _dropout(plan),
         *_software(plan),
@@ -326,6 +327,14 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         *_semantics(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
+
+
+def _formats(name: str) -> tuple[str, ...]:
+    """In which products a narrow format is assumed."""
+    narrow = precision(name).narrow
+    if narrow is None:
+        return ()
+    return (f"products with weights multiply in {narrow.name}; attention, routers and the head in bf16",)
 
 
 def _software(plan: Plan) -> tuple[str, ...]:

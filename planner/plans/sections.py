@@ -353,7 +353,9 @@ class Staging:
                 names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
                 stages=tuple(sorted(found)),
                 reduction="sum" if summed else "none",
-                bytes=self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes,
+                bytes=round(
+                    self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes
+                ),
             )
             for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
             if len(found) > 1

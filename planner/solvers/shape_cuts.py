@@ -195,11 +195,12 @@ class Cutter:
         def parts(group: object) -> int:
             return 1 if group is None else replicas
 
-        kept = kept_bytes(recipe, chosen, state, parts, 1.0, 0.0, chosen.spare_bytes)
+        kept = kept_bytes(recipe, chosen, state, parts, 1.0, 0.0, chosen.spare_bytes, chosen.copy_bytes)
         versions = np.array(shape.schedule.weight_versions(shape.pipeline), float)
         buffers = shape.schedule.weight_buffers * chosen.weight_bytes
         each = versions * float(kept.weights) + float(kept.gradients + kept.optimizer + kept.gathered) + buffers
-        return each, float(kept_bytes(recipe, chosen, state, parts, 0.0, float(largest)).transient)
+        gathered = kept_bytes(recipe, chosen, state, parts, 0.0, float(largest), copy_bytes=chosen.copy_bytes)
+        return each, float(gathered.transient)
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.

@@ -166,7 +166,9 @@ class Figures:
         """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit."""
         stages = outline.pipeline.stages
         each = (
-            outline.versions * self._chosen.weight_bytes + self._chosen.held_gradient_bytes + self._state_bytes / shards
+            outline.versions * self._chosen.held_weight_bytes
+            + self._chosen.held_gradient_bytes
+            + self._state_bytes / shards
         )
         room = self._room - each * self._elements * outline.hosted / stages
         kept = np.maximum(room, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)

@@ -109,7 +109,7 @@ def block_seconds(chain: Chain, forward_s: np.ndarray) -> list[float]:
 
 def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
     """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
-    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.weight_bytes
+    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
     return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
 
 

@@ -326,7 +326,7 @@ class Pricer:
             options=InnerOptions(
                 boundaries=boundaries,
                 item_bytes=chosen.compute.bits / 8,
-                state=StateBytes(chosen.weight_bytes, chosen.held_gradient_bytes, state),
+                state=StateBytes(chosen.held_weight_bytes, chosen.held_gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
                 forbidden=job.forbid,
             ),

@@ -87,8 +87,8 @@ class Replicas:
             buffers: as large as the weights, beside the optimizer's state.
         """
         state_bytes = optimizer_state_bytes(optimizer, self.precision)
-        spare = self.precision.spare_bytes
-        kept = kept_bytes(self.recipe, self.precision, state_bytes, self._parts, elements, largest, spare)
+        beside = self.precision.spare_bytes, self.precision.copy_bytes
+        kept = kept_bytes(self.recipe, self.precision, state_bytes, self._parts, elements, largest, *beside)
         return MemoryBytes(
             weights=versions * float(kept.weights),
             gradients=float(kept.gradients),

@@ -35,9 +35,9 @@ class Job:
 
     Attributes:
         global_batch: samples per optimizer step over all devices.
-        precision: name in `planner.costs.precision.PRECISIONS`; empty means the best that all devices that may be used
-            compute in (`planner.space.jobs`).
-        optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
+        precision: name in `planner.costs.precision.PRECISIONS`, which may have options (`mxfp8:grads=fp32`); empty
+            means the best that all devices that may be used compute in (`planner.space.jobs`).
+        optimizer: name in `planner.costs.precision.OPTIMIZER_MOMENTS`, which may have options (`adam:moments=bf16`).
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
         schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
