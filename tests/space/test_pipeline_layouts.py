@@ -91,3 +91,16 @@ def test_what_the_layers_cannot_fill_is_refused_by_name(gpt: planner.Graph, degr
     with pytest.raises(JobError, match=words) as refused:
         stages(gpt, degrees)
     assert refused.value.problem.hint
+
+
+def test_the_search_lets_the_logits_stand_alone_where_they_weigh_as_much_as_layers() -> None:
+    """A head of 128,256 words weighs as much as four layers of 2048: equal layers make the last worker the slowest."""
+    graph, cluster = planner.load_graph("llama3.2-1b", dims={"seq": 512}), planner.load_cluster("dgx-h100")
+    job = Job(
+        16, schedules=("interleaved",), pipeline_stages=(4, 8), data_parallel=(2,), tensor_parallel=(1,),
+        zero=(1,), micro_batches=(1,), recompute="never",
+    )  # fmt: skip
+    searched = planner.plan(graph, cluster, job)
+    equal = planner.predict(graph, cluster, Job(16), Degrees(pipeline=4, chunks=2, data=2, zero=1))
+    assert searched.stages[-1].modules == ("lm_head",)
+    assert searched.predictions.reached_s < 0.9 * equal.iteration_s
