@@ -74,7 +74,8 @@ class Pricer:
         cluster: device types to price for, and where meshes are laid.
         job: precision, optimizer and memory options.
         strict_ops: refuse operators that no rule describes.
-        like: a pricer of the same model, cluster and job but for its limits, whose prices are used again.
+        like: a pricer of the same model, cluster and job but for its limits, whose prices are used again; shardings are
+            numbered in common.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Pricer:
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
         self._inner, self._below = InnerCache(), itertools.count(-1, -1)
         self._worked_on: list[InnerCosts] = []
-        self._known: dict[int, list[Sharded]] = {}
+        self._known: dict[int, list[Sharded]] = {} if like is None else like._known
         self.meshes = meshes_for(graph, cluster, job)
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
