@@ -18,9 +18,7 @@ class _Play:
     def __init__(self, plan: Plan, times: int) -> None:
         self.plan = plan
         self.lanes = {
-            (rank, k): lane
-            for rank in range(plan.world_size)
-            for k, lane in enumerate(plan.lanes(rank, times))
+            (rank, k): lane for rank in range(plan.world_size) for k, lane in enumerate(plan.lanes(rank, times))
         }
         self.at = dict.fromkeys(self.lanes, 0)
         self.done: set[tuple[_Key, int]] = set()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from planner.plans import Plan
+from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import Batch, Loss
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
@@ -112,9 +113,7 @@ class ShardedStage:
         live = {b.tensor for b in self._program.received}
         inner: dict[str, Step] = {}
         for step in self._program.steps:
-            split = next(
-                (s for name in step.outputs if name and (s := self._split(name)) is not None), None
-            )
+            split = next((s for name in step.outputs if name and (s := self._split(name)) is not None), None)
             depends = any(name in live or name in inner for name in step.inputs)
             if split is None:
                 wanted = {b.tensor for b in self._program.sent} | set(self._program.outputs)
@@ -129,7 +128,7 @@ class ShardedStage:
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
             yield _Unit((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
 
-    def _split(self, name: str):  # noqa: ANN202
+    def _split(self, name: str) -> OperatorSplit | None:
         found = self._plan.operator_split(name, self._program.index)
         return found if found is not None and found.operator == name else None
 
@@ -146,9 +145,7 @@ class ShardedStage:
         ranked = list(dict.fromkeys(s.name for s in inner.values()))
         return tuple(sorted(found.values(), key=lambda s: ranked.index(s.name)))
 
-    def run(
-        self, values: Values, batch: Batch, loss: Loss, context: Context
-    ) -> tuple[Values, torch.Tensor | None]:
+    def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
         """Forward of the stage on this rank's pieces; arguments and results as of `run_stage`, tensors in pieces."""
         rest = {name: _Rest(piece, *self.layouts(name)) for name, piece in values.items() if name not in batch}
         for name in self._program.fed:
