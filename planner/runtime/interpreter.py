@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from planner.errors import ModelError, ShardplanError
-from planner.runtime.model_file import Step
+from planner.runtime.model_file import Step, read_model, require_rules
 from planner.runtime.operators import RULES, Call, Context
 
 Values = dict[str, torch.Tensor]
@@ -86,3 +86,21 @@ def run(
                 if not left[name] and name not in kept:
                     known.pop(name, None)
     return {name: known[name] for name in kept} if kept else known
+
+
+def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Values:
+    """The outputs of a whole model.
+
+    Args:
+        model: an ONNX file, or a model in memory.
+        feeds: its inputs by name.
+        dtype: of all floating-point work.
+
+    Raises:
+        ModelError: an operator has no torch rule.
+    """
+    known = read_model(model)
+    steps = known.cone(known.outputs, known.inputs)
+    require_rules(steps)
+    weights = {name: known.weight(name, dtype) for name in known.weights}
+    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs)

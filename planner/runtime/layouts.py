@@ -204,22 +204,22 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
     return x
 
 
-class _Change(torch.autograd.Function):
+class _Change(torch.autograd.Function):  # type: ignore[misc]
     """A change of layout forward, and another one of the gradient backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout],
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout],
         shape: tuple[int, ...], mesh: Mesh,
     ) -> torch.Tensor:  # fmt: skip
-        ctx.way = back, shape, mesh
+        ctx.back, ctx.shape, ctx.mesh = back, shape, mesh
         y = change(x, *there, shape, mesh)
         return y.view_as(y) if y is x else y
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: ANN401
-        back, shape, mesh = ctx.way
-        return change(gradient, *back, shape, mesh), None, None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401
+        return change(gradient, ctx.back[0], ctx.back[1], ctx.shape, ctx.mesh), None, None, None, None
 
 
 def relaid(
@@ -238,5 +238,5 @@ def relaid(
         return x
     if not x.is_floating_point():
         return change(x, *there, shape, mesh)
-    result: torch.Tensor = _Change.apply(x, there, back, tuple(shape), mesh)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Change.apply(x, there, back, tuple(shape), mesh)
     return result

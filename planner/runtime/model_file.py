@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ class ModelFile:
         return self._by_read.get(name, [])
 
 
-def read_model(model: str | Path | Any, *, seed: int = 0) -> ModelFile:  # noqa: ANN401
+def read_model(model: object, *, seed: int = 0) -> ModelFile:
     """Read an ONNX file (or a model in memory) to run it.
 
     Args:
@@ -165,7 +165,7 @@ def read_model(model: str | Path | Any, *, seed: int = 0) -> ModelFile:  # noqa:
     import onnx
     from onnx.inliner import inline_local_functions
 
-    folder, proto = Path(), model
+    folder, proto = Path(), cast(Any, model)
     if isinstance(model, (str, Path)):
         folder = Path(model).parent
         try:

@@ -52,7 +52,7 @@ def reference(
         given = {**values, **{name: batch[name] for name in model.inputs if name in batch}}
         made = run(steps, given, context, wanted=outputs, constants=model.constants)
         own = loss({name: made[name] for name in outputs}, batch) * scale
-        own.backward()  # type: ignore[no-untyped-call]
+        own.backward()
         total += float(own.detach())
     zero = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     return Reference(total, {name: zero[name] if leaf.grad is None else leaf.grad for name, leaf in leaves.items()})

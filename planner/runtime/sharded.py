@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from planner.plans import Plan
+from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import Batch, Loss
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
@@ -127,7 +128,7 @@ class ShardedStage:
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
             yield _Unit((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
 
-    def _split(self, name: str):  # noqa: ANN202
+    def _split(self, name: str) -> OperatorSplit | None:
         found = self._plan.operator_split(name, self._program.index)
         return found if found is not None and found.operator == name else None
 

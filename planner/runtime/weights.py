@@ -35,7 +35,7 @@ class StageWeights:
     """
 
     def __init__(
-        self, pieces: Values, *, group: Any, ranks: int, place: int, zero: int, together: bool,
+        self, pieces: Values, *, group: object, ranks: int, place: int, zero: int, together: bool,
         make: MakeOptimizer, stash: int = 1, finish: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> None:  # fmt: skip
         self._group, self._ranks, self._place = group, ranks, place

@@ -21,7 +21,7 @@ from planner.runtime.orders import sequences
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.weights import MakeOptimizer, StageWeights
-from planner.schedules import Action, ActionKind
+from planner.schedules import Action, ActionKind, WeightPolicy
 
 Report = Callable[[int, str], None]
 """Called before every action with its place in the rank's order and its text."""
@@ -124,15 +124,24 @@ class Worker:
             value, layout = sharded.layouts(name)
             return change(gradient, layout, value, sharded.shape(name), mesh)
 
-        ways = {"place": replica, "make": self._make, "finish": finish, "together": together}
         group = self._groups.get(tuple(sorted(holders)))
         own = {name: x for name, x in pieces.items() if name not in summed}
         tied = {name: x for name, x in pieces.items() if name in summed}
-        weights = StageWeights(own, group=group, ranks=len(holders), zero=stage.zero, **ways)
-        both = StageWeights(tied, group=None, ranks=1, zero=0, **{**ways, "place": 0})
+        weights = StageWeights(
+            own, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together, make=self._make,
+            stash=self._versions(index), finish=finish,
+        )  # fmt: skip
+        both = StageWeights(tied, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish)
         constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         weights.release()
         return _Stage(program, weights, both, constants, replica, mesh, sharded)
+
+    def _versions(self, index: int) -> int:
+        """Versions of its weights that a stage keeps apart."""
+        schedule = self.plan.schedule
+        if WeightPolicy(schedule.weight_policy) in (WeightPolicy.SYNC, WeightPolicy.NEWEST):
+            return 1
+        return max(2, *schedule.versions)
 
     def _words(self, rank: int) -> tuple[tuple[object, ...], ...]:
         """A rank's actions without the numbers of micro-batches."""
@@ -412,7 +421,7 @@ class Worker:
                 if own.sharded is not None and total is not None:
                     value = own.sharded.layouts(shared.parameter)[0]
                     piece = change(total, whole(own.mesh.axes), value, total.shape, own.mesh)
-                own.tied.gradients[shared.parameter] = piece  # type: ignore[assignment]
+                own.tied.gradients[shared.parameter] = piece
         for own in self.stages.values():
             own.tied.sum_up()
             if update:
@@ -426,10 +435,15 @@ class Worker:
             if own is None:
                 continue
             values = {**own.weights.whole_gradient(), **own.tied.whole_gradient()}
-            found[index] = {name: self._whole_weight(own, name, x) for name, x in values.items()}
+            found[index] = {name: self.whole_weight(own, name, x) for name, x in values.items()}
         return found
 
-    def _whole_weight(self, own: _Stage, name: str, piece: torch.Tensor) -> torch.Tensor:
+    def whole_shape(self, own: _Stage, name: str) -> tuple[int, ...]:
+        """Shape of a whole weight."""
+        return tuple(self.model.weights[name].dims)
+
+    def whole_weight(self, own: _Stage, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """A weight, or a tensor that lies like it, gathered from the ranks of a group."""
         if own.sharded is None:
             return piece
         layout = own.sharded.layouts(name)[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from planner.errors import ModelError
 
-Result = torch.Tensor | Sequence[torch.Tensor] | None
+Result: TypeAlias = torch.Tensor | Sequence[Any] | None
 """What a rule returns: one tensor, or one for each output of the operator, in order."""
 
 
