@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -214,6 +214,19 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         checkpoints=checkpoints,
         weights=weights,
     )
+
+
+def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> float:
+    """Seconds that some operators of a sharded block take when they run forward again, with the exchanges inside them,
+    and the changes of layout of what they read and make."""
+    setting = replace(block.setting, nodes=tuple(members))
+    return evaluate(setting, point.decision, facts=block.facts, checked=block.checked).forward_s
+
+
+def operand_bytes(block: BlockProblem, point: InnerPoint, node: int, position: int) -> float:
+    """Bytes on a rank of a tensor that an operator of a sharded block reads."""
+    name = block.setting.graph.nodes[node].inputs[position]
+    return _bytes_at(block.setting, name, block.lies(name, point.boundary, point.decision))
 
 
 def _bytes_at(setting: Setting, name: str, layout: TensorLayout) -> float:

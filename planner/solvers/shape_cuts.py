@@ -434,7 +434,7 @@ class Cutter:
         ways = [shape.ways[options.ways[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                StageChoice(a, b, 1, options.again[o], way.ranks, way.sharding)
+                StageChoice(a, b, 1, options.again[o], way.ranks, way.sharding, repeats=options.repeats[o])
                 for (a, b), o, way in zip(itertools.pairwise(cut.edges), cut.options, ways, strict=True)
             ),
             copies=shape.copies,

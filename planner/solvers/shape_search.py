@@ -328,5 +328,6 @@ def _neighbours(configuration: Configuration) -> list[Configuration]:
                 pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
                 found.append((*stages[: at - 1], *pair, *stages[at + 1 :]))
     for at, stage in enumerate(stages):
-        found.append((*stages[:at], dataclasses.replace(stage, recompute=not stage.recompute), *stages[at + 1 :]))
+        other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
+        found.append((*stages[:at], other, *stages[at + 1 :]))
     return [dataclasses.replace(configuration, stages=changed) for changed in found]

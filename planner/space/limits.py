@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
+from planner.space.repeats import plain_ways
 from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -85,8 +85,8 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
             if value != 1:
                 message = f"stage {index}: {name} {value} has no price yet, only {name} 1 has"
                 yield Violation("option", index, message)
-        if stage.repeats:
-            message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
+        if stage.repeats and stage.recompute:
+            message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
     if configuration.offload:
         yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
@@ -153,8 +153,6 @@ def forbidden_choices(
         names: of the blocks.
         workers: who holds its stages; without them each stage has workers of its own.
     """
-    if job.recompute not in ("never", "always", "auto"):
-        raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
     found = [
@@ -169,8 +167,12 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
-    found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
+    ways = plain_ways(job.recompute)
+    found += [
+        ("recompute", index)
+        for index, stage in enumerate(stages)
+        if (stage.recompute, stage.repeats) not in ways and (job.recompute != "auto" or stage.recompute)
+    ][:1]
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
