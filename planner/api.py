@@ -40,7 +40,7 @@ from planner.space.asked import LIMITS, WIDTHS, in_words, without
 from planner.space.cuts import pinned_blocks
 from planner.space.jobs import mesh_problem, meshes_for, settled
 from planner.space.pricer import Pricer as Pricer
-from planner.space.repeats import modules_of
+from planner.space.repeats import recomputed_modules
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import Candidate, Certificate, Job
 
@@ -172,7 +172,7 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
             the model; or a mesh that is asked for does not fit the cluster, or none has the ranks that are asked for.
     """
     pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
-    pricer.repeated_operators(modules_of(job.recompute))
+    pricer.repeated_operators(recomputed_modules(job.recompute))
     for problem in unmatched(pricer.graph, job.forbid)[:1]:
         raise JobError(problem.message, where=problem.where, hint=problem.hint)
     offered = {1, *(math.prod(mesh) for mesh in pricer.meshes)}

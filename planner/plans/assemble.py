@@ -247,6 +247,7 @@ def _named_stages(
                 parameters=sum(owners.values()),
                 sharding=name,
                 rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
+                repeats=choice.repeats,
             )
         )
     return tuple(found)

@@ -230,6 +230,7 @@ def configuration_of(plan: Plan) -> Configuration:
             stage.recompute,
             stage.group_ranks,
             numbers.get(stage.sharding, 0),
+            repeats=stage.repeats,
         )
         for stage in plan.stages
     )

@@ -157,6 +157,8 @@ class Stage:
         sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
         rank_parameters: trained weight elements that one rank of a group holds, a tied copy counted once, and as where
             a rank holds most of it; left out with `sharding`.
+        repeats: names of the modules whose forward is run again in the backward pass (`layernorm`, `moe_act`, or
+            patterns of operators), where the stage is not recomputed as a whole; left out where none is.
     """
 
     index: int
@@ -171,6 +173,7 @@ class Stage:
     parameters: int
     sharding: str = ""
     rank_parameters: int = 0
+    repeats: tuple[str, ...] = ()
 
     @property
     def group_ranks(self) -> int:

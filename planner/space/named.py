@@ -33,6 +33,7 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
+        repeats: or the forward of modules of these names (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
         replicas: of each worker within a copy, which take its micro-batches in turn.
@@ -49,6 +50,7 @@ class Degrees:
     starts: tuple[int | str, ...] = ()
     adjacent: bool = True
     replicas: int = 1
+    repeats: tuple[str, ...] = ()
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -97,7 +99,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         )
     return Configuration(
         stages=tuple(
-            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding)
+            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding, repeats=degrees.repeats)
             for a, b in itertools.pairwise(edges)
         ),
         copies=copies,

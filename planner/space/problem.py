@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.errors import OutputError, UsageError
-from planner.space.repeats import modules_of
+from planner.space.repeats import recomputed_modules
 from planner.space.types import Configuration, StageChoice
 
 _FORMAT = 6
@@ -119,7 +119,7 @@ class StageProblem:
     def stage(self, start: int, stop: int, option: int, way: int) -> StageChoice:
         """A stage of some blocks that takes an option and a way to recompute."""
         replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
-        recompute, repeats = choice == "always", modules_of(choice)
+        recompute, repeats = choice == "always", recomputed_modules(choice)
         return StageChoice(start, stop, replicas, recompute, self.ranks, sharding, repeats=repeats)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:

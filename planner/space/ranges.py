@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.space.blocks import range_table, repeated_bytes
-from planner.space.repeats import modules_of, selective_costs
+from planner.space.repeats import recomputed_modules, selective_costs
 from planner.space.types import BlockCosts
 
 
@@ -110,7 +110,7 @@ def _lists(costs: BlockCosts, choice: str) -> tuple[tuple[str, ...], ...]:
     """Lists of modules that a choice leaves open."""
     if choice == "auto":
         return () if costs.selective is None else costs.selective.offered
-    return (modules_of(choice),) if modules_of(choice) else ()
+    return (recomputed_modules(choice),) if recomputed_modules(choice) else ()
 
 
 def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:

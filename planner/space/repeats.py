@@ -42,7 +42,7 @@ Held = Sequence[Sequence[tuple[str, float]]]
 """By block, storages and their bytes."""
 
 
-def modules_of(choice: str) -> tuple[str, ...]:
+def recomputed_modules(choice: str) -> tuple[str, ...]:
     """The modules that a choice of recomputation names, `layernorm,moe_act`; none for the words of `CHOICES`."""
     return () if choice in CHOICES else tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
@@ -53,8 +53,8 @@ PlainWay = tuple[bool, tuple[str, ...]]
 
 def plain_ways(choice: str) -> tuple[PlainWay, ...]:
     """The ways to recompute that a choice names: nothing, all layers, or its modules."""
-    if modules_of(choice):
-        return ((False, modules_of(choice)),)
+    if recomputed_modules(choice):
+        return ((False, recomputed_modules(choice)),)
     return {"never": ((False, ()),), "always": ((True, ()),)}.get(choice, ((False, ()), (True, ())))
 
 
@@ -373,5 +373,5 @@ def selective_costs(costs: BlockCosts, repeats: tuple[str, ...]) -> RepeatCosts:
     """
     if costs.selective is None:
         hint = f"use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}"
-        raise UsageError(f"repeating {', '.join(repeats)} alone has no price for these costs", hint=hint)
+        raise UsageError(f"recompute {','.join(repeats)}: the price of single modules is not known", hint=hint)
     return costs.selective(repeats)
