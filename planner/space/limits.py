@@ -10,7 +10,7 @@ from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
-from planner.space.repeats import plain_ways
+from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -167,12 +167,8 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    ways = plain_ways(job.recompute)
-    found += [
-        ("recompute", index)
-        for index, stage in enumerate(stages)
-        if (stage.recompute, stage.repeats) not in ways and (job.recompute != "auto" or stage.recompute)
-    ][:1]
+    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.space.blocks import range_table, repeated_bytes
-from planner.space.repeats import recomputed_modules, selective_costs
+from planner.space.repeats import lists_of, plain_ways, selective_costs
 from planner.space.types import BlockCosts
 
 
@@ -77,11 +77,11 @@ class Ranges:
         key = choice, whole_stages
         if key not in self._ways:
             kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
-            found = [self._selective(repeats, kept) for repeats in _lists(self._costs, choice)]
-            if choice in ("never", "layers", "auto"):
+            found = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
+            if (False, ()) in plain_ways(choice):
                 nothing = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
                 found.insert(0, StageWay(False, (), *nothing))
-            if choice in ("always", "layers", "auto"):
+            if (True, ()) in plain_ways(choice):
                 found.append(self._layers(kept, whole_stages=whole_stages))
             self._ways[key] = tuple(found)
         return self._ways[key]
@@ -104,13 +104,6 @@ class Ranges:
     def least_activations(self, choice: str) -> np.ndarray:
         """[n, n] bytes that one micro-batch needs under a recompute choice."""
         return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in self.ways(choice)]))
-
-
-def _lists(costs: BlockCosts, choice: str) -> tuple[tuple[str, ...], ...]:
-    """Lists of modules that a choice leaves open."""
-    if choice == "auto":
-        return () if costs.selective is None else costs.selective.offered
-    return (recomputed_modules(choice),) if recomputed_modules(choice) else ()
 
 
 def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:

@@ -58,6 +58,18 @@ def plain_ways(choice: str) -> tuple[PlainWay, ...]:
     return {"never": ((False, ()),), "always": ((True, ()),)}.get(choice, ((False, ()), (True, ())))
 
 
+def is_allowed(choice: str, recompute: bool, repeats: tuple[str, ...]) -> bool:
+    """True if a choice leaves a stage open to repeat all layers, or these modules."""
+    return (recompute, repeats) in plain_ways(choice) or (choice == "auto" and not recompute)
+
+
+def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
+    """Lists of modules of which stages may repeat one, those that take least time first."""
+    if choice == "auto":
+        return () if costs.selective is None else costs.selective.offered
+    return tuple(repeats for _, repeats in plain_ways(choice) if repeats)
+
+
 @dataclass(frozen=True, slots=True)
 class Rerun:
     """What one block runs again, by places of its operators.
