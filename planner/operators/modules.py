@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from planner.graph import Graph, Node, TensorKind, per_graph
 from planner.graph.blocks import layer_of
+from planner.operators.expert_products import find_expert_products
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul"})
 
@@ -63,7 +64,7 @@ class Mlp:
 
     Attributes:
         inner: operators between the products.
-        nodes: those and the products.
+        nodes: those, the products, and the bias of the last one.
         experts: the products are with the weights of experts.
     """
 
@@ -81,10 +82,15 @@ def mlps(graph: Graph) -> tuple[Mlp, ...]:
             continue
         inner, ups = _behind(graph, down, _ELEMENTWISE)
         if ups and all(_is_product(graph, up) for up in ups) and _acts(graph, inner):
-            members = frozenset({*inner, *ups, down})
+            members = frozenset({*inner, *ups, down, *_biases(graph, down)})
             experts = any(_is_of_experts(graph, node) for node in (*ups, down))
             found.append(Mlp(inner, members, experts))
     return tuple(found)
+
+
+def _biases(graph: Graph, node: int) -> list[int]:
+    """The operator that adds a bias to what an operator makes, if any."""
+    return [reader for reader in graph.consumers.get(graph.nodes[node].outputs[0], ()) if _adds_bias(graph, reader)]
 
 
 def _acts(graph: Graph, nodes: Iterable[int]) -> bool:
@@ -95,9 +101,10 @@ def _behind(graph: Graph, node: int, through: frozenset[str]) -> tuple[frozenset
     """Operators of some types from which an operator's operands come, and the first others that these read."""
     inner, ends, left = set[int](), set[int](), [node]
     while left:
-        for name in graph.nodes[left.pop()].inputs:
+        node = left.pop()
+        for name in set(graph.nodes[node].inputs).difference(_matrices(graph, node)):
             at = graph.producer.get(name, -1)
-            if at < 0 or at in inner or name in graph.sources or graph.tensors[name].kind is not TensorKind.ACTIVATION:
+            if at < 0 or at in inner or graph.tensors[name].kind is not TensorKind.ACTIVATION:
                 continue
             if graph.nodes[at].op in through:
                 inner.add(at)
@@ -108,12 +115,18 @@ def _behind(graph: Graph, node: int, through: frozenset[str]) -> tuple[frozenset
 
 
 def _is_product(graph: Graph, node: int) -> bool:
-    return graph.nodes[node].op in PRODUCTS and any(name in graph.sources for name in _weights(graph, node))
+    return graph.nodes[node].op in PRODUCTS and bool(_matrices(graph, node))
 
 
-def _weights(graph: Graph, node: int) -> tuple[str, ...]:
-    """Matrices that an operator multiplies with."""
-    return tuple(name for name in graph.nodes[node].inputs[:2] if name)
+def _matrices(graph: Graph, node: int) -> tuple[str, ...]:
+    """Operands of an operator that are weights, or were picked from those of all experts."""
+    picked = _picked_weights(graph)
+    return tuple(name for name in graph.nodes[node].inputs if name in graph.sources or name in picked)
+
+
+@per_graph
+def _picked_weights(graph: Graph) -> frozenset[str]:
+    return frozenset(graph.nodes[found.gather].outputs[0] for found in find_expert_products(graph))
 
 
 def _is_of_experts(graph: Graph, node: int) -> bool:
@@ -121,7 +134,7 @@ def _is_of_experts(graph: Graph, node: int) -> bool:
     steps = graph.nodes[node].module.lower().split(".")
     if any("shared" in step for step in steps):
         return False
-    stacked = any(len(graph.tensors[n].shape) > 2 for n in _weights(graph, node) if n in graph.sources)
+    stacked = any(len(graph.tensors[name].shape) > 2 for name in _matrices(graph, node))
     return stacked or any("expert" in step for step in steps)
 
 
