@@ -51,10 +51,11 @@ from ._report import say_where, show
 @_options.optimizer_option
 @click.option(
     "--recompute",
-    type=click.Choice(["auto", "never", "always"]),
     default="auto",
     show_default=True,
-    help="Recompute activations in backward, per stage.",
+    help="What stages run forward again in backward: `never`, `always` (all layers), `layers` (all or nothing, as "
+    "suits each stage), `auto` (also some modules), or the modules themselves: layernorm,act,moe_act,mla_up_proj,"
+    "core_attn,mlp,shared_experts,moe, or patterns such as `Gelu:*` and `*.mlp.*`.",
 )
 @click.option(
     "--zero",

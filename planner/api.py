@@ -40,6 +40,7 @@ from planner.space.asked import LIMITS, WIDTHS, allows_single_devices, in_words,
 from planner.space.cuts import pinned_blocks
 from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
+from planner.space.repeats import recomputed_modules
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import Candidate, Certificate, Job, Structure
 from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits
@@ -269,10 +270,11 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     """Refuse limits that name nothing.
 
     Raises:
-        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or a mesh
-            that is asked for does not fit the cluster, or none has the ranks that are asked for.
+        JobError: a block that is to be kept on a stage, a split that is forbidden or a module to recompute is not in
+            the model; or a mesh that is asked for does not fit the cluster, or none has the ranks that are asked for.
     """
     pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
+    pricer.repeated_operators(recomputed_modules(job.recompute))
     for problem in unmatched(pricer.graph, job.forbid)[:1]:
         raise JobError(problem.message, where=problem.where, hint=problem.hint)
     offered = {1, *(tensor_ranks(mesh) for mesh in pricer.meshes)}

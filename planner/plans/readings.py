@@ -191,7 +191,7 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         Requirement.TIED_PARAMETERS: any(s.reduction == "sum" for s in plan.shared_parameters),
         Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
         Requirement.MID_MODULE_CUT: divided,
-        Requirement.RECOMPUTE: any(stage.recompute for stage in plan.stages),
+        Requirement.RECOMPUTE: any(stage.recompute or stage.repeats for stage in plan.stages),
         Requirement.ZERO1: 1 in sharded,
         Requirement.ZERO2: 2 in sharded,
         Requirement.ZERO3: 3 in sharded,

@@ -455,7 +455,7 @@ class Cutter:
         ways = [shape.ways[options.ways[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                way.stage(a, b, 1, options.again[o])
+                way.stage(a, b, 1, options.again[o], options.repeats[o])
                 for (a, b), o, way in zip(itertools.pairwise(cut.edges), cut.options, ways, strict=True)
             ),
             copies=shape.copies,

@@ -21,6 +21,7 @@ from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_figures import Figures, Outline
 from planner.space.cuts import divisors
+from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
@@ -189,8 +190,8 @@ class Shapes:
                 continue
             if workers < 2:
                 continue
-            chosen = ":" in name
-            for schedule in (own,) if chosen else own.variants(workers, count, recompute=job.recompute != "never"):
+            chosen, again = ":" in name, is_allowed(job.recompute, True, ())
+            for schedule in (own,) if chosen else own.variants(workers, count, recompute=again):
                 for stages in schedule.stage_counts(workers):
                     fits = stages <= most and 2 * stages * count <= LONGEST
                     pipeline = Pipeline((1,) * stages, count)
@@ -199,8 +200,9 @@ class Shapes:
 
     def _wanted(self, schedule: Schedule, pipeline: Pipeline) -> bool:
         """Whether orders that repeat forwards by actions of their own repeat those that the job wants."""
-        repeats, choice = schedule.recomputed_stages(pipeline), self._job.recompute
-        return not repeats or choice == "auto" or (choice == "always" and len(repeats) == pipeline.stages)
+        repeats = schedule.recomputed_stages(pipeline)
+        said = {stage in repeats for stage in range(pipeline.stages)}
+        return not repeats or all(is_allowed(self._job.recompute, again, ()) for again in said)
 
     def obstacle(self, blocks: int) -> str:
         """Why the schedules have no shape at all, said of the first reason that is met.

@@ -20,9 +20,8 @@ from planner.sharding.choices import expert_dims
 from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
 from planner.space.placement import aligned
+from planner.space.repeats import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
-
-_RECOMPUTE = ("auto", "never", "always")
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
 """Whole numbers, and the least that they may be."""
@@ -62,8 +61,8 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"{name} is empty: there is nothing to choose from", hint=f"give a tuple of {_LISTS[name][0]}"
             )
-    if job.recompute not in _RECOMPUTE:
-        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(_RECOMPUTE)}")
+    if not isinstance(job.recompute, str) or (job.recompute not in CHOICES and not recomputed_modules(job.recompute)):
+        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(CHOICES)}, or names of modules")
     if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
     if not isinstance(job.headroom, (int, float)) or not 0 <= job.headroom < 1:

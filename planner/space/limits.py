@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
@@ -12,6 +11,7 @@ from planner.space.asked import allowed_ranks, as_written
 from planner.space.blocks import layer_starts
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
+from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -85,8 +85,8 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if value != priced:
             yield Violation("option", 0, f"{name} {value}, but the blocks are priced for {priced}")
     for index, stage in enumerate(configuration.stages):
-        if stage.repeats:
-            message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
+        if stage.repeats and stage.recompute:
+            message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
     if configuration.offload:
         yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
@@ -153,8 +153,6 @@ def forbidden_choices(
         names: of the blocks.
         workers: who holds its stages; without them each stage has workers of its own.
     """
-    if job.recompute not in ("never", "always", "auto"):
-        raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
     found = [
@@ -170,8 +168,8 @@ def forbidden_choices(
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
     found += [("backends", index) for index in _unstructured(job.structure, decision, names)][:1]
-    again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
-    found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
+    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 

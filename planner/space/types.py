@@ -24,6 +24,8 @@ __all__ = [
     "InnerReplicas",
     "Job",
     "MemoryBytes",
+    "RepeatCosts",
+    "Selective",
     "StageChoice",
     "StageTerms",
     "Tie",
@@ -70,7 +72,9 @@ class Job:
             fits.
         schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
             GPipe) others are looked at where pipelines of these wait for long.
-        recompute: allowed choices per stage: "never", "always" or "auto".
+        recompute: what stages may run forward again in their backward pass: "never" nothing, "always" all layers,
+            "layers" all layers or nothing, as suits each stage, "auto" also some modules of its layers, else names of
+            modules that all stages repeat, "layernorm,moe_act" (`planner.operators.modules`).
         zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
             too, 3: weights too).
         max_stages: most pipeline stages; 0 means no limit.
@@ -341,6 +345,39 @@ class ExchangedStep(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatCosts:
+    """What it costs stages, and spares them, to run the forward of some modules again in their backward pass.
+
+    Attributes:
+        repeats: names of the modules (`planner.operators.modules`).
+        repeat_s: [t, n] seconds of each block's backward that run forward work again, communication included.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j then keeps.
+        working_bytes: [n] the most that a block brings back at a time.
+    """
+
+    repeats: tuple[str, ...]
+    repeat_s: np.ndarray
+    saved_bytes: np.ndarray
+    working_bytes: np.ndarray
+
+
+class Selective(Protocol):
+    """Prices of selective recomputation, worked out when they are asked for."""
+
+    @property
+    def offered(self) -> tuple[tuple[str, ...], ...]:
+        """Lists of modules that are worth trying, each with the modules of the one before and more."""
+
+    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
+        """The prices of a list of modules.
+
+        Raises:
+            JobError: the model has no module of a name.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class BlockCosts:
     """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
@@ -383,6 +420,7 @@ class BlockCosts:
         inner_replicas: the weights that ranks of a group hold alike, by the ranks that do.
         steps: what a step of data parallelism exchanges, variable by variable, for exchange schemes (`ExchangedStep`).
             None where that is not known, as where ranks share operators.
+        selective: prices of running some modules forward again; None where that is not known.
     """
 
     micro_batch: int
@@ -411,8 +449,11 @@ class BlockCosts:
     shard_elements: np.ndarray | None = None
     inner_replicas: tuple[InnerReplicas, ...] = ()
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
+    selective: Selective | None = field(default=None, repr=False, compare=False)
 
-    def stage(self, start: int, stop: int, replicas: int = 1, recompute: bool = False) -> StageChoice:
+    def stage(
+        self, start: int, stop: int, replicas: int = 1, recompute: bool = False, repeats: tuple[str, ...] = ()
+    ) -> StageChoice:
         """A stage of some blocks that shares its operators in this way."""
         way = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *way)
+        return StageChoice(start, stop, replicas, recompute, *way, repeats)
