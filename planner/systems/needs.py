@@ -87,8 +87,9 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
         yield "groups of unequally many ranks"
     elif structure.alike and len({stage.sharding for stage in stages}) > 1:
         yield f"operators shared unlike in different stages ({len({stage.sharding for stage in stages})} ways)"
-    if structure.alike and len({stage.recompute for stage in stages}) > 1:
-        yield f"recomputation in some stages ({sum(stage.recompute for stage in stages)} of {len(stages)})"
+    if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
+        some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
+        yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
     starts = layer_starts([block.name for block in plan.block_table])
     torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
     if structure.whole_layers and torn:
