@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind
+from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph
 from planner.operators.expert_products import find_expert_products
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
@@ -41,6 +41,7 @@ class SavedOptions:
     loss_bytes: float = 4.0
 
 
+@per_graph
 def float_type(graph: Graph) -> DType:
     """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
     weights: dict[DType, int] = {}

@@ -65,18 +65,33 @@ def test_an_optimised_export_of_untrained_gpt_neox_merges_its_norms() -> None:
     assert kept[1] - kept[0] == 3 * (normalised + statistics)
 
 
-@pytest.mark.parametrize(("one", "other"), [SAME[0], SAME[2]])
+@pytest.mark.parametrize(("one", "other"), SAME)
 def test_exports_of_one_model_get_one_plan(one: str, other: str) -> None:
     cluster = planner.load_cluster("dgx-a100")
     plans = [planner.plan(imported(name), cluster, Job(global_batch=64)) for name in (one, other)]
     first, second = (made.predictions.iteration_s for made in plans)
     assert first == pytest.approx(second, rel=0.01)
-    assert [len(stage.blocks) for stage in plans[0].stages] == [len(stage.blocks) for stage in plans[1].stages]
+    shapes = [[(stage.blocks, len(stage.replicas)) for stage in made.stages] for made in plans]
+    assert shapes[0] == shapes[1]
 
 
-LEAST = {"deepseek_v3": 0.9, "gpt_neox.dynamo": 0.92}
-"""What is known to be undercounted: a mixture run expert by expert and attention without a kernel for two head sizes
-(both on a CPU), norms that the exporter merged."""
+def test_a_loss_in_the_graph_costs_what_an_assumed_loss_costs() -> None:
+    """Two exports of one GPT-2: the loss is counted with the logits, or stands as a node of its own. The second has
+    dropout and cuts the last word's logits off, which takes time of its own."""
+    times = []
+    for name in ("gpt2_124m_metadata", "gpt2_124m_loss_train"):
+        profile, nodes = priced(name), imported(name).nodes
+        last = [i for i, node in enumerate(nodes) if node.op in ("MatMul", "SoftmaxCrossEntropyLoss")]
+        assert profile.forward_flops.sum() == priced("gpt2_124m_metadata").forward_flops.sum()
+        times.append((len(last), profile.forward_s[last].sum(), profile.backward_s[last].sum()))
+    assert [count for count, _, _ in times] == [1, 2]
+    assert times[1][1:] == pytest.approx(times[0][1:], rel=0.005)
+
+
+LEAST = {"gpt_neox.dynamo": 0.92}
+"""What is known to be undercounted: a file that holds one of two norms, which were equal when it was exported."""
+UNFUSED = {"deepseek_v3"}
+"""Measured without an attention kernel: torch has none on a CPU for two head sizes."""
 
 
 def truth() -> dict[str, Any]:
@@ -96,6 +111,7 @@ def truth() -> dict[str, Any]:
 def test_kept_bytes_are_those_that_torch_keeps(name: str) -> None:
     family, _, _ = name.partition(".")
     graph = imported(f"families/{name}")
-    saved = saved_for_backward(graph, graph_specs(graph), options=SavedOptions(loss=False))
+    options = SavedOptions(loss=False, fused_attention=family not in UNFUSED)
+    saved = saved_for_backward(graph, graph_specs(graph), options=options)
     ratio = unique_bytes(saved) / truth()[family]["batch 2"]["saved_bytes"]
-    assert LEAST.get(name, LEAST.get(family, 0.94)) < ratio < 1.01
+    assert LEAST.get(name, 0.94) < ratio < 1.01
