@@ -91,7 +91,7 @@ def _coverage(costs: CostReport) -> Section:
 
 
 def _nodes(graph: Graph, profile: Profile) -> Iterator[Mapping[str, Cell]]:
-    """Every node with its figures, of a product its number format; saved bytes are the node's own, shared ones included."""
+    """Every node with its figures, of a product its number format; saved bytes are its own, shared ones included."""
     for i, node in enumerate(graph.nodes):
         figures = {name: f"{float(getattr(profile, name)[i]):.9g}" for name in DATA[3:10]}
         saved = sum(item.byte_count for item in profile.saved[i])
