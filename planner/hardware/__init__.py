@@ -8,9 +8,7 @@ from planner.hardware.collectives import (
     Terms,
     collective_s,
     collective_terms,
-    contiguous_terms,
     send_terms,
-    strided_terms,
 )
 from planner.hardware.loader import DEFAULT_STACK, lint, load_cluster, load_device, load_stack, profile_json_schema
 from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
@@ -36,7 +34,6 @@ __all__ = [
     "cluster_names",
     "collective_s",
     "collective_terms",
-    "contiguous_terms",
     "device_names",
     "lint",
     "load_cluster",
@@ -56,6 +53,5 @@ __all__ = [
     "send_terms",
     "shown_bytes",
     "stack_names",
-    "strided_terms",
     "with_headroom",
 ]

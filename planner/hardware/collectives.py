@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.hardware import algorithms
-from planner.hardware.span import Span, contiguous_shapes, span_of, strided_shapes
+from planner.hardware.span import Span, span_of
 from planner.hardware.tiers import Affine, direct, link_tiers, measured_fit
 from planner.hardware.types import Cluster, Collective, Level
 
@@ -69,7 +69,13 @@ def collective_terms(
     Raises:
         ValueError: ranks that are not a group of the cluster.
     """
-    return _table(cluster, kind, [span_of(cluster, ranks)], np.asarray(0), concurrent)
+    latency, slope = np.full((2, len(ALGORITHMS)), math.inf)
+    slope[:] = 0.0
+    span = span_of(cluster, ranks)
+    for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent).items():
+        column = ALGORITHMS.index(name)
+        latency[column], slope[column] = alpha, beta
+    return Terms(latency, slope)
 
 
 def collective_s(
@@ -77,37 +83,6 @@ def collective_s(
 ) -> float:
     """Seconds of one collective: the least of `collective_terms` at that payload."""
     return float(collective_terms(cluster, kind, ranks, concurrent).seconds(payload_bytes))
-
-
-def contiguous_terms(
-    cluster: Cluster, kind: Collective, start: np.ndarray | int, count: np.ndarray | int, concurrent: int = 1
-) -> Terms:
-    """Costs of a collective on the runs `start .. start + count - 1`, of shape [n, algorithms]; O(n * levels).
-
-    Raises:
-        ValueError: a run that leaves the cluster.
-    """
-    first, length, _ = _columns(cluster, start, count)
-    shapes, index = contiguous_shapes(cluster, first.reshape(-1), length.reshape(-1))
-    return _table(cluster, kind, shapes, index.reshape(first.shape), concurrent)
-
-
-def strided_terms(
-    cluster: Cluster,
-    kind: Collective,
-    start: np.ndarray | int,
-    count: np.ndarray | int,
-    stride: np.ndarray | int,
-    concurrent: int = 1,
-) -> Terms:
-    """Costs of a collective on the groups `start, start + stride, ..` of `count` ranks, of shape [n, algorithms].
-
-    Raises:
-        ValueError: a group that leaves the cluster, or a stride below 1.
-    """
-    first, length, step = _columns(cluster, start, count, stride)
-    shapes, index = strided_shapes(cluster, first.reshape(-1), length.reshape(-1), step.reshape(-1))
-    return _table(cluster, kind, shapes, index.reshape(first.shape), concurrent)
 
 
 def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | int, concurrent: int = 1) -> Terms:
@@ -140,29 +115,6 @@ def _sends(levels: tuple[Level, ...], handover_s: float, concurrent: int) -> tup
     slope[:] = 0.0
     latency[:, 0], slope[:, 0] = np.asarray(table).T
     return latency, slope
-
-
-def _columns(
-    cluster: Cluster, start: np.ndarray | int, count: np.ndarray | int, stride: np.ndarray | int = 1
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The arguments as int64 arrays of one shape, checked to lie in the cluster."""
-    arrays = [np.asarray(a, dtype=np.int64) for a in (start, count, stride)]
-    first, length, step = np.broadcast_arrays(*arrays)
-    last = first + (length - 1) * step
-    if first.size and (first.min() < 0 or length.min() < 1 or step.min() < 1 or last.max() >= cluster.device_count):
-        raise ValueError(f"a group is empty or leaves the {cluster.device_count} devices of {cluster.name}")
-    return first, length, step
-
-
-def _table(cluster: Cluster, kind: Collective, shapes: Sequence[Span], index: np.ndarray, concurrent: int) -> Terms:
-    """Terms of each distinct shape, handed out to the groups that have it."""
-    latency = np.full((len(shapes), len(ALGORITHMS)), math.inf)
-    slope = np.zeros_like(latency)
-    for row, span in enumerate(shapes):
-        for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent).items():
-            column = ALGORITHMS.index(name)
-            latency[row, column], slope[row, column] = alpha, beta
-    return Terms(latency[index], slope[index])
 
 
 @lru_cache(maxsize=1 << 16)

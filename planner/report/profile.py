@@ -15,7 +15,7 @@ MOST_ROWS = 12
 
 DATA = (
     "key", "op", "module", "forward_s", "backward_s", "weight_grad_s", "forward_flops", "backward_flops",
-    "moved_bytes", "output_bytes", "saved_bytes", "origin",
+    "moved_bytes", "output_bytes", "saved_bytes", "origin", "format",
 )  # fmt: skip
 
 
@@ -91,9 +91,10 @@ def _coverage(costs: CostReport) -> Section:
 
 
 def _nodes(graph: Graph, profile: Profile) -> Iterator[Mapping[str, Cell]]:
-    """Every node with its figures; saved bytes are the node's own, storages shared with others included."""
+    """Every node with its figures, of a product its number format; saved bytes are its own, shared ones included."""
     for i, node in enumerate(graph.nodes):
         figures = {name: f"{float(getattr(profile, name)[i]):.9g}" for name in DATA[3:10]}
         saved = sum(item.byte_count for item in profile.saved[i])
         named: dict[str, Cell] = {"key": node.key, "op": node.op, "module": node.module}
-        yield {**named, **figures, "saved_bytes": saved, "origin": profile.origin[i].value}
+        form = profile.formats[i] if profile.formats and profile.forward_flops[i] else ""
+        yield {**named, **figures, "saved_bytes": saved, "origin": profile.origin[i].value, "format": form}

@@ -97,7 +97,7 @@ def _host_s(step: Step, exchange: Exchange, chosen: Precision, optimizer: str, r
     moved = sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in own)
     elements = sum(v.touched * v.gradient_bytes for v in own) / chosen.gradient_bytes
     state_bytes = optimizer_state_bytes(optimizer, chosen)
-    updated = elements * (2 * state_bytes + chosen.gradient_bytes + chosen.weight_bytes)
+    updated = elements * (2 * state_bytes + chosen.gradient_bytes + chosen.held_weight_bytes)
     return moved / ranks / HOST_WAY_BYTE_PER_S + moved / HOST_SUM_BYTE_PER_S + updated / HOST_ACCESS_BYTE_PER_S
 
 

@@ -75,7 +75,7 @@ def exchange_details(setting: Setting, judged: Judged) -> ExchangeWords:
     if not part.exchange:
         return ExchangeWords()
     found, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
-    share = (setting.precision.weight_bytes + setting.state_bytes) / setting.element_bytes
+    share = (setting.precision.held_weight_bytes + setting.state_bytes) / setting.element_bytes
     return exchange_words(found.exchange, ranks, setting.states_bytes * share, found.host_s)
 
 
