@@ -125,7 +125,16 @@ def choices(
 ) -> list[Choice]:
     """Everything an axis of that many ranks and that role can do with what earlier axes left, doing nothing first."""
     found = _free_choices(call, spec, local, ranks, options)
-    return [c for c in found if _keeps_weights(call, local.nests, c, role)] if role.deals else found
+    if not role.deals:
+        return found
+    found = [c for c in found if _keeps_weights(call, local.nests, c, role)]
+    return [c for c in found if _deals_samples(call, c)] or found if role is AxisRole.EXPERT else found
+
+
+def _deals_samples(call: OpCall, choice: Choice) -> bool:
+    """Whether a choice cuts one of the first two dimensions of some activation: samples, or the rows of experts."""
+    reads = (part for p, part in choice.reads.items() if not _is_weight(call, p))
+    return any(part.dim in (0, 1) for part in (*reads, *choice.writes.values()))
 
 
 def _keeps_weights(call: OpCall, nests: Sequence[LoopNest], choice: Choice, role: AxisRole) -> bool:
@@ -145,10 +154,14 @@ def _is_weight(call: OpCall, position: int) -> bool:
 
 def expert_dims(call: OpCall, nests: Sequence[LoopNest]) -> dict[int, int]:
     """By position of a weight, its dimension that counts experts: one that the result and all other operands of a
-    product have too, or the experts `e` of a mixture in one operator."""
+    product have too, or the experts `e` of a mixture in one operator. The channels of a depthwise convolution, which
+    sums over a window alone, are no experts."""
     joint, found = rule_of(call.op).joint is JointCut.EXPERTS, dict[int, int]()
     for nest in nests:
         sides = [*nest.reads, *nest.writes]
+        summed = {(d.name,) for d in nest.dims if d.kind is DimKind.REDUCED}
+        if not joint and not all(summed.intersection(access.dims) for access in nest.reads):
+            continue
         for access in (a for a in nest.reads if _is_weight(call, a.position) and (joint or nest.matrix_flops)):
             for dim, names in enumerate(access.dims):
                 shared = len(names) == 1 and all(any(names[0] in at for at in other.dims) for other in sides)
