@@ -62,6 +62,18 @@ from ._report import say_where, show
 @click.option(
     "--tp", "tensor_parallel", type=_options.Numbers(), help="Allow only these numbers of ranks sharing every operator."
 )
+@click.option(
+    "--cp",
+    "context_parallel",
+    type=_options.Numbers(),
+    help="Allow only these numbers of ranks sharing the sequence. [default: any for samples of 32,768 steps and more]",
+)
+@click.option(
+    "--ep",
+    "expert_parallel",
+    type=_options.Numbers(),
+    help="Allow only these numbers of ranks that samples and experts are dealt to. [default: any for mixtures]",
+)
 @click.option("--pp", "pipeline_stages", type=_options.Numbers(), help="Allow only these numbers of pipeline stages.")
 @click.option(
     "--dp", "data_parallel", type=_options.Numbers(), help="Allow only these numbers of replicas of every stage."
@@ -192,7 +204,10 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     }
     given |= {name: options[name] for name in ("optimizer", "recompute", "overlap", "headroom")}
     given["precision"] = options["precision"] or ""
-    lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
+    lists = (
+        "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
+        "data_parallel", "meshes", "keep", "forbid",
+    )  # fmt: skip
     given |= {name: tuple(options[name]) for name in lists if options[name]}
     return planner.Job(
         global_batch=options["global_batch"] or _options.SAMPLES_A_DEVICE * (devices or device_count), **given

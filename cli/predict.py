@@ -33,6 +33,13 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="A configuration or plan file instead of degrees; - is standard input.")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option(
+    "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks sharing a sequence."
+)
+@click.option(
+    "--ep", "expert", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Expert parallel ranks, which are among the data parallel ones.",
+)  # fmt: skip
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline workers.")
 @click.option("--dp", "data", type=click.IntRange(min=1), help="Data parallel copies. [default: as the devices allow]")
 @click.option(
@@ -175,7 +182,7 @@ def _lack_words(lack: dict[str, Any]) -> str:
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     import planner
 
-    names = ("tensor", "pipeline", "chunks", "micro_batch", "zero")
+    names = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "zero")
     return planner.Degrees(
         **{name: options[name] for name in names},
         data=options["data"] or 0,

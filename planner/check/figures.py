@@ -223,7 +223,8 @@ def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Ite
         return
     chosen, memory, shards = precision(plan.options.precision), terms.memory, len(stage.replicas)
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
-    elements, state = stage.held_parameters, optimizer_state_bytes(plan.options.optimizer, chosen)
+    elements, left = stage.held_parameters, stage.shard_parameters
+    state = optimizer_state_bytes(plan.options.optimizer, chosen)
     copies = chosen.copy_bytes * elements * (stage.zero < 3 or shards == 1)
     more = buffers * elements * chosen.weight_bytes
     sums = [
@@ -232,7 +233,7 @@ def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Ite
         ("optimizer_bytes", memory.optimizer_bytes, state, 1, more),
     ]
     for what, said, each, zero, beside in sums:
-        right = math.ceil(elements * each / (shards if stage.zero >= zero else 1) + beside)
+        right = math.ceil((left / shards if stage.zero >= zero else elements) * each + beside)
         if not math.isclose(said, right, rel_tol=1e-9, abs_tol=1.0):
             message = (
                 f"stage {stage.index} holds {format_bytes(right)} of {what.removesuffix('_bytes')}, the plan says "

@@ -30,7 +30,7 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Mesh, factorisations, ideal_mesh, mesh_on
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, factorisations, ideal_mesh, mesh_on, roles_of
 from planner.sharding.mixtures import Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import Step, reshard, reshard_table
@@ -41,6 +41,8 @@ from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_byt
 __all__ = [
     "PARTIAL",
     "REPLICATED",
+    "Axis",
+    "AxisRole",
     "Boundaries",
     "Boundary",
     "CollectiveUse",
@@ -70,6 +72,7 @@ __all__ = [
     "TensorLayout",
     "Verdict",
     "WeightChoice",
+    "axes_text",
     "canonical_layout",
     "describe",
     "embedding_tables",
@@ -93,6 +96,7 @@ __all__ = [
     "refusal",
     "reshard",
     "reshard_table",
+    "roles_of",
     "shard_elements",
     "shard_shape",
     "sharded_costs",

@@ -109,8 +109,5 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
         if batches % copies or len(set(bounds)) != count + 1:
             continue
         for zero, recompute in itertools.product(sorted(set(job.zero), reverse=True), again):
-            stages = tuple(
-                StageChoice(start, stop, 1, recompute, ranks, costs.sharding)
-                for start, stop in itertools.pairwise(bounds)
-            )
+            stages = tuple(costs.stage(start, stop, 1, recompute) for start, stop in itertools.pairwise(bounds))
             yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

@@ -94,9 +94,9 @@ class Figures:
         self._drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in ways)
+        self._left = min(float(_left(costs).sum()) for costs in ways)
         self._alone = min(
-            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
-            for c in ways
+            float(_left(c).sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties) for c in ways
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in ways)
         self._update_s = self._alone / max(self._elements, 1e-300) * update_s
@@ -149,7 +149,7 @@ class Figures:
         """About how long even stages take that fit."""
         schedule, pipeline, workers = outline.schedule, outline.pipeline, len(outline.hosted)
         count, holders = outline.passes, outline.holders
-        work_s = self._fitting_s(outline, copies * holders if zero else 1)
+        work_s = self._fitting_s(outline, self._left / (copies * holders) if zero else self._elements)
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._share * each_s, (1 - self._share) * each_s)
         stride = self.ways[0].ranks * (copies if adjacent else 1)
@@ -162,15 +162,14 @@ class Figures:
         """Boundaries over which transfers stop workers."""
         return outline.crossings if self._job.transfers is Transfers.BLOCKING else 0
 
-    def _fitting_s(self, outline: Outline, shards: int) -> float:
-        """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit."""
+    def _fitting_s(self, outline: Outline, updated: float) -> float:
+        """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit.
+
+        The ranks that update a copy's weights, one of each worker, update so many elements together.
+        """
         stages = outline.pipeline.stages
-        each = (
-            outline.versions * self._chosen.held_weight_bytes
-            + self._chosen.held_gradient_bytes
-            + self._state_bytes / shards
-        )
-        room = self._room - each * self._elements * outline.hosted / stages
+        each = outline.versions * self._chosen.held_weight_bytes + self._chosen.held_gradient_bytes
+        room = self._room - (each * self._elements + self._state_bytes * updated) * outline.hosted / stages
         kept = np.maximum(room, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)
         if (kept * REACH < self._kept_bytes[0]).any():
             return float("inf")
@@ -202,12 +201,17 @@ class Figures:
         if key not in self._synced:
             ranks = self.ways[0].ranks
             stride = ranks if adjacent else ranks * workers
-            payload = self._elements / workers * self._chosen.gradient_bytes
+            payload = self._left / workers * self._chosen.gradient_bytes
             kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
             group = np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1)
             seconds = collective_s(self._cluster, kind, np.unique(group), payload, ranks * workers)
             self._synced[key] = (2.0 if sharded else 1.0) * seconds
         return self._synced[key]
+
+
+def _left(costs: BlockCosts) -> np.ndarray:
+    """[n] trainable elements that replicas exchange of each block."""
+    return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
 
 
 def _repeated(costs: BlockCosts, job: Job) -> np.ndarray:

@@ -154,6 +154,7 @@ class Shapes:
         return depths and (not job.data_parallel or any(wide % copies == 0 for wide in job.data_parallel))
 
     def _of_size(self, figures: Figures, workers: int, copies: int, count: int, cutoff_s: float) -> Iterator[Shape]:
+        inner = any(way.inner_replicas for way in figures.ways)
         for schedule, stages in self._pipelines(workers, count, figures.blocks):
             outline = self._outline(schedule, Pipeline((1,) * stages, count))
             replicas = copies * outline.holders
@@ -162,7 +163,7 @@ class Shapes:
             bound_s = figures.bound_s(outline, copies)
             if bound_s >= cutoff_s:
                 continue
-            for stage in self._job.zero if replicas > 1 else (min(self._job.zero),):
+            for stage in self._job.zero if replicas > 1 or inner else (min(self._job.zero),):
                 for adjacent in (True, False) if copies > 1 else (False,):
                     estimate_s = figures.estimate_s(outline, copies, stage, adjacent=adjacent)
                     yield Shape(

@@ -28,6 +28,7 @@ class StageOptions:
         working_bytes: [options, n, n] kept beside of the micro-batch whose forward is repeated.
         workspace_bytes: [options, n, n].
         elements: [options, n, n] trainable elements.
+        shard_elements: [options, n, n] those left to a rank where ranks of a group that hold the same share them out.
     """
 
     ways: tuple[int, ...]
@@ -38,25 +39,28 @@ class StageOptions:
     working_bytes: np.ndarray
     workspace_bytes: np.ndarray
     elements: np.ndarray
+    shard_elements: np.ndarray
 
     @property
     def blocks(self) -> int:
         """Blocks of the chain."""
         return int(self.elements.shape[-1])
 
-    def worth(self, seconds: float, per_element_s: float, units: float, element_bytes: float) -> StageOptions:
+    def worth(
+        self, seconds: float, per_element_s: float, units: float, element_bytes: tuple[float, float]
+    ) -> StageOptions:
         """Those that no other is both as fast and as lean as, the fastest first; evenly spread where they are many.
 
         Args:
             seconds: that a second of work takes in an iteration.
             per_element_s: exchange of a trainable element.
             units: micro-batches in flight.
-            element_bytes: kept of a trainable element.
+            element_bytes: kept of a trainable element, and of one that is left to a rank.
         """
         at = np.arange(self.blocks)
-        elements = self.elements[:, at, at].sum(axis=1)
-        took = seconds * self.work_s[:, :, at, at].max(axis=1).sum(axis=1) + per_element_s * elements
-        kept = units * self.unit_bytes[:, at, at].sum(axis=1) + element_bytes * elements
+        elements, left = (table[:, at, at].sum(axis=1) for table in (self.elements, self.shard_elements))
+        took = seconds * self.work_s[:, :, at, at].max(axis=1).sum(axis=1) + per_element_s * left
+        kept = units * self.unit_bytes[:, at, at].sum(axis=1) + element_bytes[0] * elements + element_bytes[1] * left
         best: list[int] = []
         for option in np.lexsort((kept, took)).tolist():
             if not best or kept[option] < kept[best[-1]]:
@@ -64,7 +68,8 @@ class StageOptions:
         places = np.unique(np.linspace(0, len(best) - 1, min(len(best), MOST_OPTIONS)).round().astype(int))
         which = [best[place] for place in places]
         tables = (
-            self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.workspace_bytes, self.elements
+            self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.workspace_bytes, self.elements,
+            self.shard_elements,
         )  # fmt: skip
         return StageOptions(
             tuple(self.ways[o] for o in which), tuple(self.again[o] for o in which), *(table[which] for table in tables)
@@ -92,7 +97,8 @@ def _tables(ranges: Ranges, costs: BlockCosts, job: Job, *, again: bool) -> tupl
     elif again:
         kept, working, more = ranges.checkpoint_bytes, ranges.working_bytes, ranges.repeat_s
     work_s = ranges.forward_s + ranges.backward_s + more
-    return ranges.forward_s, work_s, kept, working, ranges.workspace_bytes, ranges.elements
+    elements = ranges.elements, ranges.shard_elements
+    return ranges.forward_s, work_s, kept, working, ranges.workspace_bytes, *elements
 
 
 def run_pairs(edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

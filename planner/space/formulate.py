@@ -169,6 +169,8 @@ class Formulator:
             **self._work_tables(costs, placement, ranges, copies, zero),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
+            context=costs.context,
+            expert=costs.expert,
             uniform=job.uniform,
         )
 
@@ -188,17 +190,18 @@ class Formulator:
     def _work_tables(
         self, costs: BlockCosts, placement: Placement, ranges: Ranges, copies: int, zero: int
     ) -> dict[str, Any]:
-        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage."""
+        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage, and
+        over the ranks of each that hold the same."""
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
         def slowest(values: np.ndarray) -> np.ndarray:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
-        parts = placement.parts.__getitem__
-        shards = parts(recipe_of(zero).optimizer)
-        forward_s, backward_s = self._exchanges.in_passes(placement, costs.parameter_elements, zero)
+        parts, group = placement.parts.__getitem__, recipe_of(zero).optimizer
+        shards = ranges.parts(parts(group), group)
+        forward_s, backward_s = self._exchanges.in_passes(placement, costs, zero)
         return {
-            "sync_s": self._exchanges.at_end(placement, ranges.elements, zero),
+            "sync_s": self._exchanges.at_end(placement, costs, ranges, zero),
             "exchange_forward_s": forward_s,
             "exchange_backward_s": backward_s,
             "forward_s": slowest(ranges.forward_s),
@@ -208,7 +211,7 @@ class Formulator:
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
-            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None] + ranges.step_s,
+            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards + ranges.step_s,
             "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
             "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
             "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
@@ -243,7 +246,8 @@ class Formulator:
             transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
             transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
-            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s))
+            group = recipe_of(zero).optimizer
+            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s, group))
             _bounded(self._needs, key, known)
         return known[1]
 
@@ -269,7 +273,7 @@ class Formulator:
         """What summing the gradients of shared weights costs, and whether the judge charges for more of it."""
         ends = (0, len(costs.saved_bytes) - 1)
         elsewhere = any(tie.blocks != ends for tie in costs.ties)
-        shared = sum(tie.elements for tie in costs.ties if tie.blocks == ends)
+        shared = sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
         key = (costs.ranks, placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
         if not shared:
             table, of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)

@@ -25,6 +25,7 @@ _LEAST = (
     "step_s",
     "gather_s",
     "gradient_gather_s",
+    "shard_elements",
 )
 
 
@@ -47,7 +48,11 @@ def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
         return first
     values = {name: [getattr(c, name) for c in costs] for name in _LEAST}
     least: dict[str, Any] = {n: None if each[0] is None else np.minimum.reduce(each) for n, each in values.items()}
-    return replace(first, **least)
+    inner = tuple(
+        replace(own, elements=np.minimum.reduce([c.inner_replicas[k].elements for c in costs]))
+        for k, own in enumerate(first.inner_replicas)
+    )
+    return replace(first, **least, inner_replicas=inner)
 
 
 def joined(problems: Sequence[StageProblem]) -> StageProblem:

@@ -66,6 +66,9 @@ def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list
         elif costs.ranks != stage.ranks:
             message = f"stage {index} has replicas of {stage.ranks} ranks; its sharding is for {costs.ranks}"
             found.append(Violation("sharding", index, message, stage.ranks, costs.ranks))
+        elif (costs.context, costs.expert) != (stage.context, stage.expert):
+            said, own = (f"CP {each.context} and EP {each.expert}" for each in (stage, costs))
+            found.append(Violation("sharding", index, f"stage {index} has {said}; its sharding is for {own}"))
     labels = sorted({shelf[s.sharding].label for s in decision.stages if s.sharding in shelf})
     if len(labels) > 1:
         found.append(Violation("sharding", 0, f"stages are sharded over different meshes: {', '.join(labels)}"))
@@ -81,10 +84,6 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if value != priced:
             yield Violation("option", 0, f"{name} {value}, but the blocks are priced for {priced}")
     for index, stage in enumerate(configuration.stages):
-        for name, value in (("context", stage.context), ("expert", stage.expert)):
-            if value != 1:
-                message = f"stage {index}: {name} {value} has no price yet, only {name} 1 has"
-                yield Violation("option", index, message)
         if stage.repeats:
             message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
             yield Violation("option", index, message)
@@ -160,7 +159,7 @@ def forbidden_choices(
     found = [
         (name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)
     ]
-    if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
+    if allowed_ranks(job) and not {s.ranks // (s.context * s.expert) for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
     if job.max_stages and count > job.max_stages:
         found.append(("max_stages", 0))
@@ -183,6 +182,8 @@ def _choices(
     yield "schedules", allowed, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
+    yield "context_parallel", job.context_parallel, {s.context for s in decision.stages}
+    yield "expert_parallel", job.expert_parallel, {s.expert for s in decision.stages}
     in_line = workers is None or workers.in_line
     replicas = [s.replicas for s in decision.stages] if workers is None else [len(own) for own in workers.holders]
     yield "pipeline_stages", job.pipeline_stages, {len(decision.stages) if in_line else len(workers.hosted)}  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from planner.graph import Chain
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, get
-from planner.space.configuration import Configuration, StageChoice
+from planner.space.configuration import Configuration
 from planner.space.layer_cuts import layer_edges, layout_edges, read_layout, uneven_edges
 from planner.space.types import BlockCosts, Job
 
@@ -22,6 +22,8 @@ class Degrees:
 
     Attributes:
         tensor: ranks that share every operator (TP).
+        context: ranks that share the sequence (CP).
+        expert: ranks to which experts are dealt (EP); they are among those of `data`.
         pipeline: workers of a pipeline (PP).
         data: copies of the pipeline (DP); 0 for as many as the devices hold.
         chunks: stages that each worker holds; more than one needs a schedule that places them.
@@ -36,6 +38,8 @@ class Degrees:
             others have.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
         replicas: of each worker within a copy, which take its micro-batches in turn.
+
+    The samples of `micro_batch` are those of one of the `expert` ranks.
     """
 
     tensor: int = 1
@@ -52,6 +56,8 @@ class Degrees:
     last_layers: int = 0
     adjacent: bool = True
     replicas: int = 1
+    context: int = 1
+    expert: int = 1
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -69,21 +75,24 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         UsageError: no schedule has the name.
     """
     least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
+    if degrees.data % costs.expert:
+        hint = f"use a multiple of {costs.expert}, or another EP"
+        raise JobError(f"EP {costs.expert} ranks are among those of DP {degrees.data}, and do not divide it", hint=hint)
     if least < 1:
         raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     wide = costs.ranks * degrees.pipeline * degrees.replicas
-    copies = degrees.data or devices // wide
+    copies = degrees.data // costs.expert or devices // wide
     if copies < 1 or copies * wide > devices:
         raise JobError(
             f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
             f"{max(copies, 1) * wide} devices of {devices}",
             hint="use smaller degrees, or more devices",
         )
-    count, rest = divmod(job.global_batch, copies * degrees.micro_batch)
+    count, rest = divmod(job.global_batch, copies * costs.micro_batch)
     if rest or not count:
         raise JobError(
-            f"DP {copies} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
+            f"DP {copies * costs.expert} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
             f"{job.global_batch}",
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
@@ -96,15 +105,12 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
         )
     return Configuration(
-        stages=tuple(
-            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding)
-            for a, b in itertools.pairwise(edges)
-        ),
+        stages=tuple(costs.stage(a, b, degrees.replicas, degrees.recompute) for a, b in itertools.pairwise(edges)),
         copies=copies,
-        micro_batch=degrees.micro_batch,
+        micro_batch=costs.micro_batch,
         micro_batches=count,
         schedule=schedule.name,
-        zero=degrees.zero if copies * degrees.replicas > 1 else 0,
+        zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
 

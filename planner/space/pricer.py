@@ -21,15 +21,15 @@ from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient, rebatch, require_trained
-from planner.sharding import Boundaries, Boundary, StageSharding, StateBytes
+from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
-from planner.sharding.mesh import mesh_on
+from planner.sharding.mesh import AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
-from planner.space.asked import LIMITS, allowed_ranks, refuse_others
+from planner.space.asked import LIMITS, allows_single_devices, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.configuration import Configuration
-from planner.space.jobs import device_types, mesh_names, meshes_for, settled
+from planner.space.jobs import MeshAxes, device_types, mesh_axes, meshes_for, ranks_of, settled
 from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 
@@ -121,17 +121,17 @@ class Pricer:
             UsageError: something is not decided.
             InfeasibleError: the decision is not legal.
         """
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,), device_type)
+        inner = self._inner_with(micro_batch, mesh_axes(mesh), (Boundary.FREE,), device_type)
         return self._numbered(inner, whole_costs(inner, decision, self._differentiable), device_type)
 
     def decided(
-        self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries, decisions: Sequence[Decided]
+        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[Decided]
     ) -> BlockCosts:
         """Costs of the chain sharded as said block by block, of a plan file say.
 
         Args:
             micro_batch: samples.
-            mesh: ranks along each axis.
+            mesh: its axes.
             boundary: how the tensors between blocks lie, by mesh axis.
             decisions: by block in its own names, strategy of each operator and layouts of each tensor and weight; None
                 for blocks of stages that are not sharded like this.
@@ -197,9 +197,9 @@ class Pricer:
         """The meshes, and what is chosen on them."""
         if not self.meshes:
             return "every replica one device"
-        shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
+        shapes = ", ".join(map(axes_text, self.meshes))
         given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
-        alone = "every replica one device, or " if 1 in (allowed_ranks(self._job) or (1,)) else ""
+        alone = "every replica one device, or " if allows_single_devices(self._job) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; all ways to share a block"
@@ -208,21 +208,30 @@ class Pricer:
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
         """By mesh, what no sharding on it is cheaper than: no communication, and everything cut evenly."""
-        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(math.prod, self.meshes))}
-        return [(by_ranks[math.prod(mesh)], (mesh,)) for mesh in self.meshes]
+        meshes = [mesh for mesh in self.meshes if self._deals(mesh, micro_batch)]
+        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
+        return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
 
-    def shardings_of(self, micro_batch: int, ranks: int) -> list[BlockCosts]:
-        """Every way worth trying to share operators on one axis of so many ranks; of one rank the chain as it is."""
-        if ranks == 1:
+    @staticmethod
+    def _deals(mesh: MeshAxes, micro_batch: int) -> bool:
+        """Whether a micro-batch can be dealt evenly to the ranks of a mesh that deal out samples."""
+        return micro_batch % math.prod(axis.size for axis in mesh if axis.role is AxisRole.EXPERT) == 0
+
+    def shardings_of(self, micro_batch: int, ranks: int, context: int = 1, expert: int = 1) -> list[BlockCosts]:
+        """Every way worth trying to share operators on one tensor axis of so many ranks, beside axes that deal out
+        sequences and experts; of one rank the chain as it is."""
+        mesh = mesh_axes((ranks,), context, expert)
+        if not mesh:
             return [self.costs(micro_batch)]
-        keys = (key for _, key in self._floors_on(micro_batch, (ranks,)))
+        keys = (key for _, key in self._floors_on(micro_batch, mesh)) if self._deals(mesh, micro_batch) else ()
         return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
         node = self.cluster.node_size or self.cluster.device_count
         found: list[BlockCosts] = []
-        for mesh in [mesh for mesh in self.meshes if math.prod(mesh) <= node][-MOST_MESHES:]:
+        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and self._deals(mesh, micro_batch)]
+        for mesh in ([mesh for mesh in usable if not roles_of(mesh)] or usable)[-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
             found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return found
@@ -236,9 +245,9 @@ class Pricer:
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """The shardings on the mesh of one, boundaries lying as there, that closer prices of memory prefer."""
         entry = self.entry(micro_batch, number)
-        return self._finer_on(micro_batch, entry.inner.mesh.sizes, entry.sharded.boundaries)
+        return self._finer_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries)
 
-    def _finer(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+    def _finer(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         inner = self._inner_on(micro_batch, mesh)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
         return tuple(self._numbered(inner, each) for each in found)
@@ -268,6 +277,8 @@ class Pricer:
             backward_s=floor.backward_s,
             update_s=floor.update_s,
             parameter_elements=SURE * np.minimum.reduce([each.parameter_elements for each in lean]),
+            shard_elements=_least_shards(lean),
+            inner_replicas=(),
             saved_bytes=SURE * np.minimum.reduce([each.saved_bytes for each in lean]),
             workspace_bytes=floor.workspace_bytes,
             ties=floor.ties,
@@ -297,9 +308,9 @@ class Pricer:
             ranks=ranks,
         )
 
-    def _by_boundary(self, micro_batch: int, mesh: tuple[int, ...]) -> list[tuple[BlockCosts, Key]]:
+    def _by_boundary(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, Key]]:
         """Floors with the communication inside blocks, for each way in which boundaries may lie."""
-        floor, inner = self._floor(micro_batch, math.prod(mesh)), self._inner_on(micro_batch, mesh)
+        floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
         found: list[tuple[BlockCosts, Key]] = []
         for boundary in () if inner.whole else inner.boundaries:
             least_s = inner.least_s(boundary)
@@ -308,13 +319,13 @@ class Pricer:
                 found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
         return found
 
-    def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
+    def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         found = self._inner_with(micro_batch, mesh, InnerOptions().boundaries)
         self._worked_on.append(found)
         return found
 
     def _inner_with(
-        self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...], device_type: int = 0
+        self, micro_batch: int, mesh: MeshAxes, boundaries: tuple[Boundary, ...], device_type: int = 0
     ) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
@@ -322,18 +333,19 @@ class Pricer:
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[device_type],
-            mesh_on(self.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
+            mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}),
             options=InnerOptions(
                 boundaries=boundaries,
                 item_bytes=chosen.compute.bits / 8,
                 state=StateBytes(chosen.held_weight_bytes, chosen.held_gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
+                options=Options(roles=roles_of(mesh)),
                 forbidden=job.forbid,
             ),
             cache=self._inner,
         )
 
-    def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+    def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
         inner = self._inner_on(micro_batch, mesh)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
@@ -348,3 +360,9 @@ class Pricer:
         costs = on_all_types(costs, len(self.cluster.devices))
         known.append(Sharded(number, inner, sharded, costs))
         return costs
+
+
+def _least_shards(lean: Sequence[BlockCosts]) -> np.ndarray | None:
+    """[n] `BlockCosts.shard_elements` that no point goes below, None where ranks of a group hold nothing alike."""
+    shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
+    return SURE * np.minimum.reduce(shards) if shards else None

@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import OutputError, UsageError
 from planner.space.types import Configuration, StageChoice
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,7 @@ class StageProblem:
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
+        context, expert: of those, ranks that share the sequence, and to which samples and experts are dealt.
         uniform: all stages have the same number of replicas.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
@@ -110,6 +111,8 @@ class StageProblem:
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
+    context: int = 1
+    expert: int = 1
     uniform: bool = False
 
     @property
@@ -120,7 +123,7 @@ class StageProblem:
     def stage(self, start: int, stop: int, option: int, recompute: bool) -> StageChoice:
         """A stage of some blocks that takes an option."""
         replicas, sharding = int(self.replicas[option]), int(self.shardings[option])
-        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding)
+        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding, self.context, self.expert)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The decision that chooses these stages."""

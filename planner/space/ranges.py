@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.exchange import Group
 from planner.memory import most_that_fit
 from planner.space.blocks import range_table, repeated_bytes
 from planner.space.types import BlockCosts
@@ -21,6 +23,9 @@ class Ranges:
         update_s: optimizer step, unsharded.
         step_s: communication inside a replica once an update.
         elements: trainable elements that a stage holds.
+        shard_elements: those left to a rank where ranks of a group that hold the same share them out.
+        alike: ranks of a group that do, on the mean of the stage's elements; 1 by 1 where none do.
+        inner: by `BlockCosts.inner_replicas`, the elements of a stage that are held so.
         workspace_bytes: the largest.
         saved_bytes: kept for a micro-batch in flight.
         checkpoint_bytes: the same of a recomputed stage.
@@ -31,8 +36,18 @@ class Ranges:
         self.forward_s = range_sums(costs.forward_s)
         self.backward_s = range_sums(costs.backward_s)
         charged = range_sums(costs.parameter_elements)
-        again = range_table([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))[1]
-        self.elements = charged - np.triu(again)
+        self.elements = charged - _repeated_elements([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))
+        self.shard_elements, self.alike = self.elements, np.ones((1, 1))
+        if costs.shard_elements is not None:
+            shared = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
+            self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(shared, len(charged))
+            held = self.shard_elements > 0
+            self.alike = np.divide(self.elements, self.shard_elements, out=np.ones_like(charged), where=held)
+        self.inner = tuple(
+            range_sums(inner.elements)
+            - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(charged))
+            for inner in costs.inner_replicas
+        )
         held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
         self.update_s = range_sums(costs.update_s) * held
         self.step_s = range_sums(np.zeros(len(charged)) if costs.step_s is None else costs.step_s)
@@ -45,6 +60,11 @@ class Ranges:
         self.checkpoint_bytes = costs.checkpoint_bytes + kept
         # When a layer's forward is repeated, the micro-batch has freed what was kept of its later blocks.
         self.working_bytes = np.maximum(repeated_bytes(costs) - kept, 0.0)
+
+    def parts(self, replicas: np.ndarray, group: Group | None) -> np.ndarray:
+        """[.., n or 1, n or 1] parts into which stages of so many replicas [..] cut what a group shards."""
+        cut = replicas[..., None, None]
+        return np.asarray(cut if group is None else cut * self.alike)
 
     def least_activations(self, recompute: str) -> np.ndarray:
         """[n, n] bytes that one micro-batch needs under a recompute choice."""
@@ -69,8 +89,8 @@ class StageNeeds:
         hiding_s: longest backward that any stage has.
         plain_limit, again_limit: most micro-batches in flight that fit; 0 where none does, or where the choice is not
             allowed.
-        update_s: optimizer step, unsharded.
-        elements: trainable elements.
+        update_s: optimizer step, unsharded but over ranks of a group that hold the same.
+        elements: trainable elements that replicas exchange.
     """
 
     whole_s: float
@@ -98,10 +118,16 @@ class StageNeeds:
 
 
 def stage_needs(
-    ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: float, recompute: str, transfer_s: np.ndarray
+    ranges: Ranges,
+    resident_bytes: np.ndarray,
+    capacity_bytes: float,
+    recompute: str,
+    transfer_s: np.ndarray,
+    group: Group | None = None,
 ) -> StageNeeds:
     """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n], and transfers
-    `transfer_s` [n]; O(n^2)."""
+    `transfer_s` [n]; `group` is what the update is sharded over. O(n^2)."""
+    update_s = ranges.update_s.min(axis=0) / ranges.parts(np.ones(()), group)
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
     nothing, again_bytes = np.zeros(resident_bytes.shape), resident_bytes + ranges.working_bytes
@@ -119,8 +145,8 @@ def stage_needs(
         hiding_s=float((ranges.backward_s + ranges.repeat_s).max(axis=0)[0, -1]),
         plain_limit=_by_last(plain),
         again_limit=_by_last(again),
-        update_s=_by_last(_least_of_longer(ranges.update_s.min(axis=0))),
-        elements=_by_last(_least_of_longer(ranges.elements)),
+        update_s=_by_last(_least_of_longer(update_s)),
+        elements=_by_last(_least_of_longer(ranges.shard_elements)),
     )
 
 
@@ -132,6 +158,11 @@ def _limit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_bytes: floa
 def _least_of_longer(table: np.ndarray) -> np.ndarray:
     """For each stage the least among itself and those that go on for more blocks."""
     return np.asarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
+
+
+def _repeated_elements(tied: Sequence[tuple[float, tuple[int, ...]]], count: int) -> np.ndarray:
+    """[n, n] elements that blocks i..j are charged for more than once."""
+    return np.triu(range_table(tied, count)[1])
 
 
 def _by_last(table: np.ndarray) -> np.ndarray:
