@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,13 @@ RECIPES, MODELS = "recipes.json", "models.json"
 ABLE = frozenset(field.name for kind in (planner.Degrees, planner.Job) for field in dataclasses.fields(kind))
 """What a configuration by its degrees and a job can say."""
 
-FORMATS = {"bf16": "bf16"}
+FORMATS = {
+    "bf16": "bf16", "fp8": "fp8", "fp8-cs": "fp8-cs", "fp8-ds/cs": "fp8-cs", "fp8-blockwise": "fp8-blockwise",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
+}  # fmt: skip
 """Our number format for each that rows name."""
+STORED = {"fp32": "fp32", "bf16": "bf16", "bf16 (first)": "bf16"}
+"""Our name for each format in which rows store gradients and moments."""
 FRAMEWORKS = {
     "Megatron-Bridge performance summary": "Megatron-Bridge",
     "NeMo AutoModel performance summary": "NeMo AutoModel",
@@ -34,15 +40,25 @@ FRAMEWORKS = {
     "Llama 3 herd of models table 4": "Meta",
 }
 MACHINES = {
-    "H100-SXM": ("dgx-h100", 8),
-    "H200": ("dgx-h200", 8),
-    "B200": ("p6-b200.48xlarge", 8),
-    "GB200-NVL72": ("gb200-nvl72", 72),
-    "TPU v5p": ("tpu-v5p-pod", 0),
+    "H100-SXM": "dgx-h100",
+    "H200": "dgx-h200",
+    "B200": "dgx-b200",
+    "B300": "dgx-b300",
+    "GB200-NVL72": "gb200-nvl72",
+    "GB300-NVL72": "gb300-nvl72",
+    "MI350X": "mi350x-8",
+    "MI355X": "mi355x-8",
+    "TPU v5p": "tpu-v5p-pod",
+    "TPU7x (Ironwood)": "tpu7x-pod",
 }
-"""Profile of a device's cluster, and devices of one node in it; 0 where a profile is one pod."""
-TUNED = (1, 2, 3, 4, 6, 7, 8)
-"""Chunks a worker that are tried where a row says that they were tuned, and not which."""
+"""Profile of the cluster of each device."""
+MEGATRON = ("Megatron-Bridge", "NeMo 24.07", "Megatron-LM", "MLPerf")
+ALONE = 0.4
+"""Part of tensor-parallel communication that Megatron Core hides without being asked: of ten changes of layout in a
+layer, the gathers of what the weights' gradients need and the scatters of what goes back, four, run beside products."""
+MOST_CHUNKS = 12
+"""Chunks a worker that are tried where a row says that they were tuned, and not which, as far as its layers fill them
+equally, embedding and loss counted as layers or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,10 @@ class Statement:
 
     Attributes:
         model, seq: a bundled model and its sequence length in tokens.
-        cluster, nodes, stack: the machine and its software.
+        cluster, devices: the machine, of which so many devices are used.
+        stack: its software by name.
+        eager: no part of it is captured in CUDA graphs: every operation is launched by the host.
+        inner_overlap: `Stack.inner_overlap` by mesh axis.
         job: what is trained.
         tried: the configuration; several where the source leaves something open, of which the fastest that fits is
             meant.
@@ -60,8 +79,10 @@ class Statement:
     model: str
     seq: int
     cluster: str
-    nodes: int
+    devices: int
     stack: str
+    eager: bool
+    inner_overlap: tuple[tuple[str, float], ...]
     job: planner.Job
     tried: tuple[planner.Degrees, ...]
 
@@ -149,8 +170,7 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         f"model: {row['model']}": model not in known,
         f"system: {row['system']['device']}": row["system"]["device"] not in MACHINES,
         f"number format: {row['precision']}": row["precision"] not in FORMATS,
-        f"optimizer moments: {optimizer.get('moments')}": (optimizer.get("moments") or "fp32") != "fp32"
-        and "moments" not in ABLE,
+        f"optimizer moments: {optimizer.get('moments')}": (optimizer.get("moments") or "fp32") not in STORED,
         "context parallelism": (row.get("cp") or 1) > 1 and "context" not in ABLE,
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
         "recomputation by module": bool(modules) and "repeats" not in ABLE,
@@ -164,32 +184,69 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
 
 
 def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statement:
-    cluster, per_node = MACHINES[row["system"]["device"]]
+    cluster, optimizer = MACHINES[row["system"]["device"]], row.get("optimizer") or {}
     if row["source"].startswith("Llama 3"):
         cluster = "grand-teton-h100"
-    devices = row["system"]["gpus"]
-    whole = (row.get("cuda_graphs") or {}).get("impl") == "full_iteration" or cluster.startswith("tpu")
+    graphs = row.get("cuda_graphs") or {}
+    whole = "full_iteration" in (graphs.get("impl"), *graphs.get("scope", ())) or cluster.startswith("tpu")
+    if row.get("cuda_graphs") is None and not whole:
+        assumed.append("layers are partly captured in CUDA graphs")
+    moments = STORED[optimizer.get("moments") or "fp32"]
+    if "first" in (optimizer.get("moments") or ""):
+        assumed.append("both moments are in bf16")
     return Statement(
         model=model,
         seq=row["seq"],
         cluster=cluster,
-        nodes=-(-devices // per_node) if per_node else 1,
-        stack="graphs" if whole else "",
+        devices=row["system"]["gpus"],
+        stack="graphs" if whole else "megatron-2025",
+        eager=not whole and row.get("cuda_graphs") is not None and "impl" not in graphs,
+        inner_overlap=_inner_overlap(row, assumed),
         job=planner.Job(
-            row["gbs"], precision=_precision(row, assumed), optimizer="adam", devices=devices, dropout=False
+            row["gbs"],
+            precision=_precision(row, assumed),
+            optimizer="adam" if moments == "fp32" else f"adam:moments={moments}",
+            dropout=False,
         ),
-        tried=_tried(row, assumed),
+        tried=_tried(row, planner.bundled_info(model).layers, assumed),
     )
 
 
+def _inner_overlap(row: Mapping[str, Any], assumed: list[str]) -> tuple[tuple[str, float], ...]:
+    """What hides communication inside a group: products in pieces, the all-to-alls of another micro-batch, or backward
+    products alone, as Megatron Core does by itself."""
+    said, framework = row.get("overlap") or [], FRAMEWORKS.get(row["source"], "")
+    shares = dict(planner.load_stack("overlapped").inner_overlap)
+    tensor = ALONE if framework in MEGATRON else 0.0
+    if "tp_comm" in said:
+        tensor = shares["tensor"]
+    elif not said and row["tp"] > 1 and framework in MEGATRON:
+        tensor = shares["tensor"]
+        assumed.append("tensor-parallel communication is overlapped")
+    return (("expert", shares["expert"] if "moe_a2a" in said else 0.0), ("context", 0.0), ("*", tensor))
+
+
 def _precision(row: Mapping[str, Any], assumed: list[str]) -> str:
-    name, gradients = FORMATS[row["precision"]], (row.get("optimizer") or {}).get("main_grads")
-    if gradients is None:
+    name, optimizer = FORMATS[row["precision"]], row.get("optimizer") or {}
+    options = []
+    if optimizer.get("main_grads") is None:
         assumed.append("gradients are summed in fp32")
-    return f"{name}-fp32grad" if gradients in (None, "fp32") and name == "bf16" else name
+    if STORED[optimizer.get("main_grads") or "fp32"] == "fp32":
+        options.append("grads=fp32")
+    if optimizer.get("grad_reduce"):
+        options.append(f"reduce={STORED[optimizer['grad_reduce']]}")
+    if "bf16 gathered" in (optimizer.get("param_gather") or ""):
+        options.append("weights=bf16")
+    return ":".join([name, ",".join(options)]) if options else name
 
 
-def _tried(row: Mapping[str, Any], assumed: list[str]) -> tuple[planner.Degrees, ...]:
+def _chunks(row: Mapping[str, Any], layers: int) -> list[int]:
+    """Numbers of chunks that the layers fill equally."""
+    stages = [row["pp"] * chunks for chunks in range(1, MOST_CHUNKS + 1)]
+    return [count // row["pp"] for count in stages if not layers % count or not (layers + 2) % count]
+
+
+def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[planner.Degrees, ...]:
     """The row's configuration, once for each value of what it leaves open."""
     recompute, optimizer = row.get("recompute") or {}, row.get("optimizer") or {}
     cores = max(1, row["tp"] * row["pp"] * row["cp"] * row["dp"] // row["system"]["gpus"])
@@ -201,13 +258,19 @@ def _tried(row: Mapping[str, Any], assumed: list[str]) -> tuple[planner.Degrees,
         assumed.append("the optimizer state is sharded over data-parallel ranks")
     micro_batches, chunks = [row["mbs"]], [row["vp"]]
     if row["mbs"] is None:
-        micro_batches = [1, 2, 4]
-        assumed.append("the micro-batch is the fastest of 1, 2, 4")
+        micro_batches = [1, 2]
+        assumed.append("the micro-batch is the fastest of 1 and 2")
     if row["vp"] is None:
-        chunks = [*TUNED] if row["pp"] > 1 and "interleaved" in (row.get("schedule") or "") else [1]
+        chunks = _chunks(row, layers) if "interleaved" in (row.get("schedule") or "") else [1]
         assumed.extend(["the number of chunks is the fastest"] if len(chunks) > 1 else [])
+    expert = row["ep"]
+    if row["ep"] * max(1, row["cp"]) > 1 and row["dp"] // cores % row["ep"]:
+        expert = math.gcd(row["ep"], row["dp"] // cores)
+        assumed.append(f"experts are dealt to {expert} ranks, and cut by those beside them")
     named: dict[str, Any] = {
         "tensor": row["tp"],
+        "context": row["cp"],
+        "expert": expert,
         "pipeline": row["pp"],
         "data": row["dp"] // cores,
         "layout": _layout(row),

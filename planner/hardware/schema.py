@@ -175,6 +175,12 @@ class AttentionRates(Cited):
     value: dict[str, Factor] = Field(min_length=1)
 
 
+class AxisParts(Cited):
+    """Fractions by pattern of the names of mesh axes, as `{expert: 0%, "*": 40%}`; the first that matches holds."""
+
+    value: dict[str, Part] = Field(min_length=1)
+
+
 class PassesFigure(Cited):
     """Times that the logits are read or written, `[forward, backward]`."""
 
@@ -440,6 +446,9 @@ class StackFile(Strict):
         None, description="bytes that adding a gradient to the sum over micro-batches moves, an element"
     )
     overlap: PartFigure | None = Field(None, description="part of a pass's work behind which exchanges hide")
+    inner_overlap: AxisParts | None = Field(
+        None, description="part of the communication among ranks that share operators which their work hides, by axis"
+    )
     gather_ports: CountFigure | None = Field(
         None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
     )

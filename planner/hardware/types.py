@@ -71,6 +71,8 @@ class Stack:
         loss_passes: times that the loss reads or writes its logits in forward and in backward.
         accumulation_bytes: traffic of adding the gradient of a weight to the sum over micro-batches, an element.
         overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
+        inner_overlap: part of the communication among ranks that share operators that runs beside their work, by
+            pattern of the mesh axis's name (`tensor`, `context`, `expert`, ...); the first that matches, else none.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
         allocator_cache: memory that the allocator holds, over the tensors at the peak. The usual figure was fitted to
@@ -97,6 +99,7 @@ class Stack:
     loss_passes: tuple[float, float] = (3.0, 6.0)
     accumulation_bytes: float = 0.0
     overlap: float = 0.0
+    inner_overlap: Mapping[str, float] = field(default_factory=dict)
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None
@@ -105,6 +108,11 @@ class Stack:
     def attention_on(self, device: str) -> float:
         """What fused attention reaches of a plain product's rate on a device of that name."""
         return next((rate for pattern, rate in self.attention_rate.items() if fnmatchcase(device, pattern)), 1.0)
+
+    def hidden_along(self, axes: Iterable[str]) -> float:
+        """Part of the communication along mesh axes of these names that their ranks' work hides."""
+        parts = self.inner_overlap.items()
+        return min((next((p for name, p in parts if fnmatchcase(axis, name)), 0.0) for axis in axes), default=0.0)
 
 
 NO_STACK = Stack()

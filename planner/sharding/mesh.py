@@ -113,8 +113,15 @@ class Mesh:
         return self._terms[key]
 
     def seconds(self, kind: Collective, axes: Sequence[int], payload_bytes: np.ndarray | float) -> np.ndarray:
-        """Seconds of a collective for payloads of any shape (conventions of `planner.hardware.collectives`)."""
-        return self.terms(kind, axes).seconds(payload_bytes)
+        """Seconds of a collective for payloads of any shape (conventions of `planner.hardware.collectives`).
+
+        What the ranks' own work hides (`Stack.inner_overlap`) is left out.
+        """
+        seconds = self.terms(kind, axes).seconds(payload_bytes)
+        return seconds if self.cluster is None else seconds * (1.0 - self._hidden(axes))
+
+    def _hidden(self, axes: Sequence[int]) -> float:
+        return self.cluster.stack.hidden_along(self.axes[a].name for a in axes) if self.cluster else 0.0
 
     def _price(self, kind: Collective, axes: tuple[int, ...]) -> Terms:
         ranks = self.ranks_along(axes)

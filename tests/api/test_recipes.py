@@ -1,0 +1,130 @@
+"""Published recipes: what a row states, factors, jobs left out, pairs and ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.recipe_rows import MODELS, RECIPES, Recipe, read_recipes
+from benchmarks.recipes import Prediction, factor, left_out_errors, main, pair_rows, predict, ranking
+from tests.shared_data import shared_path
+
+ROW: dict[str, Any] = {
+    "id": "own", "source": "Megatron-Bridge performance summary", "release": "NeMo 1", "model": "llama3-8b",
+    "system": {"device": "H100-SXM", "gpus": 16}, "precision": "bf16", "gbs": 128, "mbs": 1, "seq": 4096,
+    "tp": 2, "pp": 2, "cp": 1, "vp": 1, "ep": 1, "dp": 4, "fsdp": 0, "recompute": {"modules": []},
+    "schedule": "1f1b", "overlap": ["tp_comm"], "cuda_graphs": {},
+    "optimizer": {"name": "adam", "distributed": True, "main_grads": "bf16", "moments": "fp32"},
+    "measured": {"iteration_s": 2.0, "tokens_per_s_per_gpu": 16384, "tflops_per_gpu": 790},
+}  # fmt: skip
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    """A row of a file of its own."""
+    (folder / RECIPES).write_text(json.dumps({"rows": [{**ROW, **changes}]}))
+    (folder / MODELS).write_text('{"models": {"deepseek-v3": {"train_gflops_per_token": {"4096": 260.6}}}}')
+    return read_recipes(folder)[0][0]
+
+
+def test_a_row_becomes_a_job_and_degrees(tmp_path: Path) -> None:
+    found = recipe(tmp_path).statement
+    assert found is not None
+    (degrees,) = found.tried
+    assert (found.model, found.seq, found.cluster, found.devices) == ("llama3-8b", 4096, "dgx-h100", 16)
+    assert (found.job.global_batch, found.job.precision, found.job.optimizer) == (128, "bf16", "adam")
+    assert (degrees.tensor, degrees.pipeline, degrees.data, degrees.micro_batch, degrees.zero) == (2, 2, 4, 1, 1)
+    assert (found.stack, found.eager, dict(found.inner_overlap)["*"]) == ("megatron-2025", True, 0.85)
+
+
+def test_formats_sharding_and_software_are_read(tmp_path: Path) -> None:
+    optimizer = {
+        "distributed": True,
+        "main_grads": "fp32",
+        "moments": "bf16",
+        "param_gather": "mxfp8 stored, bf16 gathered",
+    }
+    found = recipe(
+        tmp_path, precision="mxfp8", optimizer=optimizer, fsdp=4, cuda_graphs={"impl": "full_iteration"}, overlap=[]
+    ).statement
+    assert found is not None
+    assert (found.job.precision, found.job.optimizer) == ("mxfp8:grads=fp32,weights=bf16", "adam:moments=bf16")
+    assert (found.tried[0].zero, found.stack, found.eager) == (3, "graphs", False)
+
+
+def test_predictors_are_in_the_model_where_layout_or_flops_have_them(tmp_path: Path) -> None:
+    def model(tflops: float, **changes: Any) -> str:
+        measured = {"iteration_s": 2.0, "tokens_per_s_per_gpu": 1000, "tflops_per_gpu": tflops}
+        found = recipe(tmp_path, model="deepseek-v3", measured=measured, tp=1, ep=4, **changes).statement
+        assert found is not None
+        return found.model
+
+    assert (model(250), model(260)) == ("deepseek-v3", "deepseek-v3-mtp")
+    assert model(250, pipeline_layout="Et*30|t*31mL") == "deepseek-v3-mtp"
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"task": "lora"}, ("weights that are not trained (LoRA)",)),
+        ({"model": "palm-3"}, ("model: palm-3",)),
+        ({"precision": "int4"}, ("number format: int4",)),
+        ({"system": {"device": "H900", "gpus": 16}}, ("system: H900",)),
+        ({"fsdp": 2}, ("sharding over a part of the copies",)),
+        ({"offload": {"layer_input": True}}, ("activations in the host's memory",)),
+        ({"recompute": {"granularity": "selective"}}, ("recomputation of operators that are not named",)),
+        ({"dp": None, "measured": {}}, ("not measured as an iteration", "parallelism not stated")),
+    ],
+)
+def test_what_cannot_be_stated_is_named(changes: dict[str, Any], lacks: tuple[str, ...], tmp_path: Path) -> None:
+    found = recipe(tmp_path, **changes)
+    assert (found.lacks, found.statement) == (lacks, None)
+    assert predict(found).refused == "; ".join(lacks)
+
+
+def test_what_a_source_leaves_open_is_tried_and_said(tmp_path: Path) -> None:
+    found = recipe(tmp_path, vp=None, mbs=None, schedule="interleaved-1f1b")
+    assert found.statement is not None
+    tried = {(degrees.micro_batch, degrees.chunks) for degrees in found.statement.tried}
+    # 32 layers on 2 workers: 1, 2, 4 or 8 chunks each; 34 with embedding and loss: 1 or 17.
+    assert tried == {(size, chunks) for size in (1, 2) for chunks in (1, 2, 4, 8)}
+    assert "the number of chunks is the fastest" in found.assumed
+
+
+def made(tmp_path: Path, key: str, seconds: float, measured_s: float, gbs: int) -> Prediction:
+    return Prediction(recipe(tmp_path, id=key, gbs=gbs, measured={"iteration_s": measured_s}), seconds)
+
+
+def test_a_job_is_left_out_of_its_own_factor(tmp_path: Path) -> None:
+    ratios = {64: (1.0,), 128: (1.2, 1.4), 256: (2.0,)}
+    rows = [made(tmp_path, f"{gbs}-{r}", 10 * r, 10.0, gbs) for gbs, own in ratios.items() for r in own]
+    assert factor(rows) == pytest.approx(1.3)  # medians by job: 1.0, 1.3, 2.0
+    # Without the job of 64: (1.3 + 2.0) / 2; of 128: 1.5, errors 0.2 and 1/15; of 256: 1.15.
+    assert left_out_errors(rows) == pytest.approx([1 - 1 / 1.65, (0.2 + 1 / 15) / 2, 2 / 1.15 - 1])
+
+
+def test_pairs_and_ranks(tmp_path: Path) -> None:
+    rows = [made(tmp_path, "a", 3.0, 10.0, 64), made(tmp_path, "b", 2.0, 8.0, 64), made(tmp_path, "c", 2.5, 7.0, 64)]
+    pair = {"slower": "a", "faster": "b", "ratio": 1.25, "differs": {"vp": [1, 2]}, "same_release": True}
+    assert pair_rows(rows, [pair, {**pair, "faster": "x"}]) == [
+        ["b", "vp 1 to 2", "same", "1.250", "1.500"],
+        ["x", "vp 1 to 2", "same", "1.250", "not both stated"],
+    ]
+    assert ranking(rows)[0][2:] == ["3", "2 of 3"]  # b before c, which is measured as the faster
+
+
+def test_the_report_of_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe(tmp_path)
+    assert main([str(tmp_path), "--rows"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 1 rows stated whole (100%)" in printed
+    assert "| own | 2.000 s |" in printed
+
+
+def test_most_of_the_published_rows_are_stated() -> None:
+    folder = shared_path(f"reference/{RECIPES}").parent
+    rows, pairs = read_recipes(folder)
+    assert (len(rows), len(pairs)) == (165, 15)
+    assert sum(not row.lacks for row in rows) > 0.55 * len(rows)
