@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from planner.errors import ModelError, ShardplanError
-from planner.runtime.model_file import Step, read_model, require_rules
+from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
 from planner.runtime.operators import RULES, Call, Context
 
 Values = dict[str, torch.Tensor]
@@ -92,14 +92,14 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     """The outputs of a whole model.
 
     Args:
-        model: an ONNX file, or a model in memory.
-        feeds: its inputs by name.
+        model: an ONNX file, or a model in memory, read or not.
+        feeds: its inputs by name, and weights that take the place of the file's.
         dtype: of all floating-point work.
 
     Raises:
         ModelError: an operator has no torch rule.
     """
-    known = read_model(model)
+    known = model if isinstance(model, ModelFile) else read_model(model)
     steps = known.cone(known.outputs, known.inputs)
     require_rules(steps)
     weights = {name: known.weight(name, dtype) for name in known.weights}
