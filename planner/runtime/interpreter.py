@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -58,7 +58,7 @@ def run(
     context: Context,
     *,
     wanted: Iterable[str] = (),
-    constants: Mapping[str, torch.Tensor] | None = None,
+    fitted: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
 ) -> Values:
     """Run operators in order.
 
@@ -67,7 +67,7 @@ def run(
         values: what is at hand: inputs, weights, constants. Not changed.
         context: of the pass.
         wanted: names whose values are returned; all others are dropped after their last reader.
-        constants: values that take the place of results with these names.
+        fitted: gives a result in the size of another batch than the file's (`ModelFile.fitted`).
 
     Returns:
         The wanted values by name; all values where none is named.
@@ -79,7 +79,7 @@ def run(
         results = run_step(step, known, context)
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
-                known[name] = constants[name] if constants and name in constants else value
+                known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value
         for name in step.inputs:
             if name and kept:
                 left[name] -= 1
@@ -102,5 +102,5 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     known = model if isinstance(model, ModelFile) else read_model(model)
     steps = known.cone(known.outputs, known.inputs)
     require_rules(steps)
-    weights = {name: known.weight(name, dtype) for name in known.weights}
-    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs)
+    weights = {name: known.weight(name, dtype) for name in (*known.weights, *known.constants)}
+    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs, fitted=known.fitted)
