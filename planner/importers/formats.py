@@ -25,10 +25,12 @@ class ImportOptions:
         ties: which separate weight tensors are copies of each other. "auto" decides by the conventions of known model
             families, "none" leaves all apart, and pairs of parameter names or labels `(copy, original)` say it exactly.
         keep_final_softmax: price a Softmax that ends the graph; else it is left out, since training works on logits.
+        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
     """
 
     ties: str | tuple[tuple[str, str], ...] = "auto"
     keep_final_softmax: bool = False
+    as_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)

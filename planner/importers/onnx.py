@@ -88,7 +88,8 @@ def graph_from_proto(
             where=where,
             hint="check the outputs of the export",
         )
-    return rewritten(freeze(work))
+    frozen = freeze(work)
+    return frozen if options and options.as_written else rewritten(frozen)
 
 
 def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:

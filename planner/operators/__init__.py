@@ -1,6 +1,6 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
-from planner.operators.batching import batch_flow, rebatch
+from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
 from planner.operators.expert_products import find_expert_products
 from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
 from planner.operators.rewriting import rewritten
@@ -24,6 +24,7 @@ __all__ = [
     "REPLICATE",
     "RULES",
     "Access",
+    "BatchConstants",
     "Dim",
     "DimKind",
     "JointCut",
@@ -43,6 +44,7 @@ __all__ = [
     "Split",
     "Statistics",
     "Storages",
+    "batch_constants",
     "batch_flow",
     "call_classes",
     "checkpoint_bytes",

@@ -155,6 +155,46 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     return result
 
 
+@dataclass(frozen=True)
+class BatchConstants:
+    """What in a model file that was exported at one batch size must be other for another one.
+
+    Attributes:
+        operands: values of constant operands, by the first output of the operator that reads them and the position.
+        samples: tensors that hold one entry a sample, by name: the dimensions that follow the batch, and their sizes at
+            the new one. Where that is more, all entries must be equal; where it is less, the first are taken.
+    """
+
+    operands: Mapping[tuple[str, int], tuple[int, ...]]
+    samples: Mapping[str, Mapping[int, int]]
+
+
+def batch_constants(graph: Graph, batch: int) -> BatchConstants:
+    """What changes in a model's file for another batch size; empty where nothing holds the batch.
+
+    Args:
+        graph: the model as it was imported, its operators as the file has them (`ImportOptions.as_written`).
+        batch: samples, at least 1.
+
+    Raises:
+        ModelError: a node stops the batch.
+    """
+    if batch == graph.batch or not graph.batch:
+        return BatchConstants({}, {})
+    flow = batch_flow(graph)
+    operands = {}
+    for (i, position), flags in flow.edits.items():
+        node = graph.nodes[i]
+        values = zip(graph.constants[node.inputs[position]], flags, strict=True)
+        operands[node.outputs[0], position] = tuple(int(v) // flow.batch * batch if f else int(v) for v, f in values)
+    samples = {}
+    for name, marks in flow.marks.items():
+        if name not in graph.producer and name not in graph.inputs:
+            sizes = _scaled(graph.tensors[name].shape, marks, flow.batch, batch)
+            samples[name] = {d: size for d, size in enumerate(sizes) if marks[d] is not None}
+    return BatchConstants(operands, samples)
+
+
 def _scaled(shape: tuple[int, ...], marks: Marks, old: int, new: int) -> tuple[int, ...]:
     return tuple(size if mark is None else size // old * new for size, mark in zip(shape, marks, strict=True))
 

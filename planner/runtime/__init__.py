@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import UsageError
 
 if TYPE_CHECKING:
+    from planner.runtime.data import synthetic as synthetic
     from planner.runtime.interpreter import run_graph as run_graph
     from planner.runtime.jobs import GradientCheck as GradientCheck
     from planner.runtime.jobs import RunReport as RunReport
     from planner.runtime.jobs import run as run
+    from planner.runtime.launch import run_ranks as run_ranks
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
@@ -38,6 +40,8 @@ _WHERE = {
     "refusals": "requirements",
     "run": "jobs",
     "run_graph": "interpreter",
+    "run_ranks": "launch",
+    "synthetic": "data",
 }
 
 __all__ = list(_WHERE)

@@ -126,13 +126,12 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
         UsageError: there is no such loss.
     """
     known = {"graph": _graph_loss, "next-token": _next_token, "labels": _labels, "squares": _squares}
-    if name == "auto":
-        name = _usual(plan)
+    known["auto"] = known[_usual(plan)]
     if name not in known:
-        raise UsageError(f"no loss is called {name!r}", hint=f"one of auto, {', '.join(known)}")
+        raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(known)}")
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
     first = plan.model.outputs[0].name if plan.model.outputs else ""
-    return lambda outputs, batch: known[name](outputs, batch, first if name == "graph" else last)
+    return lambda outputs, batch: known[name](outputs, batch, first if known[name] is _graph_loss else last)
 
 
 def _usual(plan: Plan) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from planner.errors import ModelError, ShardplanError
-from planner.runtime.model_file import Step, read_model, require_rules
+from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
 from planner.runtime.operators import RULES, Call, Context
 
 Values = dict[str, torch.Tensor]
@@ -58,7 +58,7 @@ def run(
     context: Context,
     *,
     wanted: Iterable[str] = (),
-    constants: Mapping[str, torch.Tensor] | None = None,
+    fitted: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
 ) -> Values:
     """Run operators in order.
 
@@ -67,7 +67,7 @@ def run(
         values: what is at hand: inputs, weights, constants. Not changed.
         context: of the pass.
         wanted: names whose values are returned; all others are dropped after their last reader.
-        constants: values that take the place of results with these names.
+        fitted: gives a result in the size of another batch than the file's (`ModelFile.fitted`).
 
     Returns:
         The wanted values by name; all values where none is named.
@@ -79,7 +79,7 @@ def run(
         results = run_step(step, known, context)
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
-                known[name] = constants[name] if constants and name in constants else value
+                known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value
         for name in step.inputs:
             if name and kept:
                 left[name] -= 1
@@ -92,15 +92,15 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     """The outputs of a whole model.
 
     Args:
-        model: an ONNX file, or a model in memory.
-        feeds: its inputs by name.
+        model: an ONNX file, or a model in memory, read or not.
+        feeds: its inputs by name, and weights that take the place of the file's.
         dtype: of all floating-point work.
 
     Raises:
         ModelError: an operator has no torch rule.
     """
-    known = read_model(model)
+    known = model if isinstance(model, ModelFile) else read_model(model)
     steps = known.cone(known.outputs, known.inputs)
     require_rules(steps)
-    weights = {name: known.weight(name, dtype) for name in known.weights}
-    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs)
+    weights = {name: known.weight(name, dtype) for name in (*known.weights, *known.constants)}
+    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs, fitted=known.fitted)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from planner.errors import UsageError
+from planner.operators import BatchConstants
 from planner.plans import Plan
 from planner.runtime.data import Data, from_file, loss_by_name, synthetic
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
@@ -73,7 +75,7 @@ class RunReport:
         losses: mean loss of each step.
         check: of gradients; None where none was asked for.
         times: by stage and kind.
-        step_s: wall seconds of each step, of the slowest rank.
+        step_s: wall seconds of each step, of the slowest rank; of all together where the pipeline never drains.
     """
 
     losses: tuple[float, ...]
@@ -91,6 +93,7 @@ def run(
     loss: str = "auto",
     learning_rate: float = 0.01,
     check: bool = False,
+    batch: BatchConstants | None = None,
     dtype: str = "float32",
     seed: int = 0,
     timeout_s: float = 60.0,
@@ -106,6 +109,7 @@ def run(
         loss: by name (`planner.runtime.data.loss_by_name`).
         learning_rate: of the plan's optimizer.
         check: compare the gradients of a first iteration with those of the whole model, in float64.
+        batch: the constants that hold another batch in the file than the plan's micro-batch.
         dtype: of all floating-point work of the training: float32 or float64.
         seed: of weights without data, synthetic data and dropout.
         timeout_s: longest time in which no rank begins another action.
@@ -114,9 +118,16 @@ def run(
     Raises:
         PlanError: something in the plan is not executed.
         RunError: a rank failed.
+        UsageError: a check is asked for where the pipeline never drains.
     """
     require_executable(plan)
+    if check and plan.schedule.continuous:
+        raise UsageError(
+            "--check compares the gradients of one iteration, and this pipeline never drains",
+            hint="leave it out, or plan with a schedule that drains, such as 1f1b",
+        )
     read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    read = read if batch is None else read.at_batch(batch)
     made = _check(plan, read, data, loss, seed, timeout_s) if check else None
     if not steps:
         return RunReport((), made, (), ())
@@ -126,20 +137,23 @@ def run(
     def body(rank: int, link: Link) -> dict[str, Any]:
         clock = _Clock(link)
         trainer = Trainer(
-            plan, read, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at
-        )
-        found, walls = [], []
-        for step in range(steps):
-            begin = clock.now()
-            found.append(trainer.step(feed))
+            plan, read, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at,
+            times=steps if plan.schedule.continuous else 1,
+        )  # fmt: skip
+        found: list[float] = []
+        walls = []
+        while len(found) < steps:
+            begin, before = clock.now(), len(found)
+            found += trainer.steps(feed)
             walls.append(clock.now() - begin)
             if rank == 0:
-                link.tell("step", (step, found[-1]))
+                for step in range(before, len(found)):
+                    link.tell("step", (step, found[step]))
         return {"losses": found, "times": clock.times, "walls": walls}
 
     told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
     results = run_ranks(plan, body, timeout_s=timeout_s, told=told)
-    walls = tuple(max(r["walls"][k] for r in results) for k in range(steps))
+    walls = tuple(max(r["walls"][k] for r in results) for k in range(len(results[0]["walls"])))
     return RunReport(tuple(results[0]["losses"]), made, _times(plan, [r["times"] for r in results]), walls)
 
 
@@ -202,7 +216,7 @@ def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int,
             trainer = Trainer(
                 plan, model, rank, learning_rate=0.0, loss=goes_on, dtype=torch.float64, seed=seed, report=link.at
             )
-            own = trainer.worker.iteration(0, feed, update=False)
+            own = sum(trainer.worker.iteration(0, feed, update=False))
             gradients = trainer.worker.gradients()
             expected = torch.load(path)
             largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from planner.errors import ModelError
+from planner.operators import BatchConstants
 from planner.runtime.operators import RULES, torch_type
 
 _FLOAT_NUMBERS = {1, 10, 11, 16}
@@ -72,6 +73,7 @@ class ModelFile:
 
     def __post_init__(self) -> None:
         self.producer = {name: i for i, step in enumerate(self.steps) for name in step.outputs if name}
+        self.resized: Mapping[str, Mapping[int, int]] = {}
         self.input_types: dict[str, tuple[int, tuple[int | None, ...]]] = {}
 
     def cone(self, wanted: Iterable[str], given: Iterable[str]) -> tuple[Step, ...]:
@@ -100,15 +102,62 @@ class ModelFile:
                 stack += self.steps[at].inputs
         return tuple(self.steps[i] for i in sorted(found))
 
+    def at_batch(self, change: BatchConstants) -> ModelFile:
+        """The model at another batch size than the file's.
+
+        Args:
+            change: the constants that hold the batch (`planner.operators.batch_constants`).
+
+        Raises:
+            ModelError: the file has not the operator that reads one of them.
+        """
+        places = {step.name: i for i, step in enumerate(self.steps)}
+        steps, constants = list(self.steps), dict(self.constants)
+        for (reader, position), values in change.operands.items():
+            if reader not in places or position >= len(steps[places[reader]].inputs):
+                raise ModelError(
+                    f"no operand {position} of {reader!r}, which holds the batch", where=reader,
+                    hint="export the model at the plan's micro-batch",
+                )  # fmt: skip
+            at, name = places[reader], f"{reader}#{position}@batch"
+            inputs = list(steps[at].inputs)
+            inputs[position] = name
+            constants[name] = torch.tensor(values, dtype=torch.int64)
+            steps[at] = replace(steps[at], inputs=tuple(inputs))
+        found = ModelFile(
+            tuple(steps), self.inputs, self.outputs, self.weights, constants, self.seed, self.folder, self.sha256
+        )
+        found.input_types = self.input_types
+        found.resized = dict(change.samples)
+        return found
+
     def weight(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The data of an initializer: from the file or its external data, else by name and seed.
 
         Floats come in the given type, integers in their own.
         """
-        from onnx import numpy_helper
-
         if name in self.constants:
             return self.constants[name]
+        return self.fitted(name, self._stored(name, dtype))
+
+    def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A value with as many entries for samples as the batch has: the first ones, or more that are equal.
+
+        Raises:
+            ModelError: there are too few, and they differ.
+        """
+        for d, size in self.resized.get(name, {}).items():
+            if value.shape[d] > size:
+                value = value.narrow(d, 0, size).contiguous()
+            elif value.shape[d] < size and not torch.equal(value, value.narrow(d, 0, 1).expand_as(value)):
+                raise ModelError("holds another entry for each sample", where=name, hint="export with a symbolic batch")
+            elif value.shape[d] < size:
+                value = value.narrow(d, 0, 1).expand(*value.shape[:d], size, *value.shape[d + 1 :]).contiguous()
+        return value
+
+    def _stored(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        from onnx import numpy_helper
+
         proto = self.weights[name]
         wanted = torch_type(proto.data_type, dtype)
         if proto.data_location == proto.EXTERNAL and not self._external(proto).exists():

@@ -37,7 +37,7 @@ def reference(
     outputs = [spec.name for spec in plan.model.outputs]
     steps = model.cone(outputs, model.inputs)
     require_rules(steps)
-    names = {name for step in steps for name in step.inputs if name in model.weights}
+    names = {n for step in steps for n in step.inputs if n in model.weights or n in model.constants}
     tied: dict[str, str] = {}
     for block in plan.block_table:
         tied.update((p.name, p.tied_to or p.name) for p in block.parameters if p.trainable and p.name in names)
@@ -50,7 +50,7 @@ def reference(
         batch = data(0, micro_batch)
         context = Context(dtype, seed, micro_batch)
         given = {**values, **{name: batch[name] for name in model.inputs if name in batch}}
-        made = run(steps, given, context, wanted=outputs, constants=model.constants)
+        made = run(steps, given, context, wanted=outputs, fitted=model.fitted)
         own = loss({name: made[name] for name in outputs}, batch) * scale
         own.backward()
         total += float(own.detach())

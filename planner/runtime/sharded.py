@@ -37,13 +37,14 @@ def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
     for spec in plan.model.inputs:
         number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
         values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
+    values.update(model.constants)
     for name, proto in model.weights.items():
-        if name in model.constants or not model.trained(name):
+        if not model.trained(name):
             values[name] = model.weight(name, context.float_dtype)
         else:
             values[name] = torch.empty(tuple(proto.dims), device="meta")
     steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    found = run(steps, values, context, constants=model.constants)
+    found = run(steps, values, context, fitted=model.fitted)
     return {name: tuple(x.shape) for name, x in found.items() if isinstance(x, torch.Tensor)}
 
 
@@ -185,8 +186,7 @@ class ShardedStage:
         for k, (name, value) in enumerate(zip(last.outputs, results, strict=False)):
             if not name or value is None:
                 continue
-            if name in self._model.constants:
-                value = self._model.constants[name]
+            value = self._model.fitted(name, value)
             written = layouts[k] if k < len(layouts) else self._whole
             self._settle(name, value, written, rest)
 
@@ -209,7 +209,7 @@ class ShardedStage:
     def _results(self, unit: _Unit, values: Values, context: Context) -> list[torch.Tensor]:
         inner = unit.steps[:-1]
         if inner:
-            values = run(inner, values, context, constants=self._model.constants)
+            values = run(inner, values, context, fitted=self._model.fitted)
         return run_step(unit.steps[-1], values, context)
 
     def _run_cut(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> list[torch.Tensor] | None:
@@ -238,11 +238,13 @@ class ShardedStage:
 
     def _run_fused(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> list[torch.Tensor] | None:
         """Several operators of the file that the plan has as one, cut alike in all of them."""
-        layouts = {*unit.reads, *unit.writes[:1]}
-        if len(layouts) != 1 or any(step.op not in _CUT_ALIKE for step in unit.steps):
-            return None
         layout = unit.writes[0]
         rank = len(self._shapes[unit.steps[-1].name])
+        cut = sum(read == layout for read in unit.reads)
+        if any(step.op not in _CUT_ALIKE for step in unit.steps) or cut != self._cuttable(unit, layout, rank):
+            return None
+        if any(read not in (layout, self._whole) for read in unit.reads):
+            return None
         if any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
             return None
         values = {}
@@ -254,6 +256,12 @@ class ShardedStage:
             )
             values[name] = self._read(rest[name], fitting, gradient_as_read(fitting, unit.cuts), name)
         return self._results(unit, values, context)
+
+    def _cuttable(self, unit: _Unit, layout: Layout, rank: int) -> int:
+        """How many operands of a unit can be cut as its result is, of those that rest somewhere by the plan."""
+        placed = [n for n in self._operands(unit) if self._plan.layout_of(n, self._program.index) is not None]
+        shapes = [self._shapes[name] for name in placed]
+        return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
 
 _CUT_ALIKE = {

@@ -69,7 +69,7 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
                 where=f"stage {index}", hint="plan again: the boundaries are not those of the model",
             )  # fmt: skip
     read = dict.fromkeys(name for step in steps for name in step.inputs if name)
-    weights = [name for name in read if name in model.weights]
+    weights = [name for name in read if name in model.weights or name in model.constants]
     trained = {p.name: p.tied_to or p.name for p in plan.stage_parameters(index) if p.trainable}
     aliases = {name: shared.parameter for shared in plan.shared_parameters for name in shared.names}
     parameters = {name: aliases.get(name, trained[name]) for name in weights if name in trained}
@@ -124,6 +124,6 @@ def run_stage(
     """
     fed = {name: batch[name] for name in program.fed}
     wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-    found = run(program.steps, {**values, **fed}, context, wanted=wanted, constants=model.constants)
+    found = run(program.steps, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
     made = {name: found[name] for name in program.outputs}
     return {b.tensor: found[b.tensor] for b in program.sent}, loss(made, batch) if made else None

@@ -48,6 +48,7 @@ class Trainer:
         dtype: of all floating-point work.
         seed: of dropout.
         report: told of every action.
+        times: how often what goes on for ever is repeated in one step, where the pipeline never drains.
 
     Raises:
         PlanError: something in the plan is not executed; all of it is named.
@@ -58,6 +59,7 @@ class Trainer:
         self, plan: Plan, model: ModelFile, rank: int, *, optimizer: MakeOptimizer | None = None,
         learning_rate: float = 0.01, loss: str | Loss = "auto", dtype: torch.dtype = torch.float32, seed: int = 0,
         report: Report = lambda at, text: None,
+        times: int = 1,
     ) -> None:  # fmt: skip
         require_executable(plan)
         if dist.get_world_size() != plan.world_size:
@@ -68,7 +70,9 @@ class Trainer:
         self.plan, self.rank, self.iteration = plan, rank, 0
         goes_on = loss_by_name(loss, plan) if isinstance(loss, str) else loss
         make = optimizer or optimizer_of(plan.options.optimizer, learning_rate)
-        self.worker = Worker(plan, model, rank, loss=goes_on, make=make, dtype=dtype, seed=seed, report=report)
+        self.worker = Worker(
+            plan, model, rank, loss=goes_on, make=make, dtype=dtype, seed=seed, report=report, times=times
+        )
         self._dtype = dtype
 
     def step(self, batch: Batch | Data) -> float:
@@ -82,10 +86,18 @@ class Trainer:
             The mean loss over the global batch, on every rank.
         """
         data = batch if callable(batch) else self._parts(batch)
-        loss = torch.tensor(self.worker.iteration(self.iteration, data), dtype=torch.float64)
+        return self.steps(data)[-1]
+
+    def steps(self, data: Data) -> list[float]:
+        """As `step`, with the loss of every iteration: a pipeline that never drains runs several at a time."""
+        parts = self.worker.iteration(self.iteration, data)
+        count = torch.tensor(len(parts))
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        loss = torch.zeros(int(count), dtype=torch.float64)
+        loss[: len(parts)] = torch.tensor(parts, dtype=torch.float64)
         dist.all_reduce(loss)
-        self.iteration += 1
-        return float(loss)
+        self.iteration += int(count)
+        return [float(x) for x in loss]
 
     def _parts(self, batch: Batch) -> Data:
         size, count = self.plan.micro_batches.size, self.plan.micro_batches.global_batch
@@ -203,11 +215,3 @@ def load(
     seed = int(options.pop("weights_seed", 0))
     known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     return Trainer(found, known, dist.get_rank(), **options)
-
-
-def losses(trainer: Trainer, data: Data, steps: int) -> list[float]:
-    """Train for some steps; the mean loss of each."""
-    return [trainer.step(data) for _ in range(steps)]
-
-
-__all__ = ["OPTIMIZERS", "Trainer", "load", "losses", "optimizer_of"]

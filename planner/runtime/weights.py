@@ -154,9 +154,16 @@ class StageWeights:
                 dist.all_reduce(flat, group=self._group)
         self.summed = self._scattered(flat) if self.zero else flat
 
-    def update(self) -> None:
-        """Apply the summed gradients and go on to the next version."""
+    def update(self, factor: float = 1.0) -> None:
+        """Apply the summed gradients, multiplied by a factor, and go on to the next version.
+
+        A single replica need not have exchanged them.
+        """
         self.version += 1
+        if self.summed is None and self._ranks == 1 and self.gradients:
+            self.exchange()
+        if self.summed is not None and factor != 1.0:
+            self.summed = self.summed * factor
         if self.optimizer is None or self.summed is None:
             self._kept[self.version] = self.leaves
             return

@@ -66,6 +66,7 @@ class Worker:
         dtype: of all floating-point work.
         seed: of dropout.
         report: told of every action.
+        times: how often what goes on for ever is repeated in one call of `iteration`.
 
     Raises:
         PlanError: the orders block each other, or the plan is not for this model.
@@ -75,14 +76,15 @@ class Worker:
     def __init__(
         self, plan: Plan, model: ModelFile, rank: int, *, loss: Loss, make: MakeOptimizer,
         dtype: torch.dtype = torch.float32, seed: int = 0, report: Report = lambda at, text: None,
+        times: int = 1,
     ) -> None:  # fmt: skip
         self.plan, self.model, self.rank = plan, model, rank
         self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sends: list[tuple[Any, torch.Tensor]] = []
         self._mail: dict[tuple[str, int, int], torch.Tensor] = {}
-        self._losses: list[torch.Tensor] = []
-        self._orders = sequences(plan)
+        self._losses: list[tuple[int, torch.Tensor]] = []
+        self._orders, self._times = sequences(plan, times), times
         kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
         self._explicit = kinds
         self._make_groups()
@@ -163,16 +165,16 @@ class Worker:
             return value
         return change(value, whole(mesh.axes), sharded.layouts(name)[0], value.shape, mesh).clone()
 
-    def iteration(self, number: int, data: Data, *, update: bool = True) -> float:
-        """Run one iteration.
+    def iteration(self, number: int, data: Data, *, update: bool = True) -> list[float]:
+        """Run one iteration, or as many as the orders of a pipeline that never drains span.
 
         Args:
             number: of the iteration.
-            data: its micro-batches.
+            data: its micro-batches. Where the pipeline never drains, those of the iterations after it, too.
             update: whether weights are updated; without, `gradients` gives what they would be updated by.
 
         Returns:
-            This rank's part of the mean loss; the parts of all ranks, one of each group, add up to it.
+            This rank's part of the mean loss of each iteration that the orders span; the parts of all ranks add up.
         """
         self._losses = []
         for at, action in enumerate(self._orders[self.rank]):
@@ -183,14 +185,24 @@ class Worker:
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
-        scale = self.plan.micro_batches.gradient_scale
-        return sum(float(loss.detach()) * scale for loss in self._losses)
+        scale, count = self.plan.micro_batches.gradient_scale, self.plan.micro_batches.count
+        found = [0.0] * max(1, self.iterations)
+        for micro_batch, loss in self._losses:
+            found[micro_batch // count] += float(loss.detach()) * scale
+        return found
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one call of `iteration`: more than one where the pipeline never drains."""
+        last = max((a.micro_batch for a in self._orders[self.rank] if a.kind is ActionKind.FORWARD), default=0)
+        return last // self.plan.micro_batches.count + 1
 
     def _do(self, action: Action, number: int, data: Data, update: bool) -> None:
         own = self.stages[action.stage]
         kind, micro_batch = action.kind, action.micro_batch
         if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
-            batch = data(number, micro_batch)
+            count = self.plan.micro_batches.count
+            batch = data(number + micro_batch // count, micro_batch % count)
             own.weights.gather()
             if kind is ActionKind.FORWARD:
                 self._forward(own, micro_batch, batch, action.version)
@@ -212,7 +224,12 @@ class Worker:
         elif kind is ActionKind.SYNC:
             own.weights.exchange()
         elif kind is ActionKind.UPDATE and update:
-            own.weights.update()
+            own.weights.update(self._averaged(action.stage))
+
+    def _averaged(self, stage: int) -> float:
+        """By how much summed gradients are multiplied where an update has less than an iteration's micro-batches."""
+        averaged = self.plan.schedule.averaged
+        return 1.0 / (averaged[stage] * self.plan.micro_batches.gradient_scale) if averaged else 1.0
 
     def _forward(self, own: _Stage, micro_batch: int, batch: Batch, version: int) -> None:
         index = own.program.index
@@ -228,7 +245,7 @@ class Worker:
             sent, loss = self._run(own, here, batch)
             here.results, here.loss = sent, loss
         if loss is not None and own.mesh.place == 0:
-            self._losses.append(loss)
+            self._losses.append((micro_batch, loss))
             if not torch.isfinite(loss.detach()):
                 raise FloatingPointError(f"the loss of micro-batch {micro_batch} is {float(loss.detach())}")
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:

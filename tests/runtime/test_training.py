@@ -1,0 +1,176 @@
+"""Training by plans: recurrences of stale weights, moves between plans by checkpoint, runs that fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import planner  # noqa: E402
+from planner import runtime  # noqa: E402
+from tests.runtime import cases  # noqa: E402
+
+RATE = 0.05
+
+
+def _trained(plan: planner.Plan, model: Any, steps: int, **options: Any) -> tuple[list[float], dict[str, Any]]:
+    """Losses, and all weights at the end."""
+    data = runtime.synthetic(plan, model, torch.float64)
+
+    def body(rank: int, link: Any) -> Any:
+        trainer = runtime.Trainer(
+            plan, model, rank, learning_rate=RATE, dtype=torch.float64, report=link.at,
+            times=steps if plan.schedule.continuous else 1, **options,
+        )  # fmt: skip
+        losses: list[float] = []
+        while len(losses) < steps:
+            losses += trainer.steps(data)
+        return losses, {name: x.numpy() for name, x in trainer.weights().items()}
+
+    results = runtime.run_ranks(plan, body)
+    return results[0][0], {name: torch.from_numpy(x) for _, held in results for name, x in held.items()}
+
+
+def _gradient(plan: planner.Plan, model: Any, weights: dict[str, Any], number: int) -> dict[str, Any]:
+    """Of the whole model's mean loss on one micro-batch."""
+    count = plan.micro_batches.count
+    batch = runtime.synthetic(plan, model, torch.float64)(number // count, number % count)
+    leaves = {name: x.clone().requires_grad_(True) for name, x in weights.items()}
+    found = runtime.run_graph(model, {**leaves, **batch}, torch.float64)
+    loss = torch.nn.functional.cross_entropy(
+        found[plan.model.outputs[0].name][:, :-1].reshape(-1, 32), batch["input_ids"][:, 1:].reshape(-1)
+    )
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "delay_of_last", "by_iteration"), [("pipedream", 0, False), ("pipedream-2bw", 1, True)]
+)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stale_weights_follow_the_published_recurrence(
+    schedule: str, delay_of_last: int, by_iteration: bool, stages: int
+) -> None:
+    plan = cases.plan(cases.Case("", "gpt, untied", stages, {"pipeline": stages, "schedule": schedule}, 4))
+    model = runtime.read_model(cases.model("gpt, untied"))
+    losses, weights = _trained(plan, model, 3)
+    updates = len(losses) if by_iteration else len(losses) * plan.micro_batches.count
+    each = plan.micro_batches.count if by_iteration else 1
+    start = {p.name: model.weight(p.name, torch.float64) for b in plan.block_table for p in b.parameters}
+    stage_of = {p.name: s.index for s in plan.stages for p in plan.stage_parameters(s.index)}
+    delay = {s: delay_of_last if by_iteration else stages - 1 - s for s in range(stages)}
+    history = [start]
+    for update in range(updates):
+        read = {name: history[max(0, update - delay[stage_of[name]])][name] for name in start}
+        sums = {name: torch.zeros_like(x) for name, x in start.items()}
+        for number in range(update * each, (update + 1) * each):
+            for name, gradient in _gradient(plan, model, read, number).items():
+                sums[name] += gradient / each
+        history.append({name: x - RATE * sums[name] for name, x in history[-1].items()})
+    assert set(weights) == set(start)
+    for name, x in weights.items():
+        torch.testing.assert_close(x, history[-1][name], rtol=1e-12, atol=1e-13)
+
+
+MOVES = [
+    ("one process", {}, 1),
+    ("2 stages, 2 replicas, ZeRO-1", {"pipeline": 2, "zero": 1}, 4),
+    ("tensor 2, ZeRO-3", {"tensor": 2, "zero": 3}, 4),
+    ("chimera", {"pipeline": 2, "schedule": "chimera"}, 2),
+]
+
+
+def _adam(weights: Any) -> Any:
+    return torch.optim.Adam(list(weights), lr=0.01)
+
+
+def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
+    model = runtime.read_model(cases.model("gpt, wide"))
+    plans = [cases.plan(cases.Case("", "gpt, wide", ranks, degrees, 4)) for _, degrees, ranks in MOVES]
+    expected, weights = _trained(plans[0], model, 2 * len(plans), optimizer=_adam)
+    losses: list[float] = []
+    for k, plan in enumerate(plans):
+        data = runtime.synthetic(plan, model, torch.float64)
+
+        def body(rank: int, link: Any, k: int = k, plan: planner.Plan = plan, data: Any = data) -> Any:
+            trainer = runtime.Trainer(plan, model, rank, dtype=torch.float64, optimizer=_adam, report=link.at)
+            if k:
+                trainer.load(tmp_path / str(k - 1))
+            found = [trainer.step(data), trainer.step(data)]
+            trainer.save(tmp_path / str(k))
+            return found, {name: x.numpy() for name, x in trainer.weights().items()}
+
+        results = runtime.run_ranks(plan, body)
+        losses += results[0][0]
+    assert losses == pytest.approx(expected, rel=1e-10)
+    for _, held in results:
+        for name, x in held.items():
+            torch.testing.assert_close(torch.from_numpy(x), weights[name], rtol=1e-9, atol=1e-11)
+
+
+def _two_stages() -> planner.Plan:
+    return cases.plan(cases.Case("", "gpt, untied", 2, {"pipeline": 2}, 4))
+
+
+def _failing(what: str) -> Any:
+    """A rank's body in which rank 1 fails at its third action."""
+    plan, model = _two_stages(), runtime.read_model(cases.model("gpt, untied"))
+    data = runtime.synthetic(plan, model, torch.float64)
+
+    def body(rank: int, link: Any) -> Any:
+        def report(place: int, text: str) -> None:
+            link.at(place, text)
+            if rank == 1 and place == 2:
+                if what == "dies":
+                    os.kill(os.getpid(), 9)
+                if what == "hangs":
+                    time.sleep(600)
+                raise MemoryError("no room for the logits")
+
+        trainer = runtime.Trainer(plan, model, rank, dtype=torch.float64, report=report)
+        return trainer.step(data)
+
+    return plan, body
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("dies", "ended by signal 9"), ("hangs", "no rank went on for 3 s"), ("raises", "no room for the logits")],
+)
+def test_a_rank_that_fails_ends_the_run_by_name(what: str, cause: str) -> None:
+    plan, body = _failing(what)
+    begin = time.monotonic()
+    with pytest.raises(planner.RunError, match=cause) as error:
+        runtime.run_ranks(plan, body, timeout_s=3.0)
+    assert time.monotonic() - begin < 30
+    assert f"rank 1 at {plan.actions(1)[2]}" in str(error.value)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if children.exists():
+        states = [Path(f"/proc/{child}/stat") for child in children.read_text().split()]
+        assert not [s for s in states if s.exists() and s.read_text().split(")")[1].split()[0] not in "ZX"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    plan = _two_stages()
+    with pytest.raises(planner.RunError, match=r"loss of micro-batch \d+ is (nan|inf)") as error:
+        runtime.run(plan, cases.model("gpt, untied"), steps=60, learning_rate=1e30)
+    assert "rank 1 at F1." in str(error.value)
+
+
+def test_what_is_not_executed_is_refused_by_name() -> None:
+    reasons = {"seq1f1b": "parts", "pipemare": "corrections", "bpipe": "evictions"}
+    for schedule, reason in reasons.items():
+        stages = 4 if schedule == "bpipe" else 2
+        plan = cases.plan(cases.Case("", "gpt", stages, {"pipeline": stages, "schedule": schedule}))
+        with pytest.raises(planner.PlanError, match=reason):
+            runtime.run(plan, cases.model("gpt"))
+
+
+def test_every_requirement_has_a_word() -> None:
+    from planner.plans import Requirement
+
+    assert set(runtime.EXECUTED) == set(Requirement)
