@@ -106,7 +106,14 @@ def machine(row: Row) -> Cluster:
 
 def job(row: Row) -> Job:
     """The row's job: mixed precision and Adam, attention written out, dropout."""
-    return Job(row.global_batch, precision="fp16", optimizer="adam", fused_attention=False, assume_dropout=True)
+    return Job(
+        row.global_batch,
+        precision="fp16",
+        optimizer="adam",
+        fused_attention=False,
+        assume_dropout=True,
+        backends=("any",),
+    )
 
 
 def graph(row: Row) -> Graph:

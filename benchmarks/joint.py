@@ -106,6 +106,7 @@ def measure(case: Case, folder: Path) -> Measured:
     model, output = _model(case, folder), folder / "plan.json"
     output.unlink(missing_ok=True)
     arguments = ["plan", str(model), "-H", case.hardware, "--nodes", str(case.nodes), "-b", str(case.batch)]
+    arguments += ["--for", "any"]
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         command = [*COMMAND, *arguments, *case.options, "-o", str(output), "--quiet"]

@@ -38,7 +38,7 @@ def measure(model: str, hardware: str, nodes: int | None, dims: dict[str, int], 
     choices: tuple[dict[str, Any], ...] = ({}, SMALL_STATE)
     for memory in choices:
         try:
-            plan = planner.plan(graph, cluster, planner.Job(global_batch=global_batch, **memory))
+            plan = planner.plan(graph, cluster, planner.Job(global_batch=global_batch, backends=("any",), **memory))
         except planner.InfeasibleError as error:
             note = f"with bf16 and adam: {error}"[:160]
             continue

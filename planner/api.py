@@ -53,8 +53,8 @@ OPTIMAL_GAP = 1e-9
 ABOUT_AS_FAST = 0.005
 """Of plans for frameworks that are slower than the fastest by no more than this fraction the simplest is taken."""
 
-MOST_DEVICES_FREE = 64
-"""On more devices the free choice is not searched beside a plan for frameworks."""
+MOST_FREE = 2000
+"""Devices times blocks of a model above which the free choice is not searched beside a plan for frameworks."""
 
 _BUNDLED_DIMS = ("batch", "seq")
 
@@ -167,6 +167,13 @@ class _Task:
     strict_ops: bool
     provenance: Provenance | None
     pricers: list[Pricer] = dataclasses.field(default_factory=list)
+    told: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
+
+    def tell(self, done: int, total: int, best_s: float, bound_s: float) -> None:
+        """Tell how far the search is, and remember it."""
+        self.told[:] = [(done, total, best_s, bound_s)]
+        if self.progress is not None:
+            self.progress(done, total, best_s, bound_s)
 
     def priced(self, job: Job) -> tuple[Pricer, tuple[int, ...]]:
         """The prices for a job that differs in its limits alone, and the micro-batch sizes to search."""
@@ -183,7 +190,9 @@ class _Task:
         pricer, sizes = self.priced(job)
         _check_limits(pricer, job)
         asked = None if backends and not self.job.backends else job
-        answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), asked, self.progress, self.own)
+        answer = _searched(
+            pricer, dataclasses.replace(job, micro_batches=sizes), asked, self.tell if self.progress else None, self.own
+        )
         chosen, simulated_s, others = _decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
         assembled = assemble(
@@ -243,9 +252,15 @@ def _alone(task: _Task, backend: Backend) -> list[Plan]:
 def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
     """The fastest plan that no framework needs to take, where searching it takes little."""
     devices = min(task.job.devices or task.cluster.device_count, task.cluster.device_count)
-    if devices > MOST_DEVICES_FREE:
-        return FreeChoice(reason=f"not searched on more than {MOST_DEVICES_FREE} devices")
-    free = task.planned()
+    if devices * len(task.pricers[0].chain.blocks) > MOST_FREE:
+        return FreeChoice(reason="not searched beside it, since that takes as long again")
+    told, tell = tuple(task.told), task.progress or (lambda *_: None)
+
+    def stand(done: int, total: int, best_s: float, bound_s: float) -> None:
+        for last in told:
+            tell(*last)
+
+    free = dataclasses.replace(task, progress=stand if task.progress else None, told=[]).planned()
     needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
     predictions = free.predictions
     return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)

@@ -35,6 +35,7 @@ _LISTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
     "zero": ("ZeRO stages from 0 to 3, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
     "schedules": ("names of schedules, such as ('1f1b',)", lambda v: isinstance(v, str)),
+    "backends": ("names of training frameworks, such as ('megatron',)", lambda v: isinstance(v, str)),
     "forbid": ("texts such as ('MatMul:k',)", lambda v: isinstance(v, str)),
     "meshes": ("ranks by axis, such as ((8,), (2, 4))", lambda v: _mesh(v)),
     "keep": ("blocks with a stage each, such as (('layer0', 0),)", lambda v: _pin(v)),

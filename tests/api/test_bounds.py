@@ -62,7 +62,7 @@ def planned(name: str, restriction: str = "") -> Plan:
     """The plan of a job, perhaps restricted."""
     model, hardware, nodes, dims, options, _ = JOBS[name]
     graph, cluster = planner.load_graph(model, dims=dims), planner.load_cluster(hardware, nodes=nodes or None)
-    job = dataclasses.replace(planner.Job(**options), **RESTRICTIONS.get(restriction, {}))
+    job = dataclasses.replace(planner.Job(backends=("any",), **options), **RESTRICTIONS.get(restriction, {}))
     return planner.plan(graph, cluster, job)
 
 

@@ -22,7 +22,7 @@ def planned(schedule: str | Path, **limits: Any) -> planner.Plan:
 
 def best_stages(schedule: str | Path, graph: Any, cluster: Any, job: planner.Job) -> planner.Plan:
     """The best stages of single devices for a schedule by its name, or orders in a file."""
-    job = dataclasses.replace(job, tensor_parallel=job.tensor_parallel or (1,), zero=(0,))
+    job = dataclasses.replace(job, tensor_parallel=job.tensor_parallel or (1,), zero=(0,), backends=("any",))
     if isinstance(schedule, Path):
         return planner.plan(graph, cluster, job, orders=schedule)
     return planner.plan(graph, cluster, dataclasses.replace(job, schedules=(schedule,)))

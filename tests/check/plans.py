@@ -76,13 +76,13 @@ def planned(kind: str) -> Plan:
     """The plan of a kind."""
     who, _, _, options = KINDS[kind]
     graph, cluster = loaded(kind)
-    job = planner.Job(**{"precision": "fp16", **options})
+    job = planner.Job(**{"precision": "fp16", "backends": ("any",), **options})
     by, _, name = who.partition(" ")
     if by == "schedule":
         job = dataclasses.replace(job, schedules=(name,), tensor_parallel=(1,), zero=(0,))
         return planner.plan(graph, cluster, job)
     if by == "system":
-        return plan_system(name, graph, cluster, job)
+        return plan_system(name, graph, cluster, dataclasses.replace(job, backends=()))
     if by == "orders":
         job = dataclasses.replace(job, tensor_parallel=(1,), zero=(0,))
         return planner.plan(graph, cluster, job, orders=own_schedule(Work(tuple(map(decode, ZIGZAG))), "zigzag"))

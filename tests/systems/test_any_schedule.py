@@ -36,6 +36,7 @@ def test_a_row_is_as_fast_as_the_plan(name: str) -> None:
         limits=Limits(schedules=(name,)),
     )  # fmt: skip
     limits = {"schedules": (name,), "zero": (0,), "tensor_parallel": (1,), "uniform": True, "recompute": "never"}
+    limits["backends"] = ("any",)
     row = run_system(system, setting())
     plan = planner.plan(*loaded(), dataclasses.replace(JOB, **limits))
     assert row.feasible, row.reason

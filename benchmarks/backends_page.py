@@ -1,0 +1,65 @@
+"""Rewrites the table of docs/backends.md from the package: `python -m benchmarks.backends_page`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.systems import BACKENDS
+from planner.systems.backends import Backend
+
+PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
+START, END = "<!-- generated: abilities -->", "<!-- end -->"
+
+LIMITS = {
+    "equal_replicas": "as many replicas for every stage",
+    "alike": "all stages share operators and recompute alike",
+    "whole_layers": "stages of whole layers",
+    "axes": "what ranks of a group are for",
+    "powers_of_two": "groups of 2, 4, 8 .. ranks",
+    "head_groups": "ranks of a group divide",
+    "zero_in_pipelines": "ZeRO with several stages",
+}
+"""Fields of `Structure` in words."""
+
+
+def generated() -> str:
+    """A section for each framework: what it takes, each with its source."""
+    parts = []
+    for name, backend in BACKENDS.items():
+        usual = "; plans are made for it unless said otherwise" if backend.usual else ""
+        rows = "\n".join(f"| {what} | {value} | {source} |" for what, value, source in _rows(backend))
+        notes = "".join(f"\n\n{note}." for note in backend.notes)
+        parts.append(
+            f"## {backend.title} (`--for {name}`{usual})\n\n| what | takes | source |\n|---|---|---|\n{rows}{notes}"
+        )
+    return "\n\n".join(parts)
+
+
+def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
+    """What, which values, and the source."""
+    yield "schedules", ", ".join(f"`{name}`" for name in backend.schedules) or "none", backend.sources["schedules"]
+    yield "ZeRO stages", ", ".join(map(str, backend.zero)), backend.sources["zero"]
+    for field, words in LIMITS.items():
+        value = getattr(backend.structure, field)
+        if value or field in backend.sources:
+            text = (
+                "yes"
+                if value is True
+                else "any"
+                if not value
+                else ", ".join(map(str, value))
+                if isinstance(value, tuple)
+                else str(value)
+            )
+            yield words, text, backend.sources[field]
+
+
+def rewritten(text: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = text.partition(START)
+    return f"{before}{START}\n{generated()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,319 @@
+"""Training frameworks: what each takes, plans within their limits, what a plan needs that they lack."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models
+import planner
+from benchmarks.backends_page import PAGE, generated
+from models.gpt import GPTSize
+from planner.graph import Graph
+from planner.importers import graph_from_proto
+from planner.plans import Fault, Plan
+from planner.plans.records import Requirement
+from planner.sharding import attention_heads
+from planner.solvers import search
+from planner.space import Job
+from planner.space.pricer import Pricer
+from planner.space.types import Structure
+from planner.systems import BACKENDS, backend_names, usual_backends
+from planner.systems.backends import structure_of
+from tests.joint.enumeration import best_s, judged
+from tests.joint.test_models import MACHINES, four, gpt, shelves
+
+JOB = Job(global_batch=4, micro_batches=(1, 2), schedules=("1f1b",), precision="bf16")
+DEEP = GPTSize(layers=4, hidden=64, heads=4, vocab=128, positions=16)
+
+# orders of work, ZeRO of one stage, ZeRO of several, ranks of a group, pipelines, groups
+LIMITS: Mapping[str, tuple[set[str], set[int], set[int], str, bool, bool]] = {
+    "megatron": ({"1f1b", "interleaved"}, {0, 1}, {0, 1}, "heads", True, True),
+    "torchtitan": (
+        {"1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"}, {0, 2, 3}, {0, 2, 3}, "key-value heads", True, True
+    ),
+    "deepspeed": ({"1f1b"}, {0, 1, 2, 3}, {0, 1}, "key-value heads", True, True),
+    "deepspeed-zero3": (set(), {3}, {3}, "", False, False),
+    "fsdp": (set(), {2, 3}, {2, 3}, "", False, False),
+    "jax": (set(), {0, 1, 2, 3}, {0, 1, 2, 3}, "", False, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_what_each_framework_takes(name: str) -> None:
+    backend = BACKENDS.get(name)
+    piped = backend.structure.zero_in_pipelines or backend.zero
+    found = (
+        set(backend.schedules), set(backend.zero), set(piped), backend.structure.head_groups,
+        backend.pipelines, backend.groups,
+    )  # fmt: skip
+    assert found == LIMITS[name]
+    assert backend.structure.equal_replicas
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_every_ability_has_a_source(name: str) -> None:
+    backend = BACKENDS.get(name)
+    said = {f.name for f in dataclasses.fields(Structure) if getattr(backend.structure, f.name) != f.default}
+    assert {"schedules", "zero", *said} <= backend.sources.keys()
+    assert all(len(source) > 10 for source in backend.sources.values())
+
+
+def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> None:
+    assert usual_backends() == ("deepspeed", "megatron", "torchtitan")
+    assert structure_of([BACKENDS.get(name) for name in usual_backends()]) == Structure(
+        True, True, True, ("tensor", "expert"), True, "heads", (0, 1, 2, 3)
+    )
+
+
+@functools.cache
+def deep() -> Graph:
+    """Four layers."""
+    return graph_from_proto(models.build_custom(DEEP, batch=1, seq=DEEP.positions), name="tiny")
+
+
+def planned(*names: str, **limits: Any) -> Plan:
+    return planner.plan(deep(), four(1e9, 10**8), dataclasses.replace(JOB, backends=names, **limits))
+
+
+@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_plan_for_a_framework_is_taken_by_it_and_no_faster_than_any(name: str, machine: str) -> None:
+    devices, job = four(*MACHINES[machine]), Job(global_batch=4, micro_batches=(1, 2), precision="bf16")
+    free = planner.plan(gpt(), devices, dataclasses.replace(job, backends=("any",)))
+    try:
+        plan = planner.plan(gpt(), devices, dataclasses.replace(job, backends=(name,)))
+    except planner.InfeasibleError:
+        assert machine == "scarce"
+        return
+    assert plan.runs_on == (name,)
+    assert plan.options.backends == (name,)
+    assert planner.check_plan(plan, gpt(), devices, backends=(name,)).findings == ()
+    assert plan.predictions.bound_s <= plan.predictions.reached_s
+    assert free.predictions.bound_s <= plan.predictions.reached_s * (1 + 1e-9)
+    assert plan.free_choice is not None
+    assert plan.free_choice.bound_s == pytest.approx(free.predictions.bound_s, rel=1e-8)
+
+
+STRUCTURES = {
+    "equal replicas": Structure(equal_replicas=True),
+    "alike": Structure(alike=True),
+    "whole layers": Structure(whole_layers=True),
+    "all": Structure(equal_replicas=True, alike=True, whole_layers=True, axes=("tensor",), powers_of_two=True),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("recompute", ["never", "auto"])
+def test_the_search_within_limits_equals_enumeration(structure: str, recompute: str) -> None:
+    job = dataclasses.replace(
+        JOB, micro_batches=(1,), recompute=recompute, zero=(1,), structure=STRUCTURES[structure], backends=("megatron",)
+    )
+    devices = four(*MACHINES["scarce"])
+    pricer = Pricer(gpt(), devices, job)
+    answer = search(pricer.costs, devices, job, shardings=pricer)
+    expected = best_s(judged(shelves(Pricer(gpt(), devices, job), job.micro_batches), devices, job))
+    assert answer.best.evaluation.iteration_s == pytest.approx(expected, rel=1e-9)
+    assert answer.certificate.bound_s <= expected * (1 + 1e-9)
+
+
+def pipeline() -> Plan:
+    """Two stages of two replicas, ZeRO-1."""
+    limits = {"pipeline_stages": (2,), "data_parallel": (2,), "tensor_parallel": (1,), "zero": (1,)}
+    return planned("megatron", **limits)
+
+
+def grouped() -> Plan:
+    """Two stages whose operators two ranks share as Megatron's do."""
+    limits = {"pipeline_stages": (2,), "tensor_parallel": (2,), "micro_batches": (2,)}
+    return planned("megatron", **limits)
+
+
+def with_stage(plan: Plan, index: int, **changes: Any) -> Plan:
+    stages = list(plan.stages)
+    stages[index] = dataclasses.replace(stages[index], **changes)
+    return dataclasses.replace(plan, stages=tuple(stages))
+
+
+def lacking(plan: Plan, *names: str) -> list[str]:
+    found = planner.check_plan(plan, backends=names).findings
+    return [finding.message for finding in found if finding.fault == Fault.BACKEND]
+
+
+def test_what_a_framework_lacks_is_said_by_name() -> None:
+    plan = pipeline()
+    assert lacking(plan, "megatron", "deepspeed") == []
+    assert lacking(plan, "torchtitan") == ["torchtitan lacks ZeRO-1"]
+    lacks = ["a pipeline of stages", "tied parameters", "ZeRO-1"]
+    assert lacking(plan, "fsdp") == [f"FSDP lacks {need}" for need in lacks]
+    unequal = with_stage(plan, 0, replicas=plan.stages[0].replicas[:1])
+    assert lacking(unequal, "megatron") == ["Megatron lacks unequal replicas (1 to 2)"]
+    again = with_stage(plan, 1, recompute=True)
+    assert lacking(again, "megatron") == ["Megatron lacks recomputation in some stages (1 of 2)"]
+    torn = next(b for b, block in enumerate(plan.block_table) if "[2/" in block.name)
+    cut = with_stage(plan, 1, blocks=(torn, plan.stages[1].blocks[1]))
+    assert lacking(cut, "megatron") == ["Megatron lacks layers divided between stages (before stage 1)"]
+    fully = dataclasses.replace(plan, configuration=dataclasses.replace(plan.configuration, zero=3))
+    assert lacking(fully, "deepspeed") == ["DeepSpeed lacks ZeRO-3 in a pipeline"]
+    assert lacking(fully, "torchtitan") == []
+    orders = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, name="gpipe"))
+    assert lacking(orders, "megatron") == ["Megatron lacks the schedule gpipe"]
+    asynchronous = dataclasses.replace(plan, requires=(*plan.requires, Requirement.ASYNC_WEIGHTS))
+    assert lacking(asynchronous, "jax")[1:] == ["JAX lacks weights that are updated while the pipeline runs"]
+
+
+def test_what_ranks_of_a_group_do_otherwise_is_said_by_name() -> None:
+    plan = grouped()
+    (sharding,) = plan.shardings
+    assert [axis.size for axis in sharding.axes] == [2]
+    assert lacking(plan, "megatron") == []
+    dealt = dataclasses.replace(sharding, boundaries=("batch",))
+    assert lacking(dataclasses.replace(plan, shardings=(dealt,)), "megatron") == [
+        "Megatron lacks samples dealt to the ranks of a group"
+    ]
+    three = dataclasses.replace(sharding, axes=(dataclasses.replace(sharding.axes[0], size=3),))
+    assert lacking(dataclasses.replace(plan, shardings=(three,)), "torchtitan")[-1:] == [
+        "torchtitan lacks groups of 3 ranks, no power of two"
+    ]
+    whole = [
+        dataclasses.replace(
+            entry,
+            tensors=tuple(
+                dataclasses.replace(place, value="R") if "fc" in place.tensor and place.optimizer else place
+                for place in entry.tensors
+            ),
+        )
+        for entry in sharding.blocks
+    ]
+    found = lacking(
+        dataclasses.replace(plan, shardings=(dataclasses.replace(sharding, blocks=tuple(whole)),)), "megatron"
+    )
+    assert len(found) == 1
+    assert found[0].startswith("Megatron lacks weights of products whole on all ranks of a group (")
+    other = with_stage(plan, 1, sharding="another")
+    assert "Megatron lacks operators shared unlike in different stages (2 ways)" in lacking(other, "megatron")
+
+
+def test_more_ranks_than_heads_need_the_model() -> None:
+    assert attention_heads(deep()) == (4, 4)
+    assert attention_heads(planner.load_graph("llama3-8b", dims={"seq": 128})) == (32, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backends": ("megatron",), "schedules": ("chimera",)}, "Megatron has no schedule chimera (use 1f1b or"),
+        ({"backends": ("fsdp",), "schedules": ("1f1b", "gpipe")}, "FSDP has no schedule 1f1b or gpipe (leave it out"),
+        ({"backends": ("megatron",), "zero": (3,)}, "Megatron has no ZeRO stage 3 (use 0 or 1, or plan --for another"),
+        (
+            {"backends": ("deepspeed",), "zero": (3,), "pipeline_stages": (2,)},
+            "DeepSpeed has ZeRO 0 or 1 in a pipeline",
+        ),
+        ({"backends": ("fsdp",), "pipeline_stages": (2,), "schedules": JOB.schedules}, "FSDP has no"),
+        ({"backends": ("fsdp",), "tensor_parallel": (2,)}, "FSDP shares no operator among ranks (use --tp 1"),
+        ({"backends": ("torchtitan",), "tensor_parallel": (8,)}, "8 ranks for 4 of them (use --tp 4"),
+        ({"backends": ("megatron",), "tensor_parallel": (3,)}, "Megatron is used with 2, 4, 8 .. ranks, not 3"),
+        ({"backends": ("megatron", "any")}, "a plan for any is for no framework by name"),
+    ],
+)
+def test_what_a_framework_cannot_do_is_refused_with_the_remedy(options: dict[str, Any], words: str) -> None:
+    job = dataclasses.replace(Job(global_batch=4, precision="bf16"), **options)
+    with pytest.raises(planner.JobError) as raised:
+        planner.plan(deep(), four(1e9, 10**8), job)
+    assert words in str(raised.value)
+
+
+def test_an_unknown_framework_is_answered_with_the_nearest() -> None:
+    with pytest.raises(planner.UsageError, match="did you mean 'megatron'"):
+        planned("megatrn")
+
+
+def test_what_no_usual_framework_does_gives_the_free_choice_and_says_so() -> None:
+    plan = planned(schedules=("chimera",))
+    assert plan.schedule.name.startswith("chimera")
+    assert plan.runs_on == ()
+    assert plan.free_choice is not None
+    assert "has no schedule chimera" in plan.free_choice.reason
+    assert plan.options.backends == ()
+
+
+@pytest.mark.parametrize("byte_per_s", [1e8, 1e9, 1e13])
+def test_of_plans_about_as_fast_the_simplest_is_taken(byte_per_s: float) -> None:
+    plan = planner.plan(gpt(), four(byte_per_s, 10**9), JOB)
+    played = [(plan.compared_s(other)[1], other) for other in plan.alternatives if not other.infeasible]
+    fastest_s = min([plan.predictions.reached_s, *(seconds for seconds, _ in played if seconds)])
+    assert plan.predictions.reached_s <= fastest_s * 1.005
+    stages = plan.configuration.stages
+    own = (len(stages), stages[0].ranks, stages[0].recompute, plan.configuration.zero, plan.copies)
+    for seconds, other in played:
+        if seconds and seconds <= fastest_s * 1.005:
+            ranks = max(other.ranks, default=1)
+            assert own <= (len(other.starts), ranks, bool(other.recompute), other.zero, other.copies)
+
+
+def test_a_plan_says_what_it_runs_on_and_reads_back_so(tmp_path: Path) -> None:
+    plan = planned()
+    assert set(plan.runs_on) <= set(usual_backends())
+    assert plan.runs_on
+    planner.write_plan(plan, tmp_path / "x.json")
+    assert planner.read_plan(tmp_path / "x.json") == plan
+    text = planner.report_to_text(planner.plan_report(plan))
+    assert plan.runs_on == ("deepspeed", "megatron", "torchtitan")
+    assert "runs as it is on deepspeed, megatron and torchtitan" in text
+    assert "free choice (`--for any`): " in text
+    report = planner.check_plan(plan, deep(), four(1e9, 10**8), search_s=60)
+    assert report.findings == ()
+    claimed = dataclasses.replace(plan, runs_on=("torchtitan", "fsdp"))
+    assert planner.check_plan(claimed, deep(), four(1e9, 10**8)).findings
+
+
+NEW = """
+from planner.space.types import Structure
+from planner.systems.backends import REPLICAS, Backend, register
+
+register(Backend("newcomer", "Newcomer", REPLICAS, (), (0,), Structure(equal_replicas=True, alike=True),
+    sources={"schedules": "none, see its manual", "zero": "none, see its manual",
+             "equal_replicas": "its manual, page 1", "alike": "its manual, page 2"}))
+"""
+SCRIPT = """
+import sys
+import planner.systems.backends as backends
+backends.__path__.append(sys.argv[1])
+from benchmarks.backends_page import generated
+from cli.main import main
+assert "Newcomer" in generated()
+for line in (
+    "plan gpt3-125m --dim seq=128 -H dgx-a100 -b 8 -q --for newcomer -o new.json",
+    "check new.json --for newcomer",
+    "compare gpt3-125m --dim seq=128 -H dgx-a100 -b 8 --systems newcomer",
+):
+    try:
+        main(line.split())
+    except SystemExit as done:
+        assert not done.code, (line, done.code)
+"""
+
+
+def test_a_framework_of_a_new_file_is_planned_for_checked_compared_and_documented(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "newcomer.py").write_text(NEW)
+    root = Path(planner.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "new")],
+        capture_output=True, text=True, cwd=tmp_path, check=False, env={"PYTHONPATH": str(root), "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "taken as it is by newcomer" in done.stdout
+    assert "newcomer" in done.stdout.partition("Ranked")[2]
+    assert planner.read_plan(tmp_path / "new.json").runs_on == ("newcomer",)
+
+
+def test_the_page_of_frameworks_has_their_data() -> None:
+    assert generated() in PAGE.read_text(encoding="utf-8")
