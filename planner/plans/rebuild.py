@@ -172,7 +172,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     """
     chosen = precision(plan.options.precision)
     state = StateBytes(
-        chosen.weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
+        chosen.held_weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
     )
 
     chain = build_chain(graph) if plan.shardings else None

@@ -270,6 +270,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
         simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
+        repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
     )
 
 
@@ -366,7 +367,9 @@ class Staging:
                 names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
                 stages=tuple(sorted(found)),
                 reduction="sum" if summed else "none",
-                bytes=self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes,
+                bytes=round(
+                    self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes
+                ),
             )
             for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
             if len(found) > 1

@@ -291,7 +291,7 @@ class _Batch:
             parts = {group: self._parts(group, place, own) for group in recipe.held}
             kept = kept_bytes(
                 recipe, self.precision, state_bytes, parts.__getitem__, self.held[own], largest[own],
-                self.precision.spare_bytes,
+                self.precision.spare_bytes, self.precision.copy_bytes,
             )  # fmt: skip
             total[own] += kept.weights + kept.gradients + kept.optimizer + kept.gathered + kept.transient
         reserve, capacity = self._devices()

@@ -109,6 +109,7 @@ class Exchanges:
             self._state_bytes,
             lambda group: ranges.parts(parts(group), group),
             spare_bytes=self._precision.spare_bytes,
+            copy_bytes=self._precision.copy_bytes,
         )
         each = kept.weights + kept.gradients + kept.optimizer + kept.gathered
         return np.asarray(each * ranges.elements + kept.transient * range_maxima(own) + ranges.workspace_bytes)
@@ -183,6 +184,8 @@ class _Pricer:
     def __init__(self, cluster: Cluster, copies: int, width: int, ranks: int) -> None:
         self._cluster, self._copies, self._width, self._ranks = cluster, copies, width, ranks
         self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
+        if cluster.unlike:
+            self._child = copies * width
         self._known: dict[tuple[object, ...], int] = {}
         self.terms: list[tuple[Terms, ...]] = []
 
@@ -198,7 +201,7 @@ class _Pricer:
         ends = np.broadcast_to(np.arange(self._width - last, self._width, groups), (len(chosen), last // groups))
         base = np.concatenate([chosen[:, None] + starts, ends], axis=1)
         ranks = (base[:, None, :] + self._shifts(groups)[None, :, None]) * self._ranks
-        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), child_sizes(self._cluster))
+        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), self._cluster)
         distinct, shape = np.unique(shapes, axis=0, return_inverse=True)
         found = []
         for place, present in enumerate(shape.reshape(ranks.shape[:2])):
@@ -220,13 +223,15 @@ class _Pricer:
         return tuple(collective_terms(self._cluster, Collective.ALL_REDUCE, ranks, working) for ranks in groups)
 
 
-def _shapes(ranks: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """[groups, 1 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
+def _shapes(ranks: np.ndarray, cluster: Cluster) -> np.ndarray:
+    """[groups, 2 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
 
-    The number of ranks, and on each level the most children of a parent, and the fewest and most ranks of a child.
+    The number of ranks, their device types where nodes have links of their own (as bits), and on each level the most
+    children of a parent, and the fewest and most ranks of a child.
     """
-    columns = [np.full(len(ranks), ranks.shape[1])]
-    for below, above in pairwise(sizes):
+    types = cluster.device_types[ranks] if cluster.unlike else np.zeros_like(ranks)
+    columns = [np.full(len(ranks), ranks.shape[1]), np.bitwise_or.reduce(1 << types, axis=1)]
+    for below, above in pairwise(child_sizes(cluster)):
         child, parent = ranks // below, ranks // above
         new = np.ones(ranks.shape, dtype=bool)
         new[:, 1:] = child[:, 1:] != child[:, :-1]

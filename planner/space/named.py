@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from planner.errors import JobError, UsageError
-from planner.graph import Chain, Graph
-from planner.graph.blocks import layer_of
-from planner.graph.types import per_graph
+from planner.errors import JobError
+from planner.graph import Chain
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration
-from planner.space.cuts import balanced, run_sums
+from planner.space.layer_cuts import layer_edges, layout_edges, read_layout, uneven_edges
 from planner.space.types import BlockCosts, Job
 
 
@@ -35,7 +31,12 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
+        repeats: or the forward of modules of these names (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
+        layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
+            predicted, L loss (`planner.space.layer_cuts`); says the number of chunks, too.
+        first_layers, last_layers: layers of the first and of the last worker, all chunks together; 0 for as many as the
+            others have.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
         replicas: of each worker within a copy, which take its micro-batches in turn.
 
@@ -51,10 +52,14 @@ class Degrees:
     zero: int = 0
     recompute: bool = False
     starts: tuple[int | str, ...] = ()
+    layout: str = ""
+    first_layers: int = 0
+    last_layers: int = 0
     adjacent: bool = True
     replicas: int = 1
     context: int = 1
     expert: int = 1
+    repeats: tuple[str, ...] = ()
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -93,19 +98,19 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             f"{job.global_batch}",
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
+    degrees = _with_chunks(degrees)
     schedule, stages = _scheduled(degrees, count)
-    if not degrees.starts:
-        edges = layer_edges(chain, costs, stages)
-    else:
-        names = [block.name for block in chain.blocks]
-        edges = (0, *(block_number(start, names) for start in degrees.starts), len(names))
+    edges = _edges(degrees, chain, costs, stages)
     if len(edges) != stages + 1:
         raise JobError(
             f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
-            hint=f"give {stages - 1} first blocks",
+            hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
         )
     return Configuration(
-        stages=tuple(costs.stage(a, b, degrees.replicas, degrees.recompute) for a, b in itertools.pairwise(edges)),
+        stages=tuple(
+            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
+            for a, b in itertools.pairwise(edges)
+        ),
         copies=copies,
         micro_batch=costs.micro_batch,
         micro_batches=count,
@@ -113,6 +118,41 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
+
+
+def _with_chunks(degrees: Degrees) -> Degrees:
+    """The degrees with as many chunks a worker as their layout has.
+
+    Raises:
+        JobError: the layout cannot be read, has another number of chunks, or the cut is said twice.
+    """
+    said = [name for name in ("starts", "layout") if getattr(degrees, name)]
+    if degrees.first_layers or degrees.last_layers:
+        said.append("first_layers, last_layers")
+    if len(said) > 1:
+        raise JobError(f"the cut is given by {' and by '.join(said)}", hint="say it in one way")
+    if not degrees.layout:
+        return degrees
+    chunks, rest = divmod(len(read_layout(degrees.layout)), degrees.pipeline)
+    if rest or degrees.chunks not in (1, chunks):
+        raise JobError(
+            f"a layout of {chunks * degrees.pipeline + rest} stages for {degrees.pipeline} workers"
+            + (f" of {degrees.chunks} chunks" if degrees.chunks > 1 else ""),
+            hint="write as many stages as workers hold chunks, worker by worker in each round",
+        )
+    return replace(degrees, chunks=chunks)
+
+
+def _edges(degrees: Degrees, chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the end, as the degrees say it."""
+    if degrees.starts:
+        names = [block.name for block in chain.blocks]
+        return (0, *(block_number(start, names) for start in degrees.starts), len(names))
+    if degrees.layout:
+        return layout_edges(chain, degrees.layout)
+    if degrees.first_layers or degrees.last_layers:
+        return uneven_edges(chain, stages, degrees.pipeline, degrees.first_layers, degrees.last_layers)
+    return layer_edges(chain, costs, stages)
 
 
 def block_number(block: int | str, names: Sequence[str]) -> int:
@@ -151,49 +191,3 @@ def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
         f"{degrees.chunks}",
         hint="use another schedule, number of chunks, or number of micro-batches",
     )
-
-
-def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
-    """First block of each stage, and the end: equal numbers of layers, else stages of equal work.
-
-    What comes before the first layer goes to the first stage, what comes after the last to the last. Where the layers
-    do not come out, the first and the last stage have one layer fewer, or stages are balanced by time.
-
-    Raises:
-        JobError: fewer blocks than stages.
-    """
-    blocks = len(chain.blocks)
-    if stages > blocks:
-        raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
-    heads = layer_heads(chain)
-    for missing in (0, 2):
-        each, rest = divmod(len(heads) + missing, stages)
-        if not rest and each > (1 if missing else 0):
-            starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
-            return (0, *starts, blocks)
-    work_s = run_sums((costs.forward_s + costs.backward_s).mean(axis=0))
-    real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
-    edges = balanced(np.where(real, work_s, np.inf), [real] * stages)
-    if edges is None:
-        raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
-    return edges
-
-
-def layer_heads(chain: Chain) -> list[int]:
-    """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
-    found: dict[str, int] = {}
-    layers = _layers(chain.graph)
-    for at, block in enumerate(chain.blocks):
-        layer = layers[block.nodes[0]]
-        if layer and layer[-1].isdigit():
-            found.setdefault(layer, at)
-    by_kind: dict[str, list[int]] = {}
-    for layer, at in found.items():
-        by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
-    return max(by_kind.values(), key=len, default=[])
-
-
-@per_graph
-def _layers(graph: Graph) -> tuple[str, ...]:
-    """The layer that each node belongs to."""
-    return tuple(layer_of(node.module) for node in graph.nodes)
