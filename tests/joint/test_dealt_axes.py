@@ -210,7 +210,8 @@ def test_what_cannot_be_dealt_out_is_refused(limits: dict[str, tuple[int, ...]],
 
 def test_a_limit_on_context_ranks_holds_and_its_plan_checks() -> None:
     what, machine = load_graph("gpt2", dims={"seq": 1024}), load_cluster("dgx-h100")
-    found = plan(what, machine, Job(16, context_parallel=(2,), tensor_parallel=(2,), zero=(1,)))
+    limits = {"context_parallel": (2,), "tensor_parallel": (2,), "zero": (1,), "backends": ("any",)}
+    found = plan(what, machine, Job(16, **limits))  # type: ignore[arg-type]
     assert {(s.ranks, s.context, s.expert) for s in found.configuration.stages} == {(4, 2, 1)}
     assert [(axis.name, axis.size) for axis in found.shardings[0].axes] == [("context", 2), ("tensor", 2)]
     assert check_plan(found, graph=what, cluster=machine).findings == ()
