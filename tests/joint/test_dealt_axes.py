@@ -27,6 +27,7 @@ from planner.sharding import (
     Options,
     Part,
     Strategy,
+    axes_text,
     exchange_bytes,
     exchange_s,
     ideal_mesh,
@@ -38,6 +39,7 @@ from planner.sharding import (
 )
 from planner.space import BlockCosts, Configuration, Job, evaluate
 from planner.space.evaluate_many import evaluate_many
+from planner.space.jobs import meshes_for
 from planner.space.sharded import Training, sharded_block_costs
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
@@ -206,6 +208,15 @@ def test_what_cannot_be_dealt_out_is_refused(limits: dict[str, tuple[int, ...]],
     what = load_graph("gpt2", dims={"seq": 128})
     with pytest.raises(JobError, match=re.escape(message)):
         plan(what, load_cluster("dgx-h100"), Job(64, **limits))  # type: ignore[arg-type]
+
+
+def test_a_micro_batch_has_a_sample_for_each_rank_that_samples_are_dealt_to() -> None:
+    message = "EP 4 cannot share a micro-batch of 2"
+    with pytest.raises(JobError, match=message):
+        meshes_for(mixture(), MACHINE, Job(32, expert_parallel=(4,), micro_batches=(1, 2)))
+    assert [axes_text(mesh) for mesh in meshes_for(mixture(), MACHINE, Job(32, expert_parallel=(4,)))] == [
+        "expert 4", "expert 4 x 2",
+    ]  # fmt: skip
 
 
 def test_a_limit_on_context_ranks_holds_and_its_plan_checks() -> None:
