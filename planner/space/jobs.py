@@ -188,6 +188,14 @@ def check_dealt(graph: Graph, job: Job) -> None:
     """
     _check_widths(job.expert_parallel, expert_count(graph), "EP", "experts")
     _check_widths(job.context_parallel, sample_steps(graph), "CP", "steps of a sample")
+    sizes = job.micro_batches or (job.global_batch,)
+    if job.expert_parallel and all(size % width for size in sizes for width in job.expert_parallel):
+        width = min(job.expert_parallel)
+        what = "micro-batch" if job.micro_batches else "global batch"
+        raise JobError(
+            f"EP {width} cannot share a {what} of {max(sizes)}",
+            hint=f"the samples of a replica's micro-batch are dealt to its ranks: use a multiple of {width}",
+        )
 
 
 def _check_widths(widths: Sequence[int], count: int, degree: str, what: str) -> None:

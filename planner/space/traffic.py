@@ -12,9 +12,10 @@ from planner import schedules
 from planner.costs.precision import Precision
 from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
 from planner.exchange.traffic import nothing, rank_traffic
+from planner.hardware import moved_bytes
 from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
-from planner.space.terms import elements_of
+from planner.space.terms import shard_elements_of
 from planner.space.types import BlockCosts
 from planner.space.workers import lay_workers, pipeline_of
 
@@ -85,10 +86,21 @@ def _passed(
 def _exchanged(
     fabric: Fabric, sent: Sent, configuration: Configuration, stage: int, own: np.ndarray, times: float
 ) -> Traffic:
-    """What equal ranks of a stage's replicas exchange: so many times an iteration, or in every pass."""
-    total, choice = nothing(fabric), configuration.stages[stage]
-    elements, _ = elements_of(sent.shelf[choice.sharding], range(choice.start, choice.stop))
+    """What ranks of a replica that hold the same exchange, then equal ranks of a stage's replicas: so many times an
+    iteration, or in every pass."""
+    total, choice, costs = (
+        nothing(fabric),
+        configuration.stages[stage],
+        sent.shelf[configuration.stages[stage].sharding],
+    )
+    elements = shard_elements_of(costs, range(choice.start, choice.stop))
     passes = configuration.micro_batches / own.shape[1]
+    for inner in costs.inner_replicas:
+        held, turned = float(inner.elements[choice.start : choice.stop].sum()), np.roll(own, -1, axis=2)
+        for step in recipe_of(configuration.zero).among_inner:
+            runs = times if step.phase is Phase.END else passes
+            each = runs * moved_bytes(step.collective, held * step.payload(sent.precision), inner.ranks)
+            total = total + rank_traffic(fabric, own.ravel(), turned.ravel(), each)
     for rank in range(choice.ranks):
         members = np.unique(own[..., rank])
         for step in recipe_of(configuration.zero).steps if len(members) > 1 else ():

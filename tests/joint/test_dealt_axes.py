@@ -8,12 +8,16 @@ each of the eleven operators in either pass, of which a rank does a quarter.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from planner import Degrees, check_plan, load_cluster, load_graph, plan, predict
 from planner.costs import precision
+from planner.errors import JobError
 from planner.graph import Block, Chain, Graph
 from planner.operators import OpCall, graph_specs
 from planner.sharding import (
@@ -23,6 +27,7 @@ from planner.sharding import (
     Options,
     Part,
     Strategy,
+    axes_text,
     exchange_bytes,
     exchange_s,
     ideal_mesh,
@@ -34,6 +39,7 @@ from planner.sharding import (
 )
 from planner.space import BlockCosts, Configuration, Job, evaluate
 from planner.space.evaluate_many import evaluate_many
+from planner.space.jobs import meshes_for
 from planner.space.sharded import Training, sharded_block_costs
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
@@ -188,3 +194,47 @@ def test_sends_of_a_ring_hide_behind_a_piece_of_the_work() -> None:
     assert exchange_s(mesh, ring, backward=False, beside_s=4 * 1000.0) == 3 * 3096
     assert exchange_s(mesh, ring, backward=False, beside_s=4 * 5000.0) == 0
     assert exchange_s(mesh, ring, backward=True, beside_s=4 * 5000.0) == 3 * (2 * 4096 - 5000)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"context_parallel": (3,)}, "CP 3 does not divide the 128 steps of a sample"),
+        ({"expert_parallel": (8,)}, "EP 8: the model has no experts"),
+        ({"expert_parallel": (0,)}, "expert_parallel is (0,)"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(limits: dict[str, tuple[int, ...]], message: str) -> None:
+    what = load_graph("gpt2", dims={"seq": 128})
+    with pytest.raises(JobError, match=re.escape(message)):
+        plan(what, load_cluster("dgx-h100"), Job(64, **limits))  # type: ignore[arg-type]
+
+
+def test_a_micro_batch_has_a_sample_for_each_rank_that_samples_are_dealt_to() -> None:
+    message = "EP 4 cannot share a micro-batch of 2"
+    with pytest.raises(JobError, match=message):
+        meshes_for(mixture(), MACHINE, Job(32, expert_parallel=(4,), micro_batches=(1, 2)))
+    assert [axes_text(mesh) for mesh in meshes_for(mixture(), MACHINE, Job(32, expert_parallel=(4,)))] == [
+        "expert 4", "expert 4 x 2",
+    ]  # fmt: skip
+
+
+def test_a_limit_on_context_ranks_holds_and_its_plan_checks() -> None:
+    what, machine = load_graph("gpt2", dims={"seq": 1024}), load_cluster("dgx-h100")
+    limits = {"context_parallel": (2,), "tensor_parallel": (2,), "zero": (1,), "backends": ("any",)}
+    found = plan(what, machine, Job(16, **limits))  # type: ignore[arg-type]
+    assert {(s.ranks, s.context, s.expert) for s in found.configuration.stages} == {(4, 2, 1)}
+    assert [(axis.name, axis.size) for axis in found.shardings[0].axes] == [("context", 2), ("tensor", 2)]
+    assert check_plan(found, graph=what, cluster=machine).findings == ()
+
+
+def test_a_rank_that_holds_more_than_the_plan_says_is_found() -> None:
+    what, machine = load_graph("gpt2", dims={"seq": 1024}), load_cluster("dgx-h100")
+    asked = Degrees(context=4, data=2, zero=1)
+    found = predict(what, machine, Job(16), asked).plan
+    stage = found.stages[0]
+    assert [(own.ranks, own.parameters) for own in stage.rank_replicas] == [(4, stage.held_parameters)]
+    optimizer_bytes = found.predictions.stages[0].memory.optimizer_bytes
+    assert optimizer_bytes == math.ceil(stage.held_parameters * 12 / 8)
+    wrong = dataclasses.replace(found, stages=(dataclasses.replace(stage, rank_replicas=()),))
+    assert check_plan(wrong).findings != ()

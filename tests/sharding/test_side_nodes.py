@@ -7,6 +7,7 @@ import pytest
 
 from planner import Job, Pricer, load_cluster, load_graph
 from planner.graph import Chain
+from planner.sharding import Axis
 from planner.space.evaluate import evaluate
 from planner.space.types import Configuration, StageChoice
 
@@ -41,7 +42,7 @@ def test_twelve_layers_read_the_mask_and_one_pays_for_it(bert: Pricer) -> None:
 
 def test_shared_among_ranks_it_is_paid_for_once_too(bert: Pricer) -> None:
     floors = bert.floors(8)
-    (key,) = {key for _, key in floors if key[0] == (2,)}
+    (key,) = {key for _, key in floors if key[0] == (Axis("tensor", 2),)}
     costs = next(c for k in bert.refine(8, key)[0] for c in bert.refine(8, k[1])[1])
     forward_s = costs.forward_s[0, masks(bert.chain)]
     assert forward_s[1:] == pytest.approx([forward_s[1]] * 11)
