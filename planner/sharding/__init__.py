@@ -1,7 +1,7 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.axis_uses import AxisUse, attention_heads, uses_of
+from planner.sharding.axis_uses import AxisUse, attention_heads, has_experts, uses_of
 from planner.sharding.choices import Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
 from planner.sharding.embedding_tables import TableCut, embedding_tables, place_tables
@@ -82,6 +82,7 @@ __all__ = [
     "expert_plans",
     "factorisations",
     "formulate",
+    "has_experts",
     "ideal_mesh",
     "inner_costs",
     "inner_setting",

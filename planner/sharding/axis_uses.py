@@ -51,6 +51,19 @@ def attention_heads(graph: Graph) -> tuple[int, int]:
     return heads, groups
 
 
+def has_experts(graph: Graph) -> bool:
+    """Whether an operator multiplies by the weights of several experts."""
+    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
+        tensors = [graph.tensors[name] for name in node.inputs if name] if spec.matrix_flops else []
+        if any(t.kind is TensorKind.PARAMETER and _of_experts(t) for t in tensors):
+            return True
+    return False
+
+
+def _of_experts(weight: Tensor) -> bool:
+    return len(weight.shape) == 3 and weight.shape[0] > 1
+
+
 def used_so(
     found: Sequence[Strategy], call: OpCall, spec: OpSpec, uses: Sequence[AxisUse], sizes: Sequence[int], elements: int
 ) -> tuple[Strategy, ...]:
@@ -105,8 +118,7 @@ def _as_expert(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes:
     """Whether an axis of expert parallel ranks runs an operator so."""
     reads = dict(strategy.reads)
     for p, weight in _weights(call, spec):
-        experts = len(weight.shape) == 3 and weight.shape[0] > 1
-        part = reads[p][axis]
+        experts, part = _of_experts(weight), reads[p][axis]
         if (part.cuts and part.dim == 0) != experts or (part != REPLICATED and not experts):
             return False
     if rule_of(call.op).joint is JointCut.RING and strategy.splits[axis] not in ("b", ""):

@@ -21,7 +21,16 @@ from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import needs_gradient, rebatch, require_trained
-from planner.sharding import AxisUse, Boundaries, Boundary, StageSharding, StateBytes, attention_heads, uses_of
+from planner.sharding import (
+    AxisUse,
+    Boundaries,
+    Boundary,
+    StageSharding,
+    StateBytes,
+    attention_heads,
+    has_experts,
+    uses_of,
+)
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.problem import Choice
@@ -29,7 +38,7 @@ from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs,
 from planner.space.asked import LIMITS, allowed_ranks, refuse_others
 from planner.space.blocks import block_costs, block_seconds
 from planner.space.configuration import Configuration
-from planner.space.jobs import device_types, mesh_names, meshes_for, settled, spread_ranks
+from planner.space.jobs import device_types, mesh_names, meshes_for, settled
 from planner.space.sharded import Training, on_all_types, sharded_block_costs
 from planner.space.types import BlockCosts, Job
 
@@ -333,12 +342,12 @@ class Pricer:
         for uses in itertools.product(known, repeat=len(mesh)):
             wide = math.prod(n for n, use in zip(mesh, uses, strict=True) if use is AxisUse.TENSOR)
             doubled = all(n & (n - 1) == 0 for n in mesh) or not structure.powers_of_two
-            if doubled and self._heads % wide == 0 and (AxisUse.EXPERT not in uses or self._spread):
+            if doubled and self._heads % wide == 0 and (AxisUse.EXPERT not in uses or self._experts):
                 yield uses
 
     @functools.cached_property
-    def _spread(self) -> int:
-        return spread_ranks(self.graph)
+    def _experts(self) -> bool:
+        return has_experts(self.graph)
 
     def _inner_on(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> InnerCosts:
         return self._inner_for(micro_batch, mesh, uses_of(boundary) if self._job.structure.axes else ())
