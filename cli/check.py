@@ -32,7 +32,7 @@ def command(
     dims: tuple[str, ...],
     costs: str | None,
     hardware: str | None,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     search_s: float,
     backends: tuple[str, ...],

@@ -36,10 +36,11 @@ from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
-from planner.space.asked import LIMITS, WIDTHS, in_words, without
+from planner.space.asked import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.cuts import pinned_blocks
-from planner.space.jobs import mesh_problem, meshes_for, settled
+from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
+from planner.space.repeats import recomputed_modules
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import Candidate, Certificate, Job, Structure
 from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits
@@ -284,22 +285,23 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     """Refuse limits that name nothing.
 
     Raises:
-        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or a mesh
-            that is asked for does not fit the cluster, or none has the ranks that are asked for.
+        JobError: a block that is to be kept on a stage, a split that is forbidden or a module to recompute is not in
+            the model; or a mesh that is asked for does not fit the cluster, or none has the ranks that are asked for.
     """
     pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
+    pricer.repeated_operators(recomputed_modules(job.recompute))
     for problem in unmatched(pricer.graph, job.forbid)[:1]:
         raise JobError(problem.message, where=problem.where, hint=problem.hint)
-    offered = {1, *(math.prod(mesh) for mesh in pricer.meshes)}
+    offered = {1, *(tensor_ranks(mesh) for mesh in pricer.meshes)}
     free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=(), meshes=()))
-    reached = ", ".join(map(str, sorted({1, *(math.prod(mesh) for mesh in free)})))
+    reached = ", ".join(map(str, sorted({1, *(tensor_ranks(mesh) for mesh in free)})))
     for mesh in job.meshes:
         if reason := mesh_problem(pricer.cluster, job, mesh):
             raise JobError(reason, hint=f"with these devices use {reached} ranks")
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
-    if any(math.prod(mesh) > 1 for mesh in job.meshes) and not pricer.meshes:
+    if not pricer.meshes and not allows_single_devices(job):
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 

@@ -161,6 +161,7 @@ class Alternative:
         recompute: numbers of the stages that recompute.
         ranks: ranks of a replica of each stage; left out where all are one.
         simulated_iteration_s: played out event by event; left out where it was not.
+        repeats: modules that each stage repeats, `layernorm,act`, empty for none; left out where no stage repeats any.
     """
 
     label: str
@@ -178,6 +179,7 @@ class Alternative:
     recompute: tuple[int, ...]
     ranks: tuple[int, ...] = ()
     simulated_iteration_s: float | None = None
+    repeats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

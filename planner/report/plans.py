@@ -10,7 +10,7 @@ from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
-from planner.plans.words import why_not
+from planner.plans.words import recompute_word, why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
 from planner.simulate import rank_ranges
 from planner.units import format_bytes, format_seconds, plural
@@ -166,7 +166,7 @@ def _stages(plan: Plan) -> list[Section]:
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
-    options = [*(["recompute"] if stage.recompute else []), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    options = [*filter(None, [recompute_word(stage)]), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())

@@ -1,7 +1,6 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.axis_uses import AxisUse, attention_heads, has_experts, uses_of
 from planner.sharding.choices import Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
 from planner.sharding.embedding_tables import TableCut, embedding_tables, place_tables
@@ -18,6 +17,7 @@ from planner.sharding.inner import (
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Verdict, evaluate
+from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -31,7 +31,7 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Mesh, factorisations, ideal_mesh, mesh_on
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, factorisations, ideal_mesh, mesh_on, roles_of
 from planner.sharding.mixtures import Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import Step, reshard, reshard_table
@@ -42,7 +42,8 @@ from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_byt
 __all__ = [
     "PARTIAL",
     "REPLICATED",
-    "AxisUse",
+    "Axis",
+    "AxisRole",
     "Boundaries",
     "Boundary",
     "CollectiveUse",
@@ -73,6 +74,7 @@ __all__ = [
     "Verdict",
     "WeightChoice",
     "attention_heads",
+    "axes_text",
     "canonical_layout",
     "describe",
     "embedding_tables",
@@ -82,7 +84,6 @@ __all__ = [
     "expert_plans",
     "factorisations",
     "formulate",
-    "has_experts",
     "ideal_mesh",
     "inner_costs",
     "inner_setting",
@@ -97,12 +98,12 @@ __all__ = [
     "refusal",
     "reshard",
     "reshard_table",
+    "roles_of",
     "shard_elements",
     "shard_shape",
     "sharded_costs",
     "split_refusals",
     "strategies",
     "unmatched",
-    "uses_of",
     "whole_costs",
 ]

@@ -22,7 +22,6 @@ import numpy as np
 
 from planner.graph import Chain, Graph
 from planner.operators.types import SavedBytes
-from planner.sharding.axis_uses import AxisUse, uses_of
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
@@ -94,8 +93,6 @@ class InnerOptions:
         options: which splits count.
         forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.forbidden`); `unmatched` says
             which of them rule nothing out.
-        uses: what each mesh axis is for (`planner.sharding.axis_uses`), which says how boundaries lie; empty for
-            anything.
     """
 
     boundaries: tuple[Boundary, ...] = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
@@ -104,7 +101,6 @@ class InnerOptions:
     micro_batches: int = 1
     options: Options = field(default_factory=Options)
     forbidden: tuple[str, ...] = ()
-    uses: tuple[AxisUse, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ class InnerCosts:
         mesh: the mesh.
         micro_batch: samples.
         options: what was allowed.
-        boundaries: the treatments of boundaries that differ; none where axes cannot be used as `options` say.
+        boundaries: the treatments of boundaries that differ.
         blocks: in the chain's order.
         solved: how many blocks were solved, the others being equal to one of those.
     """
@@ -251,11 +247,10 @@ def inner_costs(
     setting = inner_setting(chain, graph, prices, mesh, chosen)
     facts = Facts.of(setting)
     crossing = {name: graph.tensors[name] for name in chain.handed_on}
-    boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
-    if chosen.uses:
-        boundaries = tuple(each for each in boundaries if uses_of(each) == chosen.uses)
-    if not boundaries:
-        return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, (), (), 0)
+    treatment = chosen.options
+    boundaries = variants(
+        crossing.values(), chosen.boundaries, mesh.sizes, padded=treatment.padded, roles=treatment.roles
+    )
     found, solved = [], 0
     settings = {again: priced_once(setting, again) for again in chain.repeats}
     all_marks = {again: PriceMarks(each) for again, each in settings.items()}
@@ -305,7 +300,6 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
         sharded_states=False,
         work_s=work_s,
         forbidden=options.forbidden,
-        uses=options.uses,
     )
 
 

@@ -7,8 +7,9 @@ optimizer state rest: whole, cut like the operator cuts it (tensor parallelism),
 only gradient and state cut (ZeRO-2), only the state (ZeRO-1). What all this costs is read off the tables of layout
 changes alone; nothing below knows these names.
 
-Time is the sum of work, exchanges inside operators and changes of layout: nothing is assumed to overlap. An operand
-that backward needs rests in its tensor's layout and is brought to the operator's again in the backward pass.
+Time is the sum of work, exchanges inside operators and changes of layout: nothing is assumed to overlap but the sends
+of a ring of attention on a context axis. An operand that backward needs rests in its tensor's layout and is brought to
+the operator's again in the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor
 from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
-from planner.sharding.axis_uses import AxisUse
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import forbidden_dims
@@ -58,7 +58,6 @@ class Setting:
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
         forbidden: splits that are ruled out (`planner.sharding.forbidden`).
-        uses: what each mesh axis is for (`planner.sharding.axis_uses`); empty for anything.
     """
 
     graph: Graph
@@ -76,7 +75,6 @@ class Setting:
     annotations: Mapping[str, str] = field(default_factory=dict)
     work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
     forbidden: tuple[str, ...] = ()
-    uses: tuple[AxisUse, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -103,6 +101,11 @@ class Setting:
         whole = self.forward_s, self.backward_s
         forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in whole)
         return forward_s, backward_s
+
+    def beside_s(self, work_s: float, repeat: int) -> float:
+        """Of an operator's work in a pass, what a run of it can hide a ring's sends behind: on a mesh whose axes deal
+        out steps kernels work piece by piece; other searches let nothing overlap."""
+        return work_s / max(1, repeat) if self.options.roles else 0.0
 
 
 @dataclass(frozen=True)

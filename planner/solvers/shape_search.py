@@ -178,7 +178,8 @@ class ShapeSearch:
                     pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
                     found.append((*stages[: at - 1], *pair, *stages[at + 1 :]))
         for at, stage in enumerate(stages if not self._job.structure.alike else ()):
-            found.append((*stages[:at], dataclasses.replace(stage, recompute=not stage.recompute), *stages[at + 1 :]))
+            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
+            found.append((*stages[:at], other, *stages[at + 1 :]))
         return [dataclasses.replace(configuration, stages=changed) for changed in found]
 
     def _search(self, every: Sequence[Ways], *, any_plan: bool, report: Callable[[], None]) -> None:

@@ -13,6 +13,8 @@ from planner.space.types import Job
 
 LIMITS = {
     "tensor_parallel": "--tp",
+    "context_parallel": "--cp",
+    "expert_parallel": "--ep",
     "meshes": "--mesh",
     "pipeline_stages": "--pp",
     "data_parallel": "--dp",
@@ -29,7 +31,7 @@ LIMITS = {
 }
 """Fields of a job that exclude plans, and the options that set them."""
 
-WIDTHS = ("tensor_parallel", "meshes")
+WIDTHS = ("tensor_parallel", "context_parallel", "expert_parallel", "meshes")
 """Those that say how many ranks share operators."""
 
 ASSUMPTIONS = {
@@ -93,8 +95,14 @@ def as_written(job: Job, name: str) -> str:
 
 
 def allowed_ranks(job: Job) -> tuple[int, ...]:
-    """Numbers of ranks of which a replica may be one: those of the meshes, unless said otherwise; empty means any."""
+    """Numbers of ranks that may share every operator: those of the meshes, unless said otherwise; empty means any."""
     return job.tensor_parallel or tuple(sorted({math.prod(mesh) for mesh in job.meshes}))
+
+
+def allows_single_devices(job: Job) -> bool:
+    """Whether a replica may be a single device."""
+    widths = allowed_ranks(job), job.context_parallel, job.expert_parallel
+    return all(1 in (allowed or (1,)) for allowed in widths)
 
 
 def refuse_others(

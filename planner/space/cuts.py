@@ -158,7 +158,7 @@ class StageTables:
             versions: of its weights.
         """
         chosen = self.precision
-        state = (chosen.weight_bytes * versions + chosen.held_gradient_bytes + self.state_bytes) * self.elements
+        state = (chosen.held_weight_bytes * versions + chosen.held_gradient_bytes + self.state_bytes) * self.elements
         return np.asarray(state + self.workspace_bytes + in_flight * self.saved_bytes)
 
 

@@ -12,8 +12,8 @@ from planner.graph import Graph
 from planner.plans import Plan
 from planner.plans.records import Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
-from planner.sharding import AxisUse, attention_heads
-from planner.sharding.axis_uses import SMALL
+from planner.sharding import Axis, AxisRole, attention_heads
+from planner.sharding.layer_strategies import SMALL
 from planner.sharding.layout import parse_layout
 from planner.space.blocks import layer_starts
 from planner.systems.backends import PIPELINE, Backend
@@ -62,6 +62,7 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
     free_groups = backend.groups and not backend.structure.axes
     for requirement in plan.requires:
         can = requirement in backend.can or requirement in ZERO or (free_groups and requirement in _INSIDE)
+        can |= requirement is Requirement.RING_ATTENTION and AxisRole.CONTEXT in backend.structure.axes
         told = requirement in PIPELINE and requirement is not Requirement.PIPELINE and not backend.pipelines
         if requirement not in own and not can and not told:
             yield WORDS.get(requirement, requirement.replace("_", " "))
@@ -87,8 +88,9 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
         yield "groups of unequally many ranks"
     elif structure.alike and len({stage.sharding for stage in stages}) > 1:
         yield f"operators shared unlike in different stages ({len({stage.sharding for stage in stages})} ways)"
-    if structure.alike and len({stage.recompute for stage in stages}) > 1:
-        yield f"recomputation in some stages ({sum(stage.recompute for stage in stages)} of {len(stages)})"
+    if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
+        some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
+        yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
     starts = layer_starts([block.name for block in plan.block_table])
     torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
     if structure.whole_layers and torn:
@@ -97,7 +99,7 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
 
 def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterator[str]:
     """Ranks along the axes that cut operators."""
-    sizes = [axis.size for axis, use in zip(sharding.axes, _uses(sharding), strict=True) if use is AxisUse.TENSOR]
+    sizes = [axis.size for axis, role in zip(sharding.axes, _roles(sharding), strict=True) if role is AxisRole.TENSOR]
     width = math.prod(sizes)
     if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
         yield f"groups of {sharding.ranks} ranks, no power of two"
@@ -108,8 +110,8 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
             yield f"{width} ranks for {count} {backend.structure.head_groups}"
 
 
-def _uses(sharding: Sharding) -> tuple[AxisUse, ...]:
-    return tuple(AxisUse.EXPERT if boundary == "batch" else AxisUse.TENSOR for boundary in sharding.boundaries)
+def _roles(sharding: Sharding) -> tuple[AxisRole, ...]:
+    return tuple(Axis(axis.name, axis.size).role for axis in sharding.axes)
 
 
 def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
@@ -117,37 +119,40 @@ def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
     the experts of mixtures."""
     found: dict[str, list[str]] = {}
     for sharding in plan.shardings:
-        uses = _uses(sharding)
-        experts = any(holding.what == "experts" for entry in sharding.blocks for holding in entry.holdings)
+        roles = _roles(sharding)
+        unknown = [role for role in roles if role not in backend.structure.axes]
+        dealt = ("batch", AxisRole.TENSOR) in zip(sharding.boundaries, roles, strict=True)
         if "free" in sharding.boundaries:
             found["tensors between layers that lie each in a layout of its own"] = []
-        elif AxisUse.EXPERT in uses and not (experts and AxisUse.EXPERT in backend.structure.axes):
+        elif dealt:
             found["samples dealt to the ranks of a group"] = []
+        elif unknown:
+            found[f"{unknown[0]} parallel ranks"] = []
         else:
             for entry in sharding.blocks:
-                for words, names in _in_entry(plan, entry, sharding, uses):
+                for words, names in _in_entry(plan, entry, sharding, roles):
                     found.setdefault(words, []).extend(names)
     yield from (f"{words} ({_named(names)})" if names else words for words, names in found.items())
 
 
 def _in_entry(
-    plan: Plan, entry: ShardedBlock, sharding: Sharding, uses: Sequence[AxisUse]
+    plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole]
 ) -> Iterator[tuple[str, list[str]]]:
     """What is unlike tensor parallel layers in one kind of block, and the tensors and operators that are."""
     weights = {place.tensor for place in entry.tensors if place.optimizer}
     gathered = [c.of for c in entry.collectives if c.of in weights and c.phase != "step" and c.kind == "all_gather"]
-    tensor = [axis for axis, use in enumerate(uses) if use is AxisUse.TENSOR]
+    tensor = [axis for axis, role in enumerate(roles) if role is AxisRole.TENSOR]
     by_steps = [o.operator for o in entry.operators if any(o.splits[a] in _STEPS for a in tensor)]
     for words, names in (
         ("weights gathered inside a group in every pass", gathered),
-        ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, uses)),
+        ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, roles)),
         ("queries or keys cut by the sequence", by_steps),
     ):
         if names:
             yield words, names
 
 
-def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, uses: Sequence[AxisUse]) -> list[str]:
+def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole]) -> list[str]:
     """Weights of two dimensions, that every rank of a tensor parallel axis has, though they could be cut."""
     block = plan.block_table[entry.first[0]]
     shapes = {p.name: p.shape for p in block.parameters}
@@ -155,11 +160,11 @@ def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, uses: Se
     found = []
     for place in entry.tensors:
         shape = shapes.get(place.parameters[0] if place.parameters else place.tensor, ())
-        layout = parse_layout(place.value, len(uses)) if place.optimizer else None
+        layout = parse_layout(place.value, len(roles)) if place.optimizer else None
         if layout is None or len(shape) not in (2, 3) or math.prod(shape) < SMALL * elements:
             continue
-        cut = zip(sharding.axes, layout, uses, strict=True)
-        axes = [(axis.size, part) for axis, part, use in cut if use is AxisUse.TENSOR]
+        cut = zip(sharding.axes, layout, roles, strict=True)
+        axes = [(axis.size, part) for axis, part, role in cut if role is AxisRole.TENSOR]
         even = all(n % size == 0 for size, _ in axes for n in shape[-2:])
         if even and any(size > 1 and not part.cuts for size, part in axes):
             found.append(place.tensor)

@@ -15,7 +15,7 @@ register(
             equal_replicas=True,
             alike=True,
             whole_layers=True,
-            axes=("tensor", "expert"),
+            axes=("tensor", "context", "expert"),
             powers_of_two=True,
             head_groups="heads",
         ),
@@ -28,7 +28,7 @@ register(
             "whole_layers": "--pipeline-model-parallel-layout counts decoder layers, embedding and loss "
             "(pipeline_parallel_layer_layout.py); stages may have unequally many",
             "axes": "core/tensor_parallel/layers.py: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding; "
-            "--sequence-parallel; --expert-model-parallel-size",
+            "--sequence-parallel; --context-parallel-size; --expert-model-parallel-size",
             "powers_of_two": "common practice: widths divide a node of 8",
             "head_groups": "attention.py: ranks beyond the key-value heads gather the projection and take their part",
         },

@@ -15,7 +15,7 @@ register(
             equal_replicas=True,
             alike=True,
             whole_layers=True,
-            axes=("tensor", "expert"),
+            axes=("tensor", "context", "expert"),
             powers_of_two=True,
             head_groups="key-value heads",
         ),
@@ -28,7 +28,7 @@ register(
             "(activation_checkpoint.py)",
             "whole_layers": "module_fqns_per_model_part lists modules of the model (pipeline_parallel.py)",
             "axes": "ColwiseParallel, RowwiseParallel, SequenceParallel (models/llama3/sharding.py); "
-            "expert_parallel_degree",
+            "context_parallel_degree, expert_parallel_degree",
             "powers_of_two": "common practice: widths divide a node of 8",
             "head_groups": "key and value projections are cut by columns, whole heads a rank",
         },
