@@ -21,8 +21,18 @@ from ._report import show, written
 @_options.devices_option
 @_options.batch_option
 @click.option(
-    "--systems", help="Only these systems, separated by commas; byteps:cpu_machines=4 sets an option. [default: all]"
+    "--systems",
+    help="Only these systems or training frameworks, separated by commas; byteps:cpu_machines=4 sets an option. "
+    "[default: all]",
 )
+@click.option(
+    "--backends",
+    "priced",
+    is_flag=True,
+    help="Add what the limits of training frameworks cost (those of --for, else of the usual ones): the iteration with "
+    "each of them lifted. A search each.",
+)
+@_options.for_option("The training framework whose limits --backends lifts; repeatable. [default: the usual ones]")
 @click.option(
     "--semantics",
     type=click.Choice(["sync", "any"]),
@@ -52,6 +62,8 @@ def command(
     devices: int | None,
     global_batch: int | None,
     systems: str | None,
+    priced: bool,
+    backends: tuple[str, ...],
     semantics: str,
     precision: str | None,
     optimizer: str,
@@ -63,17 +75,20 @@ def command(
     plans_folder: str | None,
     output: str | None,
 ) -> None:
-    """Compare what GPipe, PipeDream, Chimera, ... would do with MODEL on a cluster, and `auto`, the best of all.
+    """Compare what GPipe, PipeDream, Megatron, FSDP, ... would do with MODEL on a cluster, and `auto`, the best of all.
 
     \b
     Examples:
       shardplan compare gnmt-8 --hardware v100-pcie-4 --precision fp32 --global-batch 512
       shardplan compare bert-48 -H dgx-1v --nodes 4 -b 256 --systems gpipe,1f1b,chimera,auto --format markdown
+      shardplan compare llama3-8b -H dgx-h100 -b 64 --systems megatron,fsdp --backends
       shardplan compare gpt2-xl -H dgx-a100 -b 64 --semantics any --plot systems.svg
       shardplan compare bert-large -H dgx-1v --nodes 4 --systems data-parallel,byteps,byteps:cpu_machines=n
     """
     import planner
 
+    if backends and not priced:
+        raise click.UsageError("--for says whose limits --backends lifts: add --backends")
     graph = _options.load_graph(model, dims, costs)
     cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
@@ -85,6 +100,7 @@ def command(
         job,
         systems=chosen,
         semantics=semantics,
+        freed=(backends or planner.systems.usual_backends()) if priced else (),
     )
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))

@@ -225,18 +225,18 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
     """
     try:
         found = task.planned(backends)
+        names = running(found, backends, task.graph)
+        if not names:  # of what some have and what others have, no one has all
+            fitting = [each for backend in backends if len(backends) > 1 for each in _alone(task, backend)]
+            if not fitting:
+                raise InfeasibleError("no plan fits that is taken as it is", hint=f"plan with --for {ANY}")
+            found = min(fitting, key=lambda plan: plan.predictions.reached_s)
+            names = running(found, backends, task.graph)
     except InfeasibleError as error:
         if task.job.backends:
             raise
         reason = f"within the limits of {' and '.join(b.title for b in backends)}: {error.problem.message}"
         return seal(dataclasses.replace(task.planned(), free_choice=FreeChoice(reason=reason)))
-    names = running(found, backends, task.graph)
-    if not names:  # of what some have and what others have, no one has all
-        fitting = [each for backend in backends for each in _alone(task, backend)]
-        if not fitting:
-            raise InfeasibleError("no plan fits that a framework takes as it is", hint=f"--for {ANY}")
-        found = min(fitting, key=lambda plan: plan.predictions.reached_s)
-        names = running(found, backends, task.graph)
     return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
 
 

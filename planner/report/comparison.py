@@ -45,12 +45,25 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
     links = _links(comparison)
     if links.rows:
         sections.append(Section("Busiest port of each level, out / in", table=links))
+    if comparison.freedoms:
+        sections.append(Section("What the limits of training frameworks cost", table=_freedoms(comparison)))
     notes = (*_marks(comparison), *comparison.notes)
     if notes:
         sections.append(Section("Notes", lines=notes))
     sections.append(Section(MEANING, items=LEGEND))
     remark = f" ({remark})" if remark else ""
     return Report(f"{title}, {comparison.precision}{remark}", tuple(sections), _data(comparison))
+
+
+def _freedoms(comparison: Comparison) -> Table:
+    """The fastest plan with each limit lifted, against the one within all of them."""
+    columns = {"limit lifted": Form.TEXT, "iteration": Form.SECONDS, "change": Form.CHANGE}
+    base_s = comparison.freedoms[0].iteration_s
+    rows: list[tuple[Cell, ...]] = []
+    for each in comparison.freedoms:
+        known = each.iteration_s is not None and base_s is not None
+        rows.append((each.words, each.iteration_s, each.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
+    return table(columns, rows)
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, Table]]:

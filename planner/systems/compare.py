@@ -10,7 +10,8 @@ from planner.hardware.types import Cluster
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
-from planner.systems.backends import backend_names
+from planner.systems.backends import BACKENDS, backend_names
+from planner.systems.freedom import Freedom, freedoms
 from planner.systems.rows import row_of
 from planner.systems.runner import Decided, decide
 from planner.systems.setting import Setting
@@ -29,6 +30,7 @@ class Comparison:
             does not fit stands last.
         notes: what holds for all rows.
         precision: number formats of all rows.
+        freedoms: what the limits of some training frameworks cost, if that was asked for.
         setting, decisions: what the systems were asked about and what each came to, for their plans (`plans_of`).
     """
 
@@ -39,6 +41,7 @@ class Comparison:
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
     precision: str = ""
+    freedoms: tuple[Freedom, ...] = ()
     setting: Setting | None = field(default=None, repr=False, compare=False)
     decisions: tuple[tuple[System, Decided], ...] = field(default=(), repr=False, compare=False)
 
@@ -50,6 +53,7 @@ def compare_systems(
     *,
     systems: Sequence[str] = (),
     semantics: str = "sync",
+    freed: Sequence[str] = (),
 ) -> Comparison:
     """Ask every system what it would do.
 
@@ -60,6 +64,8 @@ def compare_systems(
         systems: which, or which training frameworks; all when empty. One that takes the best of all takes the best of
             those that are asked.
         semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
+
+        freed: training frameworks whose limits are lifted one by one, to see what they cost.
 
     Raises:
         UsageError: no system has one of the names.
@@ -79,5 +85,7 @@ def compare_systems(
         return not row.feasible, behind, row.iteration_s, not last[row.system], row.system
 
     rows.sort(key=order)
-    said = (setting.notes, setting.job.precision, setting, tuple(decisions))
+    takers = [BACKENDS.get(name) for name in dict.fromkeys(freed)]
+    lifted = freedoms(setting, takers) if takers else ()
+    said = (setting.notes, setting.job.precision, lifted, setting, tuple(decisions))
     return Comparison(setting.name, cluster.name, job.global_batch, semantics, tuple(rows), *said)

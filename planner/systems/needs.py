@@ -16,7 +16,7 @@ from planner.sharding import Axis, AxisRole, attention_heads
 from planner.sharding.layer_strategies import SMALL
 from planner.sharding.layout import parse_layout
 from planner.space.blocks import layer_starts
-from planner.systems.backends import Backend
+from planner.systems.backends import PIPELINE, Backend
 
 ZERO = frozenset({Requirement.ZERO1, Requirement.ZERO2, Requirement.ZERO3})
 WORDS: Mapping[Requirement, str] = {
@@ -63,7 +63,8 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
     for requirement in plan.requires:
         can = requirement in backend.can or requirement in ZERO or (free_groups and requirement in _INSIDE)
         can |= requirement is Requirement.RING_ATTENTION and AxisRole.CONTEXT in backend.structure.axes
-        if requirement not in own and not can:
+        told = requirement in PIPELINE and requirement is not Requirement.PIPELINE and not backend.pipelines
+        if requirement not in own and not can and not told:
             yield WORDS.get(requirement, requirement.replace("_", " "))
     several = len(plan.stages) > 1
     if several and backend.pipelines and plan.schedule.name.partition(":")[0] not in backend.schedules:
