@@ -433,8 +433,9 @@ def _played_s(candidate: Candidate) -> float:
 
 def _complexity(decision: Configuration) -> tuple[int, ...]:
     """What is simpler is smaller: stages, ranks that share operators, recomputation, ZeRO stage, copies, chunks."""
-    ranks, again = (max(values) for values in zip(*((s.ranks, s.recompute) for s in decision.stages), strict=True))
-    return len(decision.stages), ranks, int(again), decision.zero, decision.copies
+    ranks = max(stage.ranks for stage in decision.stages)
+    again = max((stage.recompute, len(stage.repeats)) for stage in decision.stages)
+    return len(decision.stages), ranks, *map(int, again), decision.zero, decision.copies
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:
@@ -455,7 +456,7 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configur
 
 def _shape(decision: Configuration) -> tuple[object, ...]:
     """What tells plans apart at a glance: all but where exactly stages are cut."""
-    stages = tuple((stage.replicas, stage.ranks, stage.recompute) for stage in decision.stages)
+    stages = tuple((stage.replicas, stage.ranks, stage.recompute, stage.repeats) for stage in decision.stages)
     return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
 
 

@@ -220,7 +220,10 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     """Seconds that some operators of a sharded block take when they run forward again, with the exchanges inside them,
     the changes of layout of what they read and make, and the sums of results that others read in parts."""
     setting, graph, run = replace(block.setting, nodes=tuple(members)), block.setting.graph, set(members)
-    again = evaluate(setting, point.decision, facts=block.facts, checked=block.checked)
+    names = {name for i in members for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)}
+    names = {setting.tied.get(name, name) for name in names} | {f"op:{graph.nodes[i].key}" for i in members}
+    part = {name: choice for name, choice in point.decision.items() if name in names}
+    again = evaluate(setting, part, facts=block.facts, checked=block.checked)
     made = (name for i in members for name in graph.nodes[i].outputs)
     left = {name for name in made if not run.intersection(graph.consumers.get(name, ()))}
     in_parts = {name for name in left if _in_parts(point.decision.get(name))}

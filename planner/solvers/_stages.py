@@ -71,11 +71,15 @@ def by_choice(problem: StageProblem) -> tuple[StageProblem, ...]:
     if not problem.alike or (len(numbers) == 1 and len(ways) == 1):
         return (problem,)
     shared = [_of_options(problem, np.flatnonzero(problem.shardings == number)) for number in numbers]
-    return tuple(
-        replace(each, alike=False, **{name: getattr(each, name)[[way]] for name in ("ways", *_BY_WAY)})
-        for each in shared
-        for way in ways
-    )
+    return tuple(_of_way(each, way) for each in shared for way in ways)
+
+
+def _of_way(problem: StageProblem, way: int) -> StageProblem:
+    """The problem in which all stages recompute in one way, which every block then takes the time of."""
+    repeat_s = np.diagonal(problem.repeat_s[way], axis1=1, axis2=2).min(axis=0)
+    least_s = problem.least_s + np.concatenate([[0.0], np.cumsum(repeat_s)])
+    kept = {name: getattr(problem, name)[[way]] for name in ("ways", *_BY_WAY)}
+    return replace(problem, alike=False, least_s=least_s, **kept)
 
 
 def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:

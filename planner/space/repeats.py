@@ -26,10 +26,10 @@ from planner.space.types import BlockCosts, RepeatCosts, Selective
 CHOICES = ("never", "always", "layers", "auto")
 """What can be said of recomputation beside names of modules."""
 
-MOST_OFFERED = 3
+MOST_OFFERED = 2
 """Lists of modules that a search tries."""
 
-WORTH = 0.03
+WORTH = 0.1
 """A list frees at least that part of all kept bytes more than the one before it."""
 
 MOST_REPEATED = 0.7
@@ -236,22 +236,22 @@ class Reruns:
         total_s = sum(n * float(self._profile.forward_s[list(self.chain.blocks[b].nodes)].sum()) for b, n in counted)
         total = sum(n * sum(self._sizes(b).values()) for b, n in counted)
         left = [name for name in MODULE_KINDS if module_nodes(self._graph, name)]
-        lists, freed, seconds = list[tuple[str, ...]](), 0.0, 0.0
+        if "moe_act" in left:  # which frameworks repeat in layers with experts; others have few
+            left.remove("act")
+        modules, freed, seconds = tuple[str, ...](), 0.0, 0.0
+        lists, offered = list[tuple[str, ...]](), 0.0
         while left and len(lists) < MOST_OFFERED:
-            before = lists[-1] if lists else ()
-            tried = {name: self._worth((*before, name), counted) for name in left}
-            useful = {
-                name: (own, own_s)
-                for name, (own, own_s) in tried.items()
-                if own - freed >= WORTH * total and own_s <= MOST_REPEATED * total_s
-            }
+            tried = {name: self._worth((*modules, name), counted) for name in left}
+            useful = {name: own for name, own in tried.items() if own[0] > freed and own[1] <= MOST_REPEATED * total_s}
             if not useful:
                 break
             best = max(useful, key=lambda n: (useful[n][0] - freed) / max(useful[n][1] - seconds, 1e-12))
-            freed, seconds = useful[best]
-            within = module_nodes(self._graph, best)
-            lists.append((*(name for name in before if not module_nodes(self._graph, name) <= within), best))
+            within, (freed, seconds) = module_nodes(self._graph, best), useful[best]
+            modules = (*(name for name in modules if not module_nodes(self._graph, name) <= within), best)
             left.remove(best)
+            if freed - offered >= WORTH * total:
+                lists.append(modules)
+                offered = freed
         return tuple(lists)
 
     def _worth(self, repeats: tuple[str, ...], counted: Sequence[tuple[int, int]]) -> tuple[float, float]:
