@@ -29,7 +29,7 @@ from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, Partial, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
-from planner.importers.onnx_graph.routing import routed_part
+from planner.importers.onnx_graph.routing import routed_parts
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
@@ -335,9 +335,7 @@ class Resolver:
         self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
         self._taint(node)
         self.emit(node, kinds)
-        part = routed_part(node, self.work, self.routed)
-        if part is not None:
-            self.routed.update((name, part) for name in node.outputs if name)
+        self.routed.update(routed_parts(node, self.work, self.routed))
         for name, value in zip(node.outputs, found.values, strict=False):
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value

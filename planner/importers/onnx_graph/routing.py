@@ -17,33 +17,33 @@ _MASKS = frozenset(("Equal", "Greater", "OneHot"))
 _MERGES = frozenset(("ReduceMax", "ReduceSum"))
 
 
-def routed_part(node: WorkNode, work: WorkGraph, known: Mapping[str, Fraction]) -> Fraction | None:
-    """Part of a node's results that concerns one expert of a mixture, each being picked equally often.
+def routed_parts(node: WorkNode, work: WorkGraph, known: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Parts of a node's results, by name, that concern one expert of a mixture, each being picked equally often.
 
     Of the places that TopK chooses among E it is 1/E, and so of a one-hot of them or a comparison with one place.
+    Results that have nothing to do with a choice among experts are absent; so are the scores that TopK chooses.
 
     Args:
         node: the node.
         work: types of its operands and results.
         known: parts of what earlier nodes make.
-
-    Returns:
-        None for results that have nothing to do with a choice among experts.
     """
+    if not known and node.op != "TopK":
+        return {}
     kinds = [work.types.get(name) for name in node.inputs]
     first = kinds[0] if kinds else None
     axis = node.attributes.get("axis", 0 if node.op == "ScatterElements" else -1)
     if first is None or not first.shape or not isinstance(axis, int):
-        return None
+        return {}
     if node.op == "TopK":
-        return Fraction(1, max(1, first.shape[axis]))
+        return {name: Fraction(1, max(1, first.shape[axis])) for name in node.outputs[1:] if name}
     if node.op == "ScatterElements" and node.inputs[1] in known and kinds[1] is not None:
-        return min(Fraction(1), known[node.inputs[1]] * kinds[1].shape[axis])
+        return {node.outputs[0]: min(Fraction(1), known[node.inputs[1]] * kinds[1].shape[axis])}
     part = known.get(node.inputs[0])
-    result = work.types.get(node.outputs[0])
+    result, rule = work.types.get(node.outputs[0]), rule_of(node.op)
     if part is None or result is None:
-        return None
+        return {}
     if node.op in _MERGES:
-        return min(Fraction(1), part * Fraction(first.elements, max(1, result.elements)))
-    rule = rule_of(node.op)
-    return part if node.op in _MASKS or rule.rearranges or rule.hands_on else None
+        return {node.outputs[0]: min(Fraction(1), part * Fraction(first.elements, max(1, result.elements)))}
+    follows = node.op in _MASKS or rule.rearranges or rule.hands_on
+    return dict.fromkeys(filter(None, node.outputs), part) if follows else {}
