@@ -68,7 +68,7 @@ def loop(masks: Masks) -> onnx.ModelProto:
             node("ScatterND", [f"sum{e}", f"at{e}", f"made{e}"], [f"sum{e + 1}"], reduction="add"),
         ]  # fmt: skip
     nodes.append(node("Reshape", [f"sum{EXPERTS}", "shape"], ["y"]))
-    shape = ["batch", SEQ, WIDTH]
+    shape = ("batch", SEQ, WIDTH)
     return model(nodes, [value("x", shape)], [value("y", shape)], stored, opset=18)
 
 
@@ -97,3 +97,16 @@ def test_experts_in_a_loop_follow_the_batch(masks: Masks) -> None:
     assert larger.tensors["own3"].shape == (6 * SEQ * CHOSEN // EXPERTS, WIDTH)
     device = planner.load_cluster("dgx-a100").devices[0]
     assert planner.profile(larger, device, precision="fp32", loss=False).forward_flops.sum() == work_of(6 * SEQ)
+
+
+def test_places_with_chosen_scores_above_a_threshold_have_an_upper_bound() -> None:
+    """A detector: how many of the 5 best boxes it keeps says nothing about a choice among its 50 anchors."""
+    nodes = [
+        node("TopK", ["x", "five"], ["best", "places"], axis=-1), node("Greater", ["best", "zero"], ["good"]),
+        node("NonZero", ["good"], ["found"]), node("Transpose", ["found"], ["turned"]),
+        node("GatherND", ["best", "turned"], ["y"]),
+    ]  # fmt: skip
+    stored = [ints("five", [5]), numpy_helper.from_array(np.zeros((), np.float32), "zero")]
+    graph = graph_from_proto(model(nodes, [value("x", [2, 50])], [value("y", None)], stored))
+    assert graph.tensors["y"].shape == (10,)
+    assert any(n.code == "data-dependent-shape" for n in graph.report.notes)

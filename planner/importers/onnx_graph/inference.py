@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,8 @@ _NUMPY: dict[int, Any] = {
 _ELEMENTS = {dtype: number for number, dtype in reversed(ELEMENT_TYPES.items())}
 _STANDARD_FORMS = {("com.microsoft", "FusedConv"): "Conv"}
 """Fused operators as the standard one whose shapes they share, by domain and type."""
+_MASKS = frozenset(("Equal", "Greater", "OneHot"))
+_MERGES = frozenset(("ReduceMax", "ReduceSum"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Inference:
         self._protos: dict[str, onnx.TypeProto] = {}
         self._data: dict[str, onnx.TensorProto] = {}
         self._inferred: dict[Hashable, list[Partial | None]] = {}
+        self._expert_parts: dict[str, Fraction] = {}
 
     def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
         """All that can be said of a node's outputs.
@@ -130,6 +135,18 @@ class Inference:
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
         return Outcome(kinds, values)
+
+    def follow_choice(self, node: WorkNode) -> None:
+        """Note what of a node's results, which have their types, says which rows go to one expert of a mixture."""
+        self._expert_parts.update(_expert_parts(node, self._work, self._expert_parts))
+
+    def rows_of_expert(self, node: WorkNode) -> int | None:
+        """Rows that a node finds in the mask of one expert, each expert picked equally often; None for other nodes.
+
+        Experts written out as a loop pick their rows with a mask, of which NonZero makes row numbers.
+        """
+        part = self._expert_parts.get(node.inputs[0]) if node.op == "NonZero" else None
+        return None if part is None else math.ceil(part * self._work.types[node.inputs[0]].elements)
 
     def shape_operands(self, node: WorkNode) -> list[str]:
         """Inputs that a node needs by value to know its output shape."""
@@ -325,3 +342,35 @@ def _type_of(value: Array, kind: TensorType | None) -> TensorType | None:
         return TensorType(value.shape, kind.element)
     element = next((number for number, dtype in _NUMPY.items() if value.dtype == dtype), None)
     return None if element is None else TensorType(value.shape, element)
+
+
+def _expert_parts(node: WorkNode, work: WorkGraph, known: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Parts of a node's results, by name, that concern one expert of a mixture, each being picked equally often.
+
+    Of the places that TopK chooses among E it is 1/E, and so of a one-hot of them or a comparison with one place.
+    Results that have nothing to do with a choice among experts are absent; so are the scores that TopK chooses.
+
+    Args:
+        node: the node.
+        work: types of its operands and results.
+        known: parts of what earlier nodes make.
+    """
+    if not known and node.op != "TopK":
+        return {}
+    kinds = [work.types.get(name) for name in node.inputs]
+    first = kinds[0] if kinds else None
+    axis = node.attributes.get("axis", 0 if node.op == "ScatterElements" else -1)
+    if first is None or not first.shape or not isinstance(axis, int):
+        return {}
+    if node.op == "TopK":
+        return {name: Fraction(1, max(1, first.shape[axis])) for name in node.outputs[1:] if name}
+    if node.op == "ScatterElements" and node.inputs[1] in known and kinds[1] is not None:
+        return {node.outputs[0]: min(Fraction(1), known[node.inputs[1]] * kinds[1].shape[axis])}
+    part = known.get(node.inputs[0])
+    result, rule = work.types.get(node.outputs[0]), rule_of(node.op)
+    if part is None or result is None:
+        return {}
+    if node.op in _MERGES:
+        return {node.outputs[0]: min(Fraction(1), part * Fraction(first.elements, max(1, result.elements)))}
+    follows = node.op in _MASKS or rule.rearranges or rule.hands_on
+    return dict.fromkeys(filter(None, node.outputs), part) if follows else {}
