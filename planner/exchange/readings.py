@@ -16,7 +16,7 @@ from planner.errors import UsageError
 from planner.exchange.recipe import ElementBytes, ExchangeStep, Group, Phase, Recipe
 from planner.hardware import Cluster, Terms, collective_s, collective_terms, moved_bytes
 
-Count = TypeVar("Count", int, np.ndarray)
+Count = TypeVar("Count", float, np.ndarray)
 
 
 def recipes() -> dict[int, Recipe]:
