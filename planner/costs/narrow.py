@@ -29,7 +29,7 @@ from planner.costs.precision import NarrowFormat, Precision
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor, TensorKind
 from planner.graph.blocks import layer_of
 from planner.operators.expert_products import ExpertProduct, find_expert_products
-from planner.operators.site import JointCut, Role, Rule, rule_of
+from planner.operators.site import JointCut, Role, rule_of
 from planner.operators.types import OpSpec
 from planner.operators.unseen import logits_of
 
@@ -155,17 +155,15 @@ def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision)
 def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> Product | None:
     """A node as a product of activations with stored matrices; None for any other operator."""
     node, rule = graph.nodes[i], rule_of(graph.nodes[i].op)
-    operands = [(p, graph.tensors[name]) for p, name in enumerate(node.inputs) if name]
+    roles = {name: rule.weights.get(p) for p, name in enumerate(node.inputs) if name}
+    operands = [graph.tensors[name] for name, role in roles.items() if role is not Role.BIAS]
     made = graph.nodes[expert.gather].outputs[0] if expert else ""
-    reads = tuple(t for _, t in operands if t.kind in (TensorKind.ACTIVATION, TensorKind.INPUT) and t.name != made)
-    weights = float(sum(t.elements for p, t in operands if t.kind is TensorKind.PARAMETER and _is_matrix(rule, p, t)))
+    reads = tuple(t for t in operands if t.kind in (TensorKind.ACTIVATION, TensorKind.INPUT) and t.name != made)
+    stored = [t for t in operands if t.kind is TensorKind.PARAMETER and roles[t.name] is Role.MATRIX]
+    weights = float(sum(t.elements for t in stored if len(t.shape) > 1))
     if expert:
         weights = float(min(graph.tensors[expert.weight].elements, graph.tensors[made].elements))
     return Product(i, reads, weights) if weights and reads and rule.window is None and rule.heavy else None
-
-
-def _is_matrix(rule: Rule, position: int, tensor: Tensor) -> bool:
-    return rule.weights.get(position) is Role.MATRIX and len(tensor.shape) > 1
 
 
 def _divides(graph: Graph, product: Product, multiple: int) -> bool:

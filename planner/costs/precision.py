@@ -148,25 +148,22 @@ class FormatOptions:
         held = self.grads.bytes_or(base.gradient_bytes)
         sent = self.reduce.bytes_or(held)
         spare = max(0.0, held - sent) + base.spare_bytes
-        chosen = dataclasses.replace(base, name=name, gradient_bytes=sent, spare_bytes=spare)
         others = [f.name for f in dataclasses.fields(self)[2:] if getattr(self, f.name) != f.default]
         if others and (base.narrow is None or min(self.first, self.last) < 0 or self.weights is Stored.FP32):
             hint = "first=N and last=N with N of 0 or more, and weights=bf16, go with fp8, mxfp8 and nvfp4"
             raise UsageError(f"precision {name!r} cannot have {', '.join(others)} so", hint=hint)
-        if self.weights is Stored.BF16 and base.narrow is not None:
-            chosen = dataclasses.replace(chosen, weight_bytes=2, copy_bytes=base.narrow.pair_bytes)
-        return dataclasses.replace(chosen, first=self.first, last=self.last)
+        wide = _recipe(name, base.narrow, alone=False) if base.narrow and self.weights is Stored.BF16 else base
+        return dataclasses.replace(
+            wide, name=name, gradient_bytes=sent, spare_bytes=spare, first=self.first, last=self.last
+        )
 
 
-def _stored_narrow(name: str, narrow: NarrowFormat) -> Precision:
-    """A recipe whose weights are stored in the narrow format alone (Megatron's `--fp8-param-gather`)."""
-    sent = narrow.gathered_bytes
-    return Precision(name, "bf16", DType.BFLOAT16, sent, 2, 4, copy_bytes=narrow.pair_bytes - sent, narrow=narrow)
-
-
-def _stored_wide(name: str, narrow: NarrowFormat) -> Precision:
-    """A recipe whose narrow weights stand beside those in bf16."""
-    return Precision(name, "bf16", DType.BFLOAT16, 2, 2, 4, copy_bytes=narrow.pair_bytes, narrow=narrow)
+def _recipe(name: str, narrow: NarrowFormat, *, alone: bool) -> Precision:
+    """A narrow recipe, whose weights are stored in the narrow format alone (Megatron's `--fp8-param-gather`) or beside
+    those in bf16."""
+    sent = narrow.gathered_bytes if alone else 2
+    copies = narrow.pair_bytes - (sent if alone else 0)
+    return Precision(name, "bf16", DType.BFLOAT16, sent, 2, 4, copy_bytes=copies, narrow=narrow)
 
 
 PRECISIONS = {
@@ -179,11 +176,11 @@ PRECISIONS = {
         Precision("bf16-fp32grad", "bf16", DType.BFLOAT16, 2, 4, 4),
         Precision("bf16-deepspeed", "bf16", DType.BFLOAT16, 2, 4, 4, spare_bytes=2),  # its BF16_Optimizer
         Precision("bf16-pure", "bf16", DType.BFLOAT16, 2, 2, 0),
-        _stored_narrow("fp8", FP8),
-        _stored_narrow("fp8-cs", FP8_CURRENT),
-        _stored_wide("fp8-blockwise", FP8_BLOCKS),
-        _stored_narrow("mxfp8", MXFP8),
-        _stored_wide("nvfp4", NVFP4),
+        _recipe("fp8", FP8, alone=True),
+        _recipe("fp8-cs", FP8_CURRENT, alone=True),
+        _recipe("fp8-blockwise", FP8_BLOCKS, alone=False),
+        _recipe("mxfp8", MXFP8, alone=True),
+        _recipe("nvfp4", NVFP4, alone=False),
     )
 }
 

@@ -246,7 +246,12 @@ def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
     if len(device_types(cluster, job)) > 1:
         alike = int((cluster.device_types == cluster.device_types[0]).argmin())
         return f"operators are shared by equal devices only, and only the first {alike} of {cluster.name} are equal"
-    return "" if aligned(cluster, ranks) else f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
+    if aligned(cluster, ranks):
+        return ""
+    node, lacks = cluster.node_size, f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
+    if ranks <= node and node & (node - 1):  # a rack of 72, say
+        return f"{lacks}: take --nodes {cluster.device_count // node}x{node // ranks * ranks}"
+    return lacks
 
 
 def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:

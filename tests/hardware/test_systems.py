@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import planner
 from planner.errors import HardwareError
 from planner.hardware import (
     Collective,
@@ -23,6 +24,7 @@ SYSTEMS = {
     "dgx-h100": "H100-SXM",
     "grand-teton-h100": "H100-SXM-96GB-GrandTeton",
     "dgx-h200": "H200",
+    "h800-8": "H800",
     "dgx-b200": "B200",
     "dgx-b300": "B300",
     "gb200-nvl72": "GB200-NVL72",
@@ -142,3 +144,9 @@ def test_links_of_devices_that_are_not_there(tmp_path: Path) -> None:
     )
     assert [p.message for p in lint(path)] == ["no node has devices of type 'a100-sxm-40gb'"]
     assert lint(path)[0].hint.startswith("did you mean 'a100-sxm-80gb'")
+
+
+def test_groups_that_no_rack_of_72_holds() -> None:
+    graph = planner.load_graph("gpt2", dims={"seq": 128})
+    with pytest.raises(planner.JobError, match="on gb200-nvl72: take --nodes 1x64"):
+        planner.plan(graph, load_cluster("gb200-nvl72"), planner.Job(64, tensor_parallel=(16,)))
