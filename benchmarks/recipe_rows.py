@@ -277,6 +277,8 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "zero": _zero(row),
         "recompute": recompute.get("granularity") == "full",
     }
+    if "repeats" in ABLE:
+        named["repeats"] = tuple(recompute.get("modules") or ())
     return tuple(
         planner.Degrees(**named, micro_batch=size * cores, chunks=1 if _layout(row) else count)
         for size, count in itertools.product(micro_batches, chunks)

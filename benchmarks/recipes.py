@@ -1,8 +1,8 @@
 """Hand-tuned training jobs against predictions of exactly their configurations: `python -m benchmarks.recipes FOLDER`.
 
 FOLDER holds `recipes.json` and `models.json`. Each row is stated to the program (`recipe_rows`) and predicted through
-`planner.predict`; nothing is searched, and nothing is fitted but one factor for each software (framework and release)
-and device: predicted over measured seconds. A job is left out of its own factor.
+`planner.predict_many`; nothing is searched, and nothing is fitted but one factor for each software (framework and
+release) and device: predicted over measured seconds. A job is left out of its own factor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prediction:
 
     Attributes:
         recipe: the row.
-        seconds: an iteration as it is played; nan where the planner refuses the configuration.
+        seconds: an iteration; nan where the planner refuses the configuration.
         configuration: the one that was meant, in words.
         missing_bytes: of the fullest device; 0 where the configuration fits.
         refused: why there is no prediction.
@@ -65,26 +65,24 @@ def predict(recipe: Recipe) -> Prediction:
 
 @functools.cache
 def _predicted(statement: Statement) -> tuple[float, str, float, str]:
-    """Seconds, configuration, bytes that are missing, and why it is refused; equal rows are priced once."""
-    found, refused = [], ""
+    """Seconds, configuration, bytes that are missing, and why it is refused; equal rows are priced once.
+
+    Every matrix is cut over the ranks that share it, as frameworks do, in the fastest way that fits.
+    """
     software = planner.load_stack(statement.stack)
     launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
     stack = dataclasses.replace(software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap))
-    cluster = planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
-    for degrees in statement.tried:
-        try:
-            own = planner.predict(
-                _graph(statement.model, statement.seq), cluster, statement.job, degrees, fewest_weights=True
-            )
-        except planner.ShardplanError as error:
-            refused = refused or str(error)
-            continue
-        missing = max(0.0, own.fullest.memory.total - own.fullest.capacity_bytes)
-        found.append((missing, own.iteration_s, _words(degrees, own.configuration.schedule)))
-    if not found:
-        return math.nan, "", 0.0, refused
-    missing, seconds, words = min(found, key=lambda one: (one[0] > 0, one[1]))
-    return seconds, words, missing, ""
+    try:
+        cluster = planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
+        graph = _graph(statement.model, statement.seq)
+        found = planner.predict_many(graph, cluster, statement.job, statement.tried, fewest_weights=True)
+    except planner.ShardplanError as error:
+        return math.nan, "", 0.0, error.problem.message
+    best = min(range(len(statement.tried)), key=lambda at: (not found.fits[at], found.iteration_s[at]))
+    if not math.isfinite(found.iteration_s[best]):
+        return math.nan, "", 0.0, found.reasons[best]
+    missing = max(0.0, float(found.peak_bytes[best] - found.capacity_bytes[best]))
+    return float(found.iteration_s[best]), _words(statement.tried[best]), missing, ""
 
 
 @functools.lru_cache(maxsize=4)
@@ -92,12 +90,12 @@ def _graph(model: str, seq: int) -> planner.Graph:
     return planner.load_graph(model, dims={"seq": seq})
 
 
-def _words(degrees: planner.Degrees, schedule: str) -> str:
+def _words(degrees: planner.Degrees) -> str:
     named = {
         "tp": degrees.tensor, "cp": degrees.context, "ep": degrees.expert, "pp": degrees.pipeline, "dp": degrees.data,
-        "mb": degrees.micro_batch,
+        "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
-    return " ".join(f"{name}{value}" for name, value in named.items()) + f" zero{degrees.zero} {schedule}"
+    return " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
 
 
 Named = Callable[[Recipe], Any]
