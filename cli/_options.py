@@ -77,6 +77,13 @@ headroom_option: Decorator = click.option(
     callback=lambda _, __, value: parse_headroom(value),
     help="Part of each device's memory that plans leave free, for what an allocator holds beyond the tensors.",
 )  # fmt: skip
+
+
+def for_option(text: str) -> Decorator:
+    """`--for`, with what it means for the command."""
+    return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
+
+
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
 

@@ -50,8 +50,9 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
-    "--recompute", type=click.Choice(["never", "always"]), default="never", show_default=True,
-    help="Stages repeat their forward.",
+    "--recompute", default="never", show_default=True,
+    help="What stages run forward again in backward: `never`, `always` (all layers), or modules as in `plan`: "
+    "layernorm,moe_act.",
 )  # fmt: skip
 @click.option("--starts", help="First block of each stage but the first, as 12,24,36. [default: equal layers]")
 @click.option(
@@ -188,11 +189,26 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
         data=options["data"] or 0,
         schedule=options["schedule"] or "",
         recompute=options["recompute"] == "always",
+        repeats=_modules(options["recompute"]),
         starts=_starts(options["starts"]),
         layout=options["layout"] or "",
         first_layers=options["first_layers"] or 0,
         last_layers=options["last_layers"] or 0,
     )
+
+
+def _modules(choice: str) -> tuple[str, ...]:
+    """The modules that a choice of recomputation names.
+
+    Raises:
+        click.BadParameter: it leaves the choice open, or names none.
+    """
+    import planner
+
+    modules: tuple[str, ...] = planner.recomputed_modules(choice)
+    if not modules and choice not in ("never", "always"):
+        raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
+    return modules
 
 
 def _starts(text: str | None) -> tuple[int, ...]:

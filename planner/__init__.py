@@ -72,10 +72,14 @@ if TYPE_CHECKING:
     from planner.space import Configuration as Configuration
     from planner.space import StageChoice as StageChoice
     from planner.space.named import Degrees as Degrees
+    from planner.space.repeats import recomputed_modules as recomputed_modules
 
     # measured runs to figures of one's own
     from planner import calibration as calibration
     from planner.calibration import calibrate as calibrate
+
+    # running plans (needs torch)
+    from planner import runtime as runtime
 
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
@@ -154,6 +158,8 @@ if TYPE_CHECKING:
     from planner.report.plans import plan_report as plan_report
     from planner.report.plot import comparison_svg as comparison_svg
     from planner.report.profile import profile_report as profile_report
+    from planner.report.runs import run_document as run_document
+    from planner.report.runs import run_report as run_report
     from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
 
@@ -164,6 +170,7 @@ if TYPE_CHECKING:
     from planner.errors import ModelError as ModelError
     from planner.errors import OutputError as OutputError
     from planner.errors import PlanError as PlanError
+    from planner.errors import RunError as RunError
     from planner.errors import ShardplanError as ShardplanError
     from planner.errors import UsageError as UsageError
     from planner.files import write_whole as write_whole

@@ -88,6 +88,12 @@ class PlanError(ShardplanError):
     exit_code = 7
 
 
+class RunError(ShardplanError):
+    """A run of a plan that failed, or whose gradients are not the model's (exit code 9)."""
+
+    exit_code = 9
+
+
 class OutputError(ShardplanError):
     """A result that cannot be written (exit code 8)."""
 

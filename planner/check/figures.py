@@ -24,6 +24,7 @@ from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of
 from planner.space.limits import forbidden_choices
+from planner.space.repeats import recomputed_modules
 from planner.space.types import Configuration, StageChoice
 from planner.space.workers import lay_workers
 from planner.units import format_bytes, format_seconds, plural
@@ -105,7 +106,8 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
         if own > total * (1 + TOLERANCE):
             message = f"stage {stage.index}: {part} is {format_seconds(own)}, {whole} {format_seconds(total)}"
             yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
-    if stage.recompute != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
+    again = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
+    if again != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
         said = "recomputes" if stage.recompute else "does not recompute"
         message = f"stage {stage.index} {said}, but its backward repeats {format_seconds(terms.recompute_s)} of forward"
         yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
@@ -178,8 +180,9 @@ def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
 def _decision(other: Alternative, blocks: int) -> Configuration:
     ranks: Sequence[int] = other.ranks or (1,) * len(other.starts)
     ends = (*other.starts[1:], blocks)
+    repeats = [recomputed_modules(said) for said in other.repeats] or [()] * len(other.starts)
     stages = tuple(
-        StageChoice(start, stop, replicas, index in other.recompute, ranks[index])
+        StageChoice(start, stop, replicas, index in other.recompute, ranks[index], repeats=repeats[index])
         for index, (start, stop, replicas) in enumerate(zip(other.starts, ends, other.replicas, strict=True))
     )
     return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)

@@ -249,6 +249,7 @@ def _named_stages(
                 sharding=name,
                 rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
                 rank_replicas=rank_replicas(entry, choice.start, choice.stop) if entry else (),
+                repeats=choice.repeats,
             )
         )
     return tuple(found)

@@ -239,6 +239,7 @@ def configuration_of(plan: Plan) -> Configuration:
             stage.group_ranks,
             numbers.get(stage.sharding, 0),
             *_dealt(plan, stage.index),
+            repeats=stage.repeats,
         )
         for stage in plan.stages
     )

@@ -172,6 +172,8 @@ class Stage:
             a rank holds most of it; left out with `sharding`.
         rank_replicas: those of them that ranks of a group hold alike beside a context or expert axis: their gradients
             are summed over these ranks first, and what ZeRO shards is sharded over them too.
+        repeats: names of the modules whose forward is run again in the backward pass (`layernorm`, `moe_act`, or
+            patterns of operators), where the stage is not recomputed as a whole; left out where none is.
     """
 
     index: int
@@ -187,6 +189,7 @@ class Stage:
     sharding: str = ""
     rank_parameters: int = 0
     rank_replicas: tuple[RankReplicas, ...] = ()
+    repeats: tuple[str, ...] = ()
 
     @property
     def group_ranks(self) -> int:

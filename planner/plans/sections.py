@@ -270,6 +270,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
         simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
+        repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
     )
 
 

@@ -110,14 +110,13 @@ class Interleaved(Chunked):
     def _worker(self, workers: int, r: int, micro_batches: int) -> Iterator[Action]:
         size = min(self._group(workers), micro_batches)
 
-        def step(kind: ActionKind, k: int) -> Action:
-            first = k // (size * self.chunks) * size
-            chunk, m = divmod(k - first * self.chunks, min(size, micro_batches - first))
-            chunk = chunk if kind is ActionKind.FORWARD else self.chunks - 1 - chunk
-            return Action(kind, chunk * workers + r, first + m)
+        def steps(kind: ActionKind, stages: range) -> list[Action]:
+            firsts = range(0, micro_batches, size)
+            groups = (range(first, min(first + size, micro_batches)) for first in firsts)
+            return [Action(kind, stage, m) for group in groups for stage in stages for m in group]
 
-        units = range(micro_batches * self.chunks)
-        forwards, backwards = ([step(kind, k) for k in units] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
+        stages = range(r, self.chunks * workers, workers)
+        forwards, backwards = steps(ActionKind.FORWARD, stages), steps(ActionKind.BACKWARD, stages[::-1])
         return in_turn(forwards, backwards, 2 * (workers - r - 1) + (self.chunks - 1) * size + 1)
 
 

@@ -17,6 +17,7 @@ from planner.sharding.inner import (
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Verdict, evaluate
+from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -72,6 +73,7 @@ __all__ = [
     "TensorLayout",
     "Verdict",
     "WeightChoice",
+    "attention_heads",
     "axes_text",
     "canonical_layout",
     "describe",

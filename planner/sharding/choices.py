@@ -47,6 +47,8 @@ class Options:
         interleaved: interleaved cuts (a fused projection's thirds).
         blocks: numbers of blocks in which plain cuts may be interleaved too, since a neighbour wants it so.
         roles: what each mesh axis may do; empty where all of them may do anything.
+        as_layers: tensor axes cut operators as the tensor parallel layers of frameworks do
+            (`planner.sharding.layer_strategies`).
     """
 
     padded: bool = False
@@ -56,6 +58,7 @@ class Options:
     interleaved: bool = True
     blocks: tuple[int, ...] = ()
     roles: tuple[AxisRole, ...] = ()
+    as_layers: bool = False
 
     @property
     def dealing(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ the weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -21,6 +22,7 @@ from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
+from planner.sharding.layer_strategies import layer_strategies
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
@@ -242,6 +244,13 @@ class _Builder:
             update = table.seconds[summed, optimizers] + table.seconds[optimizers, weights]
         return found, update / self.setting.micro_batches, held
 
+    @functools.cached_property
+    def weight_elements(self) -> int:
+        """Weights that the nodes read."""
+        names = {name for i in self.members for name in self.graph.nodes[i].inputs if name}
+        weights = (self.graph.tensors[name] for name in names)
+        return sum(t.elements for t in weights if t.kind is TensorKind.PARAMETER)
+
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Strategies whose interleaved cuts its tensors consider too."""
 
@@ -283,6 +292,7 @@ class _Builder:
             options = replace(options, interleaved=True, blocks=blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
         found = allowed(found, call, self.forbids[i])
+        found = layer_strategies(found, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
         if not found:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
@@ -358,6 +368,9 @@ class _Builder:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
             rests = self._rests(other, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
+            gathering = self.setting.options.as_layers and tensor.kind is TensorKind.PARAMETER
+            if gathering:  # which no tensor parallel layer does
+                cost = np.where(cost > 0.0, np.inf, cost)
             if carries:
                 rests = self._rests(other, tensor, gradient=True)
                 back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]

@@ -17,7 +17,7 @@ from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
 from planner.solvers.stage_options import StageOptions, run_pairs
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.cuts import balanced, pinned_blocks
+from planner.space.cuts import balanced, pinned_blocks, stage_starts
 from planner.space.jobs import precision_of
 from planner.space.types import Job
 from planner.space.workers import lay_workers
@@ -109,6 +109,14 @@ def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndar
     return np.array(chosen[::-1])
 
 
+def moved(place: int, by: int, starts: np.ndarray) -> int:
+    """The next place up (by 1) or down (by -1) where a stage may begin (`stage_starts`), or one out of range."""
+    place += by
+    while 0 < place < len(starts) and not starts[place]:
+        place += by
+    return place
+
+
 def enumerable(shape: Shape, options: StageOptions) -> bool:
     """Whether all cuts and choices of a shape can be looked at."""
     count = math.comb(options.blocks - 1, shape.stages - 1) * len(options.ways) ** shape.stages
@@ -151,6 +159,7 @@ class Cutter:
             kept = held / max(map(len, self._hosted)) / schedule.parts
             each = float(self._each.mean()), float(self._left.mean())
             self._options = options.worth(pipeline.micro_batches + shape.workers, self._tail_s, kept, each)
+        self._starts_at = stage_starts(shape.ways[0], job)
         pins = pinned_blocks(job, shape.ways[0].names) if job.keep else ()
         self._pins = [(block, stage % shape.stages) for block, stage in pins]
         self._picked: dict[tuple[bytes, ...], np.ndarray] = {}
@@ -228,7 +237,8 @@ class Cutter:
 
     def _all(self) -> Iterator[Cut]:
         shape, options = self._shape, range(len(self._options.ways))
-        for inner in itertools.combinations(range(1, self._options.blocks), shape.stages - 1):
+        places = np.flatnonzero(self._starts_at[1:-1]) + 1
+        for inner in itertools.combinations(places.tolist(), shape.stages - 1):
             edges = (0, *inner, self._options.blocks)
             if not self._pinned(edges):
                 continue
@@ -249,6 +259,7 @@ class Cutter:
         """Balanced with an even share of memory for each stage, balanced by work alone, and as lean as can be."""
         stages, n = self._shape.stages, self._options.blocks
         real = np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :]
+        real &= self._starts_at[:, None] & self._starts_at[None, :]
         allowed = [self._mask(stage, real) for stage in range(stages)]
         known: dict[tuple[float, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         tables = []
@@ -432,8 +443,9 @@ class Cutter:
         edges = cut.edges
         for stage in self._hosted[cut.worst]:
             for at, by in ((stage, 1), (stage + 1, -1)):
-                if 0 < at < len(edges) - 1 and edges[at - 1] < edges[at] + by < edges[at + 1]:
-                    other = (*edges[:at], edges[at] + by, *edges[at + 1 :])
+                place = moved(edges[at], by, self._starts_at)
+                if 0 < at < len(edges) - 1 and edges[at - 1] < place < edges[at + 1]:
+                    other = (*edges[:at], place, *edges[at + 1 :])
                     if self._pinned(other):
                         yield other
 
@@ -443,7 +455,7 @@ class Cutter:
         ways = [shape.ways[options.ways[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                way.stage(a, b, 1, options.again[o])
+                way.stage(a, b, 1, options.again[o], options.repeats[o])
                 for (a, b), o, way in zip(itertools.pairwise(cut.edges), cut.options, ways, strict=True)
             ),
             copies=shape.copies,

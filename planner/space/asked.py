@@ -27,6 +27,7 @@ LIMITS = {
     "recompute": "--recompute",
     "zero": "--zero",
     "schedules": "--schedule",
+    "backends": "--for",
 }
 """Fields of a job that exclude plans, and the options that set them."""
 
@@ -58,7 +59,8 @@ def given(job: Job, names: Collection[str] = LIMITS) -> list[str]:
 
 def without(job: Job, names: Collection[str]) -> Job:
     """The job as if the user had not set these fields."""
-    return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in names})
+    lifted = {*names, "structure"} if "backends" in names else names
+    return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in lifted})
 
 
 def allowing(job: Job, configuration: Configuration) -> Job:
@@ -83,6 +85,8 @@ def as_written(job: Job, name: str) -> str:
         return " ".join(f'{flag} "{block} on stage {stage}"' for block, stage in value)
     if name == "meshes":
         return f"{flag} {','.join('x'.join(map(str, mesh)) for mesh in value)}"
+    if name == "backends":
+        return f"{flag} {' or '.join(value)}"
     if name in _REPEATED:
         return " ".join(f"{flag} {each}" for each in value)
     if isinstance(value, bool):

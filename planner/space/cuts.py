@@ -67,6 +67,14 @@ _PART = re.compile(r"\[\d+/\d+\]$")
 _LAYER = re.compile(r"layers?[ ._-]?(\d+)", re.IGNORECASE)
 
 
+def stage_starts(costs: BlockCosts, job: Job) -> np.ndarray:
+    """bool [n + 1], whether a stage may begin at block p (n: the end): where a layer does, if those are to be whole."""
+    found = np.ones(len(costs.parameter_elements) + 1, bool)
+    if job.structure.whole_layers and costs.layer_starts is not None:
+        found[:-1] = costs.layer_starts == np.arange(len(costs.layer_starts))
+    return found
+
+
 def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """The blocks that a job keeps on stages, with the stage's number (negative ones count from the last).
 

@@ -15,7 +15,7 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
-from planner.space.cuts import pinned_blocks
+from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.placement import Placement, Placements
@@ -98,8 +98,6 @@ class Formulator:
     """Formulates many problems of one job, doing once what several of them share."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
-        if job.recompute not in ("never", "always", "auto"):
-            raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
         self._cluster, self._job = cluster, job
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
@@ -143,6 +141,7 @@ class Formulator:
         width, micro_batches = self._share(costs, copies, slice_devices)
         options = tuple(replicas or self.replica_options(micro_batches, copies, width))
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
+        piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
             micro_batch=costs.micro_batch,
@@ -151,8 +150,8 @@ class Formulator:
             slice_devices=width,
             schedule=schedule,
             zero=zero,
-            recompute=job.recompute,
-            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
+            ways=np.array([way.choice for way in ranges.ways(job.recompute)]),
+            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), piped, _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=self.overlap,
@@ -171,7 +170,8 @@ class Formulator:
             ranks=costs.ranks,
             context=costs.context,
             expert=costs.expert,
-            uniform=job.uniform,
+            uniform=job.uniform or job.structure.equal_replicas,
+            alike=job.structure.alike,
         )
 
     def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
@@ -198,7 +198,7 @@ class Formulator:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
         parts, group = placement.parts.__getitem__, recipe_of(zero).optimizer
-        shards = ranges.parts(parts(group), group)
+        shards, ways = ranges.parts(parts(group), group), ranges.ways(self._job.recompute)
         forward_s, backward_s = self._exchanges.in_passes(placement, costs, zero)
         return {
             "sync_s": self._exchanges.at_end(placement, costs, ranges, zero),
@@ -206,18 +206,23 @@ class Formulator:
             "exchange_backward_s": backward_s,
             "forward_s": slowest(ranges.forward_s),
             "backward_s": slowest(ranges.backward_s),
-            "repeat_s": slowest(ranges.repeat_s),
+            "repeat_s": np.stack([slowest(way.repeat_s) for way in ways]),
             "least_s": _least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
             "update_s": slowest(ranges.update_s)[placement.place_kind] / shards + ranges.step_s,
-            "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
-            "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
-            "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
+            "saved_bytes": np.stack([np.stack([way.saved_bytes] * len(kinds)) for way in ways]),
+            "working_bytes": np.stack([np.stack([way.working_bytes] * len(kinds)) for way in ways]),
             "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero)
-            + self._buffers(placement, costs),
+            + self._buffers(placement, costs)
+            + np.where(self._may_be_stage(costs), 0.0, np.inf),
         }
+
+    def _may_be_stage(self, costs: BlockCosts) -> np.ndarray:
+        """bool [n, n], whether blocks i..j may be a stage: whole layers, where the job wants such."""
+        starts = stage_starts(costs, self._job)
+        return np.asarray(starts[:-1][:, None] & starts[1:][None, :])
 
     def _buffers(self, placement: Placement, costs: BlockCosts) -> np.ndarray:
         """[P, n, n] bytes of communication buffers of a rank, by place and blocks i..j."""

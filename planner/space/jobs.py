@@ -17,11 +17,11 @@ from planner.hardware.types import Cluster
 from planner.operators import OpCall
 from planner.operators.specs import graph_specs
 from planner.sharding.choices import expert_dims
+from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
 from planner.space.placement import aligned
-from planner.space.types import Job
-
-_RECOMPUTE = ("auto", "never", "always")
+from planner.space.repeats import CHOICES, recomputed_modules
+from planner.space.types import Job, Structure
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
 """Whole numbers, and the least that they may be."""
@@ -61,8 +61,8 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"{name} is empty: there is nothing to choose from", hint=f"give a tuple of {_LISTS[name][0]}"
             )
-    if job.recompute not in _RECOMPUTE:
-        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(_RECOMPUTE)}")
+    if not isinstance(job.recompute, str) or (job.recompute not in CHOICES and not recomputed_modules(job.recompute)):
+        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(CHOICES)}, or names of modules")
     if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
     if not isinstance(job.headroom, (int, float)) or not 0 <= job.headroom < 1:
@@ -110,6 +110,11 @@ def ranks_of(mesh: MeshAxes) -> int:
     return math.prod(axis.size for axis in mesh)
 
 
+def tensor_ranks(mesh: MeshAxes) -> int:
+    """Ranks along the tensor axes of a mesh."""
+    return ranks_of(tuple(axis for axis in mesh if not axis.role.deals))
+
+
 LONG_STEPS, FEWEST_STEPS = 32768, 8192
 """Steps of a sample from which on context axes are considered unasked, and the fewest that they leave a rank."""
 
@@ -141,8 +146,18 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]
     dealt = job.expert_parallel or (1, *_dividing(experts, NARROWEST_EXPERTS, min(experts, devices)))
     sharing = _tensor_meshes(graph, cluster, job, devices, spread=not experts)
     found = {mesh_axes(tensor, cp, ep) for tensor in sharing for cp in contexts for ep in dealt} - {()}
-    allowed = {m for m in found if ranks_of(m) <= devices and aligned(cluster, ranks_of(m))}
+    fitting = {m for m in found if ranks_of(m) <= devices and aligned(cluster, ranks_of(m))}
+    allowed = {mesh for mesh in fitting if _structured(graph, job.structure, mesh)}
     return tuple(sorted(allowed, key=lambda m: (ranks_of(m), len(m), tuple((a.size, a.name) for a in m))))
+
+
+def _structured(graph: Graph, structure: Structure, mesh: MeshAxes) -> bool:
+    """Whether training frameworks have such a mesh (`Structure`)."""
+    heads, groups = attention_heads(graph) if structure.head_groups else (0, 0)
+    count = {"heads": heads, "key-value heads": groups}.get(structure.head_groups, 0)
+    known = not structure.axes or {axis.role for axis in mesh} <= {AxisRole(name) for name in structure.axes}
+    doubled = not structure.powers_of_two or all(axis.size & (axis.size - 1) == 0 for axis in mesh)
+    return known and doubled and count % tensor_ranks(mesh) == 0
 
 
 def _tensor_meshes(graph: Graph, cluster: Cluster, job: Job, devices: int, *, spread: bool) -> set[tuple[int, ...]]:

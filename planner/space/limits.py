@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
+from planner.space.blocks import layer_starts
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
-from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
+from planner.space.repeats import is_allowed
+from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
@@ -84,8 +85,8 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if value != priced:
             yield Violation("option", 0, f"{name} {value}, but the blocks are priced for {priced}")
     for index, stage in enumerate(configuration.stages):
-        if stage.repeats:
-            message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
+        if stage.repeats and stage.recompute:
+            message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
     if configuration.offload:
         yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
@@ -152,8 +153,6 @@ def forbidden_choices(
         names: of the blocks.
         workers: who holds its stages; without them each stage has workers of its own.
     """
-    if job.recompute not in ("never", "always", "auto"):
-        raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
     found = [
@@ -168,9 +167,24 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
-    found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
+    found += [("backends", index) for index in _unstructured(job.structure, decision, names)][:1]
+    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
+
+
+def _unstructured(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
+    """Stages that are not as the plans of the wanted frameworks are."""
+    first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
+    zero = structure.zero_in_pipelines
+    if zero and len(decision.stages) > 1 and decision.zero not in zero:
+        yield 0
+    for index, stage in enumerate(decision.stages):
+        alike = (stage.sharding, stage.recompute, stage.repeats) == (first.sharding, first.recompute, first.repeats)
+        equal = stage.replicas == first.replicas or not structure.equal_replicas
+        whole = len(starts) == 0 or starts[stage.start] == stage.start
+        if not (equal and whole and (alike or not structure.alike)):
+            yield index
 
 
 def _choices(

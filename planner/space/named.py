@@ -31,6 +31,7 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
+        repeats: or the forward of modules of these names (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
             predicted, L loss (`planner.space.layer_cuts`); says the number of chunks, too.
@@ -58,6 +59,7 @@ class Degrees:
     replicas: int = 1
     context: int = 1
     expert: int = 1
+    repeats: tuple[str, ...] = ()
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -105,7 +107,10 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
         )
     return Configuration(
-        stages=tuple(costs.stage(a, b, degrees.replicas, degrees.recompute) for a, b in itertools.pairwise(edges)),
+        stages=tuple(
+            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
+            for a, b in itertools.pairwise(edges)
+        ),
         copies=copies,
         micro_batch=costs.micro_batch,
         micro_batches=count,

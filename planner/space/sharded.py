@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,17 +12,20 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.hardware.types import Collective, Device
 from planner.sharding.inner import InnerCosts
+from planner.sharding.inner_points import operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.mesh import AxisRole, axes_text
 from planner.sharding.sharded import ShardedCosts
 from planner.space.blocks import (
     checkpoint_table,
     head_block,
+    head_bytes,
+    kept_table,
     layer_starts,
-    range_sums,
     range_table,
     update_s_per_element,
 )
+from planner.space.repeats import RepeatedModules, Reruns
 from planner.space.types import BlockCosts, InnerReplicas, Tie
 
 _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
@@ -56,7 +59,7 @@ def sharded_block_costs(
     O(nodes + blocks^2).
     """
     chain = inner.chain
-    head, starts = head_block(chain), layer_starts(chain)
+    head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
     elements, ties = _parameters(sharded.parameters, _multiplicities(inner, sharded))
     inner_replicas = tuple(_inner_replicas(inner, sharded))
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
@@ -69,7 +72,7 @@ def sharded_block_costs(
         backward_s=sharded.backward_s[None, :],
         update_s=step_s * elements[None, :],
         parameter_elements=elements,
-        saved_bytes=_kept_table(sharded.saved),
+        saved_bytes=kept_table(sharded.saved),
         checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
         boundary_bytes=forward[0],
         gradient_boundary_bytes=backward[0],
@@ -78,7 +81,7 @@ def sharded_block_costs(
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
-        kept_bytes=None if head < 0 else _head_bytes(sharded, head),
+        kept_bytes=None if head < 0 else head_bytes(head, [*map(dict, sharded.saved)], dict(sharded.checkpoints[head])),
         ranks=inner.mesh.device_count,
         context=_along(inner, AxisRole.CONTEXT),
         expert=_along(inner, AxisRole.EXPERT),
@@ -123,6 +126,31 @@ def _along(inner: InnerCosts, role: AxisRole) -> int:
     return math.prod(axis.size for axis in inner.mesh.axes if axis.role is role)
 
 
+def sharded_repeats(
+    inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[], Reruns], types: int
+) -> RepeatedModules:
+    """Prices of running modules of a sharded chain again, on one rank; the same on so many device types."""
+    seconds: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def solved(b: int, place: int) -> int:
+        """The operator of the block that was solved."""
+        members, block = inner.blocks[b].points.block.ends.members, inner.chain.blocks[b]
+        return members[len(block.side) + place]
+
+    def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
+        point, key = sharded.points[b], (id(sharded.points[b]), places)
+        if key not in seconds:
+            block = inner.blocks[b].points.block
+            seconds[key] = rerun_s(block, point, [solved(b, place) for place in places]) if places else 0.0
+        return np.full(types, seconds[key])
+
+    def size_of(b: int, place: int, position: int) -> float:
+        block = inner.blocks[b].points.block
+        return operand_bytes(block, sharded.points[b], solved(b, place), position)
+
+    return RepeatedModules(reruns, lambda: sharded.saved, forward_s, size_of)
+
+
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
     """Costs that were worked out for one device type, taken for all of them."""
     if types == 1:
@@ -159,24 +187,6 @@ def _parameters(
             shared[key] = shared.get(key, 0.0) + size
     own, _ = range_table(users.values(), len(blocks))
     return own, tuple(Tie(size, at, count) for (at, count), size in sorted(shared.items()))
-
-
-def _kept_table(blocks: Sequence[Sequence[tuple[str, float]]]) -> np.ndarray:
-    """[n, n] bytes of the storages that blocks i..j keep, each once."""
-    users: dict[str, tuple[float, list[int]]] = {}
-    for b, kept in enumerate(blocks):
-        for storage, size in kept:
-            known, at = users.get(storage, (0.0, []))
-            users[storage] = (max(known, size), [*at, b])
-    return range_sums(*range_table(users.values(), len(blocks)))
-
-
-def _head_bytes(sharded: ShardedCosts, head: int) -> np.ndarray:
-    """[n] what the head keeps beyond the tensors that come into it; 0 for all others."""
-    inputs = {name for name, _ in sharded.checkpoints[head]}
-    found = np.zeros(len(sharded.saved))
-    found[head] = sum(size for storage, size in sharded.saved[head] if storage not in inputs)
-    return found
 
 
 def _crossing(

@@ -24,6 +24,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import overlap_of, precision_of
+from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers
@@ -175,11 +176,12 @@ def _terms(
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = _repeated(setting, costs, choice)
+    modules = selective_costs(costs, choice.repeats) if choice.repeats else None
 
     def slowest_s(seconds: np.ndarray, which: Sequence[int] = blocks) -> float:
         return max(sum(float(seconds[t, b]) for b in which) for t in types)
 
-    recompute_s = slowest_s(costs.forward_s, repeated)
+    recompute_s = slowest_s(modules.repeat_s) if modules else slowest_s(costs.forward_s, repeated)
     forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
     held, charged = elements_of(costs, blocks)
     left = shard_elements_of(costs, blocks)
@@ -333,16 +335,21 @@ def _activations(
 ) -> tuple[float, float]:
     """What a worker keeps of each micro-batch in flight, and beside it of the one it is working on.
 
+    A stage that repeats modules keeps what these do not make again, and brings back the results of one at a time.
     A recomputed stage keeps the inputs of its layers and all of the blocks that it does not repeat. By the time it
     repeats a layer, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
     keeps what enters it, and the micro-batch in work needs all activations at once.
     """
     first, last = choice.start, choice.stop - 1
+    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
+    if choice.repeats:
+        modules = selective_costs(costs, choice.repeats)
+        largest = max(float(size) for size in modules.working_bytes[first : last + 1])
+        return float(modules.saved_bytes[first, last]), max(0.0, largest - kept)
     if not choice.recompute:
         return float(costs.saved_bytes[first, last]), 0.0
     if setting.configuration.whole_stages:
         return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
-    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
     starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
     largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
     return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)

@@ -24,12 +24,39 @@ __all__ = [
     "InnerReplicas",
     "Job",
     "MemoryBytes",
+    "RepeatCosts",
+    "Selective",
     "StageChoice",
     "StageTerms",
     "Tie",
     "Violation",
     "WorkerMemory",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the plans of a training framework are like, beyond what a user's own options say; free by default.
+
+    Attributes:
+        equal_replicas: all stages have the same number of replicas.
+        alike: all stages share their operators in the same way and recompute alike.
+        whole_layers: stages begin where a layer begins.
+        axes: roles that mesh axes may have (`planner.sharding.AxisRole`), tensor axes as in the layers of frameworks
+            (`planner.sharding.layer_strategies`); empty for anything.
+        powers_of_two: a group has 1, 2, 4, 8 .. ranks.
+        head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
+            heads": those with keys of their own.
+        zero_in_pipelines: ZeRO stages of plans with several stages; empty for those of the job.
+    """
+
+    equal_replicas: bool = False
+    alike: bool = False
+    whole_layers: bool = False
+    axes: tuple[str, ...] = ()
+    powers_of_two: bool = False
+    head_groups: str = ""
+    zero_in_pipelines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +72,9 @@ class Job:
             fits.
         schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
             GPipe) others are looked at where pipelines of these wait for long.
-        recompute: allowed choices per stage: "never", "always" or "auto".
+        recompute: what stages may run forward again in their backward pass: "never" nothing, "always" all layers,
+            "layers" all layers or nothing, as suits each stage, "auto" also some modules of its layers, else names of
+            modules that all stages repeat, "layernorm,moe_act" (`planner.operators.modules`).
         zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
             too, 3: weights too).
         max_stages: most pipeline stages; 0 means no limit.
@@ -72,6 +101,10 @@ class Job:
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of layer by layer.
         headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
+        backends: training frameworks, by name, of which one at least is to take the plan as it is ("any": none needs
+            to). Where a job is asked, empty means the usual ones (`planner.systems.usual_backends`); in a plan, that
+            none needed to.
+        structure: what the plans of these frameworks are like; worked out from `backends` and in no file.
     """
 
     global_batch: int
@@ -99,6 +132,8 @@ class Job:
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
     headroom: float = HEADROOM
+    backends: tuple[str, ...] = ()
+    structure: Structure = Structure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +345,39 @@ class ExchangedStep(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatCosts:
+    """What it costs stages, and spares them, to run the forward of some modules again in their backward pass.
+
+    Attributes:
+        repeats: names of the modules (`planner.operators.modules`).
+        repeat_s: [t, n] seconds of each block's backward that run forward work again, communication included.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j then keeps.
+        working_bytes: [n] the most that a block brings back at a time.
+    """
+
+    repeats: tuple[str, ...]
+    repeat_s: np.ndarray
+    saved_bytes: np.ndarray
+    working_bytes: np.ndarray
+
+
+class Selective(Protocol):
+    """Prices of selective recomputation, worked out when they are asked for."""
+
+    @property
+    def offered(self) -> tuple[tuple[str, ...], ...]:
+        """Lists of modules that are worth trying, each with the modules of the one before and more."""
+
+    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
+        """The prices of a list of modules.
+
+        Raises:
+            JobError: the model has no module of a name.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class BlockCosts:
     """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
@@ -352,6 +420,7 @@ class BlockCosts:
         inner_replicas: the weights that ranks of a group hold alike, by the ranks that do.
         steps: what a step of data parallelism exchanges, variable by variable, for exchange schemes (`ExchangedStep`).
             None where that is not known, as where ranks share operators.
+        selective: prices of running some modules forward again; None where that is not known.
     """
 
     micro_batch: int
@@ -380,8 +449,11 @@ class BlockCosts:
     shard_elements: np.ndarray | None = None
     inner_replicas: tuple[InnerReplicas, ...] = ()
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
+    selective: Selective | None = field(default=None, repr=False, compare=False)
 
-    def stage(self, start: int, stop: int, replicas: int = 1, recompute: bool = False) -> StageChoice:
+    def stage(
+        self, start: int, stop: int, replicas: int = 1, recompute: bool = False, repeats: tuple[str, ...] = ()
+    ) -> StageChoice:
         """A stage of some blocks that shares its operators in this way."""
         way = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *way)
+        return StageChoice(start, stop, replicas, recompute, *way, repeats)

@@ -1,0 +1,126 @@
+"""`shardplan run`: train by a plan on this machine, and compare its gradients with the whole model's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ._options import format_option
+from ._report import show
+
+if TYPE_CHECKING:
+    import planner
+
+DIFFERENT = 9
+"""Exit code where gradients differ from the whole model's, or a rank failed."""
+
+
+@click.command("run")
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--model", "-m", help="The plan's ONNX file or bundled model. [default: as the plan names it]")
+@click.option("--steps", type=click.IntRange(min=0), default=1, show_default=True, help="Iterations to train for.")
+@click.option(
+    "--data",
+    default="synthetic",
+    show_default=True,
+    help="`synthetic`, or an .npz file with one array for each model input (and `labels`), samples first.",
+)
+@click.option(
+    "--loss",
+    type=click.Choice(["auto", "graph", "next-token", "labels", "squares"]),
+    default="auto",
+    show_default=True,
+    help="Loss on the outputs: the graph's own, cross entropy of the next token or of `labels`, or distance from "
+    "fixed pseudo-random targets. auto: the first of graph, next-token and squares that fits the model.",
+)
+@click.option(
+    "--learning-rate", type=click.FloatRange(min=0), default=0.01, show_default=True, help="Of the optimizer."
+)
+@click.option(
+    "--check", is_flag=True, help="First compare the gradients of an iteration with the whole model's, in float64."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Type of all floating-point work.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of weights without data, synthetic data, dropout."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the run when no rank has begun another action for so long.",
+)
+@format_option("text", "json")
+def command(
+    plan_file: str,
+    model: str | None,
+    steps: int,
+    data: str,
+    loss: str,
+    learning_rate: float,
+    check: bool,
+    dtype: str,
+    seed: int,
+    timeout_s: float,
+    form: str,
+) -> int:
+    """Run PLAN on this machine's CPU, one process a rank, exchanges by torch.distributed.
+
+    Stages are the operators of the ONNX file; every rank follows its order in the plan as it stands. Weights are the
+    file's; where it has none (bundled models), they are random by name and --seed. What the runtime does not execute is
+    refused by name before a process starts. Exits with 9 where gradients differ or a rank fails.
+
+    \b
+    Examples:
+      shardplan run model.plan.json --model model.onnx --check
+      shardplan run model.plan.json --model model.onnx --steps 20 --data samples.npz
+    """
+    import planner
+
+    plan = planner.read_plan(plan_file)
+    found = planner.runtime.run(
+        plan,
+        _model(plan, model),
+        steps=steps,
+        data=data,
+        loss=loss,
+        learning_rate=learning_rate,
+        check=check,
+        dtype=dtype,
+        seed=seed,
+        timeout_s=timeout_s,
+        progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if form == "text" else _silent,
+    )
+    if form == "json":
+        click.echo(json.dumps(planner.run_document(found), indent=2))
+    else:
+        show(planner.run_report(plan, found))
+    return DIFFERENT if found.check is not None and found.check.wrong else 0
+
+
+def _silent(step: int, loss: float) -> None:
+    """JSON has the losses at its end."""
+
+
+def _model(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
+    """The model to run: a file by its path, a bundled model built at the plan's micro-batch."""
+    import planner
+
+    name = model or plan.provenance.model
+    if name in planner.bundled_names():
+        inputs = [spec.shape for spec in plan.model.inputs]
+        seq = next((shape[1] for shape in inputs if len(shape) == 2), None)
+        return planner.build_bundled(name, batch=plan.micro_batches.size, seq=seq)
+    if not name:
+        raise planner.UsageError("the plan does not name its model", hint="add --model FILE")
+    return name

@@ -1,0 +1,179 @@
+"""What is fed at each step, and the loss on the outputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from planner.errors import UsageError
+from planner.plans import Plan
+from planner.runtime.model_file import ModelFile
+from planner.runtime.operators import torch_type
+
+Batch = Mapping[str, torch.Tensor]
+"""One micro-batch: model inputs by name, and `labels` where there are any."""
+
+Loss = Callable[[Mapping[str, torch.Tensor], Batch], torch.Tensor]
+"""The loss of one micro-batch, a mean over its samples, of those outputs that a stage makes."""
+
+Data = Callable[[int, int], Batch]
+"""The micro-batch of an iteration and number."""
+
+LABELS = "labels"
+_LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice")
+
+
+def _generator(*words: object) -> torch.Generator:
+    made = torch.Generator()
+    text = "/".join(map(str, words)).encode()
+    made.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+    return made
+
+
+def synthetic(plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -> Data:
+    """Random inputs, the same for the same seed, iteration and micro-batch.
+
+    Floats are normally distributed; integers are row numbers of the tables that they look up, ones where they look up
+    nothing.
+    """
+    rows = {spec.name: _rows(model, spec.name) for spec in plan.model.inputs}
+
+    def batch(iteration: int, micro_batch: int) -> Batch:
+        found = {}
+        for spec in plan.model.inputs:
+            drawn = _generator(seed, iteration, micro_batch, spec.name)
+            number = model.input_types[spec.name][0] if spec.name in model.input_types else 7
+            kind = torch_type(number, dtype)
+            if kind.is_floating_point:
+                found[spec.name] = torch.randn(spec.shape, generator=drawn, dtype=torch.float64).to(dtype)
+            elif kind is torch.bool or not rows[spec.name]:
+                found[spec.name] = torch.ones(spec.shape, dtype=kind)
+            else:
+                found[spec.name] = torch.randint(rows[spec.name], spec.shape, generator=drawn).to(kind)
+        return found
+
+    return batch
+
+
+def _rows(model: ModelFile, name: str) -> int:
+    """Fewest rows of the tables that an input looks up; 0 where it looks up none."""
+    found, reached, stack = [], {name}, [name]
+    while stack:
+        here = stack.pop()
+        for step in model.readers(here):
+            if step.op == "Gather" and len(step.inputs) > 1 and step.inputs[1] == here:
+                table = model.weights.get(step.inputs[0])
+                axis = int(step.attributes.get("axis", 0))
+                if table is not None:
+                    found.append(int(table.dims[axis]))
+            elif step.op == "SoftmaxCrossEntropyLoss" and step.inputs[1] == here:
+                found.append(2)
+            elif step.op in _LOOKS_THROUGH and step.inputs[0] == here and step.outputs[0] not in reached:
+                reached.add(step.outputs[0])
+                stack.append(step.outputs[0])
+    return min(found, default=0)
+
+
+def from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
+    """Samples of an .npz file in order, from the start again when they end.
+
+    Each array is named after a model input (or `labels`) and has one entry a sample in its first dimension.
+
+    Raises:
+        UsageError: the file cannot be read, or an input is missing.
+    """
+    try:
+        arrays = dict(np.load(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(path), hint="write it by numpy.savez") from error
+    missing = [spec.name for spec in plan.model.inputs if spec.name not in arrays]
+    if missing:
+        raise UsageError(
+            f"has no array {missing[0]!r}, only {', '.join(arrays)}", where=str(path),
+            hint="name arrays after the model's inputs",
+        )  # fmt: skip
+    size, whole = plan.micro_batches.size, plan.micro_batches.global_batch
+    tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+    def batch(iteration: int, micro_batch: int) -> Batch:
+        first = iteration * whole + micro_batch * size
+        found = {}
+        for name, values in tensors.items():
+            taken = values[[(first + k) % len(values) for k in range(size)]]
+            found[name] = taken.to(dtype) if taken.is_floating_point() else taken
+        return found
+
+    return batch
+
+
+def loss_by_name(name: str, plan: Plan) -> Loss:
+    """The loss that goes on a model's outputs.
+
+    Args:
+        name: "graph": the graph computes it, as its first output of one element; "next-token": cross entropy of the
+            last output [batch, sequence, words] with `labels`, or else with the integer input of the same batch and
+            sequence one position on; "labels": cross entropy of the last output [batch, classes] with `labels`;
+            "squares": half the mean square of each floating output's distance from fixed pseudo-random targets, summed
+            over outputs; "auto": the first of these that the model and the batch allow.
+        plan: the plan.
+
+    Raises:
+        UsageError: there is no such loss.
+    """
+    known = {"graph": _graph_loss, "next-token": _next_token, "labels": _labels, "squares": _squares}
+    if name == "auto":
+        name = _usual(plan)
+    if name not in known:
+        raise UsageError(f"no loss is called {name!r}", hint=f"one of auto, {', '.join(known)}")
+    last = plan.model.outputs[-1].name if plan.model.outputs else ""
+    first = plan.model.outputs[0].name if plan.model.outputs else ""
+    return lambda outputs, batch: known[name](outputs, batch, first if name == "graph" else last)
+
+
+def _usual(plan: Plan) -> str:
+    if plan.model.loss.value == "in_graph":
+        return "graph"
+    last = plan.model.outputs[-1].shape
+    tokens = [s for s in plan.model.inputs if s.dtype.startswith("int") and len(last) == 3 and s.shape == last[:2]]
+    return "next-token" if tokens else "squares"
+
+
+def _zero(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return sum((x.sum() * 0 for x in outputs.values() if x.is_floating_point()), torch.zeros(()))
+
+
+def _graph_loss(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
+    return outputs[name].mean() if name in outputs else _zero(outputs)
+
+
+def _next_token(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
+    if name not in outputs:
+        return _zero(outputs)
+    logits = outputs[name]
+    labels = batch.get(LABELS)
+    if labels is None:
+        ids = next(x for x in batch.values() if not x.is_floating_point() and x.shape == logits.shape[:2])
+        logits, labels = logits[:, :-1], ids[:, 1:]
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long())
+
+
+def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
+    if name not in outputs:
+        return _zero(outputs)
+    if LABELS not in batch:
+        raise UsageError("the data have no array 'labels'", hint="add it, or choose --loss squares")
+    return F.cross_entropy(outputs[name], batch[LABELS].long())
+
+
+def _squares(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
+    total = _zero(outputs)
+    for own, x in outputs.items():
+        if x.is_floating_point():
+            target = torch.randn(x.shape, generator=_generator("target", own), dtype=torch.float64).to(x.dtype)
+            total = total + 0.5 * (x - target.to(x.device)).square().mean()
+    return total

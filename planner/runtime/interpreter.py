@@ -1,0 +1,106 @@
+"""Runs operators of a model file in torch, one after the other; autograd sees every one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from planner.errors import ModelError, ShardplanError
+from planner.runtime.model_file import Step, read_model, require_rules
+from planner.runtime.operators import RULES, Call, Context
+
+Values = dict[str, torch.Tensor]
+
+
+def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
+    """The results of one operator.
+
+    On the meta device (shapes without data) operands that hold shapes keep their values.
+
+    Raises:
+        ModelError: the operator cannot be computed; the message names it.
+    """
+    inputs = tuple(values[name] if name else None for name in step.inputs)
+    try:
+        given: tuple[torch.Tensor | None, ...] = ()
+        if any(_is_meta(x) for x in inputs) and step.op != "Shape":
+            given = inputs
+            inputs = tuple(x if not isinstance(x, torch.Tensor) or x.is_meta else x.to("meta") for x in inputs)
+        attributes = step.attributes
+        if any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in attributes.values()):
+            attributes = {
+                k: v.to(context.float_dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+                for k, v in attributes.items()
+            }
+        outputs = len(step.outputs)
+        call = Call(step.op, step.name, inputs, attributes, outputs, step.opset, context, given)
+        result = RULES[step.op](call)
+    except ShardplanError:
+        raise
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError, NotImplementedError) as error:
+        shapes = ", ".join(str(list(x.shape)) if isinstance(x, torch.Tensor) else "-" for x in inputs)
+        raise ModelError(
+            f"{step.op} of {shapes} cannot be computed: {error}", where=step.name,
+            hint="is the file the plan's model, and its batch the plan's micro-batch?",
+        ) from error  # fmt: skip
+    return [result] if isinstance(result, torch.Tensor) else list(result or [])
+
+
+def _is_meta(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_meta
+
+
+def run(
+    steps: Sequence[Step],
+    values: Values,
+    context: Context,
+    *,
+    wanted: Iterable[str] = (),
+    constants: Mapping[str, torch.Tensor] | None = None,
+) -> Values:
+    """Run operators in order.
+
+    Args:
+        steps: the operators.
+        values: what is at hand: inputs, weights, constants. Not changed.
+        context: of the pass.
+        wanted: names whose values are returned; all others are dropped after their last reader.
+        constants: values that take the place of results with these names.
+
+    Returns:
+        The wanted values by name; all values where none is named.
+    """
+    kept = set(wanted)
+    left = Counter(name for step in steps for name in step.inputs if name)
+    known = dict(values)
+    for step in steps:
+        results = run_step(step, known, context)
+        for name, value in zip(step.outputs, results, strict=False):
+            if name and value is not None:
+                known[name] = constants[name] if constants and name in constants else value
+        for name in step.inputs:
+            if name and kept:
+                left[name] -= 1
+                if not left[name] and name not in kept:
+                    known.pop(name, None)
+    return {name: known[name] for name in kept} if kept else known
+
+
+def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Values:
+    """The outputs of a whole model.
+
+    Args:
+        model: an ONNX file, or a model in memory.
+        feeds: its inputs by name.
+        dtype: of all floating-point work.
+
+    Raises:
+        ModelError: an operator has no torch rule.
+    """
+    known = read_model(model)
+    steps = known.cone(known.outputs, known.inputs)
+    require_rules(steps)
+    weights = {name: known.weight(name, dtype) for name in known.weights}
+    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs)

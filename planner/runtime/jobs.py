@@ -1,0 +1,225 @@
+"""A whole run on this machine: check of gradients, training steps, times beside the plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.plans import Plan
+from planner.runtime.data import Data, from_file, loss_by_name, synthetic
+from planner.runtime.launch import Link, in_process, run_ranks, scratch
+from planner.runtime.model_file import ModelFile, read_model
+from planner.runtime.reference import gradient_error, reference
+from planner.runtime.requirements import require_executable
+from planner.runtime.trainer import Trainer
+
+TOLERANCE = 1e-9
+"""Largest error of a gradient in float64 at which it counts as equal, as part of its largest element."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheck:
+    """How the gradients of a plan compare with those of the whole model, in float64.
+
+    Attributes:
+        loss: mean loss of an iteration by the plan.
+        expected_loss: by the whole model.
+        errors: (stage, parameter, error) by stage and order of use; a parameter of several stages stands in each.
+        computed_whole: operators that the plan cuts and every rank of a group computed whole, by first output.
+    """
+
+    loss: float
+    expected_loss: float
+    errors: tuple[tuple[int, str, float], ...]
+    computed_whole: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> float:
+        """The largest error."""
+        return max((error for _, _, error in self.errors), default=0.0)
+
+    @property
+    def wrong(self) -> tuple[tuple[int, str, float], ...]:
+        """Those that are not equal."""
+        return tuple(entry for entry in self.errors if not entry[2] <= TOLERANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTime:
+    """What the passes of a stage took on this machine, beside the plan's prediction for its own hardware.
+
+    Attributes:
+        stage: its number.
+        kind: "forward" or "backward".
+        measured_s: thread CPU seconds of a rank for one micro-batch, the median.
+        predicted_s: as the plan says.
+    """
+
+    stage: int
+    kind: str
+    measured_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What came of a run.
+
+    Attributes:
+        losses: mean loss of each step.
+        check: of gradients; None where none was asked for.
+        times: by stage and kind.
+        step_s: wall seconds of each step, of the slowest rank.
+    """
+
+    losses: tuple[float, ...]
+    check: GradientCheck | None
+    times: tuple[ActionTime, ...]
+    step_s: tuple[float, ...]
+
+
+def run(
+    plan: Plan,
+    model: ModelFile | str | Path | object,
+    *,
+    steps: int = 1,
+    data: str | Path = "synthetic",
+    loss: str = "auto",
+    learning_rate: float = 0.01,
+    check: bool = False,
+    dtype: str = "float32",
+    seed: int = 0,
+    timeout_s: float = 60.0,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+) -> RunReport:
+    """Run a plan on this machine, one process a rank.
+
+    Args:
+        plan: the plan.
+        model: its ONNX file, or the model in memory.
+        steps: iterations to train for.
+        data: "synthetic", or an .npz file.
+        loss: by name (`planner.runtime.data.loss_by_name`).
+        learning_rate: of the plan's optimizer.
+        check: compare the gradients of a first iteration with those of the whole model, in float64.
+        dtype: of all floating-point work of the training: float32 or float64.
+        seed: of weights without data, synthetic data and dropout.
+        timeout_s: longest time in which no rank begins another action.
+        progress: told step and loss.
+
+    Raises:
+        PlanError: something in the plan is not executed.
+        RunError: a rank failed.
+    """
+    require_executable(plan)
+    read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    made = _check(plan, read, data, loss, seed, timeout_s) if check else None
+    if not steps:
+        return RunReport((), made, (), ())
+    kind: torch.dtype = getattr(torch, dtype)
+    feed = _data(plan, read, data, kind, seed)
+
+    def body(rank: int, link: Link) -> dict[str, Any]:
+        clock = _Clock(link)
+        trainer = Trainer(
+            plan, read, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at
+        )
+        found, walls = [], []
+        for step in range(steps):
+            begin = clock.now()
+            found.append(trainer.step(feed))
+            walls.append(clock.now() - begin)
+            if rank == 0:
+                link.tell("step", (step, found[-1]))
+        return {"losses": found, "times": clock.times, "walls": walls}
+
+    told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
+    results = run_ranks(plan, body, timeout_s=timeout_s, told=told)
+    walls = tuple(max(r["walls"][k] for r in results) for k in range(steps))
+    return RunReport(tuple(results[0]["losses"]), made, _times(plan, [r["times"] for r in results]), walls)
+
+
+class _Clock:
+    """Thread CPU seconds of each action of a rank."""
+
+    def __init__(self, link: Link) -> None:
+        import time
+
+        self._link, self._time = link, time
+        self.times: dict[str, list[float]] = {}
+        self._word, self._since = "", 0.0
+
+    def now(self) -> float:
+        """Wall seconds."""
+        return self._time.perf_counter()
+
+    def at(self, place: int, text: str) -> None:
+        """An action begins and the one before it has ended."""
+        here = self._time.thread_time()
+        if self._word:
+            self.times.setdefault(self._word, []).append(here - self._since)
+        self._word, self._since = text.lstrip("+").split(".")[0], here
+        self._link.at(place, text)
+
+
+def _times(plan: Plan, by_rank: list[dict[str, list[float]]]) -> tuple[ActionTime, ...]:
+    found = []
+    for stage in plan.stages:
+        said = plan.predictions.stages[stage.index]
+        for kind, words, predicted in (
+            ("forward", ("F",), said.forward_s),
+            ("backward", ("B", "I", "W", "R"), said.backward_s),
+        ):
+            total = 0.0
+            for word in words:
+                values = sorted(s for rank in stage.ranks for s in by_rank[rank].get(f"{word}{stage.index}", ()))
+                total += values[len(values) // 2] if values else 0.0
+            found.append(ActionTime(stage.index, kind, total, predicted))
+    return tuple(found)
+
+
+def _data(plan: Plan, model: ModelFile, name: str | Path, dtype: torch.dtype, seed: int) -> Data:
+    return synthetic(plan, model, dtype, seed) if name == "synthetic" else from_file(name, plan, dtype)
+
+
+def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int, timeout_s: float) -> GradientCheck:
+    """Compare the gradients of one iteration."""
+    feed, goes_on = _data(plan, model, data, torch.float64, seed), loss_by_name(loss, plan)
+    with scratch("check") as folder:
+        path = folder / "reference.pt"
+
+        def whole_model() -> dict[str, Any]:
+            found = reference(plan, model, feed, goes_on, seed=seed)
+            return {"loss": found.loss, "gradients": dict(found.gradients)}
+
+        in_process(whole_model, path)
+
+        def body(rank: int, link: Link) -> dict[str, Any]:
+            trainer = Trainer(
+                plan, model, rank, learning_rate=0.0, loss=goes_on, dtype=torch.float64, seed=seed, report=link.at
+            )
+            own = trainer.worker.iteration(0, feed, update=False)
+            gradients = trainer.worker.gradients()
+            expected = torch.load(path)
+            largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)
+            errors = [
+                (stage, name, gradient_error(x, expected["gradients"][name], largest))
+                for stage, held in gradients.items()
+                for name, x in held.items()
+            ]
+            stages = trainer.worker.stages.values()
+            left = sorted({name for s in stages if s.sharded for name in s.sharded.computed_whole})
+            return {"loss": own, "expected": float(expected["loss"]), "errors": errors, "whole": left}
+
+        results = run_ranks(plan, body, timeout_s=timeout_s)
+    worst: dict[tuple[int, str], float] = {}
+    for result in results:
+        for stage, name, error in result["errors"]:
+            worst[stage, name] = max(worst.get((stage, name), 0.0), error if error == error else float("inf"))
+    errors = tuple((stage, name, error) for (stage, name), error in sorted(worst.items(), key=lambda e: e[0][0]))
+    left = sorted({name for result in results for name in result["whole"]})
+    return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(left))

@@ -1,0 +1,266 @@
+"""A plan's ranks as processes of this machine: started, watched, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import RunError, ShardplanError
+from planner.plans import Plan
+from planner.runtime.orders import sequences
+
+Body = Callable[[int, "Link"], Any]
+"""What a rank does: its number and the way to tell of it; the result goes to the starting process."""
+
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a rank tells the process that started it what it does.
+
+    Attributes:
+        places: of every rank, the place in its order where it is; shared memory.
+        pipe: messages.
+        rank: the rank.
+    """
+
+    places: Any
+    pipe: multiprocessing.connection.Connection
+    rank: int
+
+    def at(self, place: int, text: str) -> None:
+        """Say which action comes next."""
+        self.places[2 * self.rank] = place
+        self.places[2 * self.rank + 1] += 1
+
+    def tell(self, kind: str, value: Any) -> None:  # noqa: ANN401
+        """Send a message."""
+        self.pipe.send((kind, value))
+
+
+def ready_to_fork() -> None:
+    """Import what torch imports late, once, so that ranks need not."""
+    torch.set_num_threads(1)
+    weight = torch.zeros(1, requires_grad=True)
+    torch.optim.SGD([weight], lr=0.0).step()
+
+
+def _child(body: Body, rank: int, world: int, store: str, link: Link, timeout_s: float) -> None:
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )  # fmt: skip
+        link.tell("done", body(rank, link))
+        dist.barrier()
+    except BaseException as error:
+        code = 1
+        peer = isinstance(error, (RuntimeError, ValueError)) and any(
+            word in str(error) for word in ("closed by peer", "reset by peer", "gloo", "Timed out", "timed out")
+        )
+        exact = error if isinstance(error, ShardplanError) else None
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with contextlib.suppress(OSError):
+            link.tell("error", (peer, exact, f"{type(error).__name__}: {text}", traceback.format_exc()))
+    link.pipe.close()
+    os._exit(code)
+
+
+def run_ranks(
+    plan: Plan,
+    body: Body,
+    *,
+    timeout_s: float = 60.0,
+    told: Callable[[int, str, Any], None] = lambda rank, kind, value: None,
+) -> list[Any]:
+    """Run every rank of a plan in a process of its own on this machine.
+
+    The first rank that fails, dies, or stands still for too long ends all of them; no process is left behind.
+
+    Args:
+        plan: the plan.
+        body: what a rank does; forked, so it may be a closure.
+        timeout_s: longest time in which no rank begins another action.
+        told: called for every message but the last of a rank.
+
+    Returns:
+        What the bodies returned, by rank.
+
+    Raises:
+        RunError: a rank failed; the message has its number, its action and the cause.
+        ShardplanError: a rank refused the plan or the model.
+    """
+    ready_to_fork()
+    context = multiprocessing.get_context("fork")
+    world = plan.world_size
+    places = context.Array(ctypes.c_long, 2 * world, lock=False)
+    with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
+        pipes, processes = [], []
+        for rank in range(world):
+            here, there = context.Pipe(duplex=False)
+            link = Link(places, there, rank)
+            store = str(Path(folder) / "store")
+            process = context.Process(target=_child, args=(body, rank, world, store, link, 4 * timeout_s), daemon=True)
+            process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        try:
+            return _Watch(plan, pipes, processes, places, timeout_s, told).results()
+        finally:
+            _end(processes)
+
+
+def _end(processes: list[Any]) -> None:
+    """Let the processes go, and end those that do not."""
+    until = time.monotonic() + _GRACE_S
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+class _Watch:
+    """Reads what the ranks tell until all are done or one has failed."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        pipes: list[Any],
+        processes: list[Any],
+        places: Any,  # noqa: ANN401
+        timeout_s: float,
+        told: Callable[[int, str, Any], None],
+    ) -> None:
+        self._plan, self._pipes, self._processes = plan, pipes, processes
+        self._places, self._timeout_s, self._told = places, timeout_s, told
+        self._done: dict[int, Any] = {}
+        self._errors: dict[int, tuple[bool, ShardplanError | None, str, str]] = {}
+
+    def results(self) -> list[Any]:
+        """What the ranks returned."""
+        seen, since = list(self._places), time.monotonic()
+        open_pipes = dict(enumerate(self._pipes))
+        while open_pipes:
+            self._read(open_pipes, 0.2)
+            dead = [r for r, p in enumerate(self._processes) if p.exitcode not in (None, 0)]
+            if self._errors or dead:
+                self._read(open_pipes, 0.5)
+                self._fail(dead)
+            if list(self._places) != seen:
+                seen, since = list(self._places), time.monotonic()
+            elif time.monotonic() - since > self._timeout_s and len(self._done) < len(self._pipes):
+                raise self._stands_still()
+        return [self._done.get(rank) for rank in range(len(self._pipes))]
+
+    def _read(self, open_pipes: dict[int, Any], wait_s: float) -> None:
+        ready = multiprocessing.connection.wait(list(open_pipes.values()), timeout=wait_s)
+        for rank, pipe in list(open_pipes.items()):
+            if pipe not in ready:
+                continue
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                del open_pipes[rank]
+                continue
+            if kind == "error":
+                self._errors[rank] = value
+            elif kind == "done":
+                self._done[rank] = value
+            else:
+                self._told(rank, kind, value)
+
+    def _fail(self, dead: list[int]) -> None:
+        """Say which rank failed first: one that was not merely left by another."""
+        own = sorted(self._errors, key=lambda rank: (self._errors[rank][0], rank))
+        silent = [rank for rank in dead if rank not in self._errors and rank not in self._done]
+        if silent and (not own or self._errors[own[0]][0]):
+            code = self._processes[silent[0]].exitcode
+            cause = f"the process was ended by signal {-code}" if code < 0 else f"the process exited with {code}"
+            raise self._error(silent[0], cause)
+        if not own:
+            return
+        _, exact, text, trace = self._errors[own[0]]
+        if exact is not None:
+            raise exact
+        raise self._error(own[0], text) from RuntimeError(trace)
+
+    def _error(self, rank: int, cause: str) -> RunError:
+        return RunError(cause, where=f"rank {rank} at {self._action(rank)}", hint="--debug shows the traceback")
+
+    def _stands_still(self) -> RunError:
+        waiting = [r for r in range(len(self._pipes)) if r not in self._done]
+        shown = ", ".join(f"rank {rank} at {self._action(rank)}" for rank in waiting[:4])
+        return RunError(
+            f"no rank went on for {self._timeout_s:g} s", where=shown,
+            hint="a rank is slower than that or waits for ever; --timeout gives them longer",
+        )  # fmt: skip
+
+    def _action(self, rank: int) -> str:
+        place = self._places[2 * rank]
+        if not self._places[2 * rank + 1]:
+            return "start"
+        actions = sequences(self._plan)[rank]
+        return str(actions[place]) if place < len(actions) else "the end of an iteration"
+
+
+@contextlib.contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix=f"shardplan-{name}-") as folder:
+        yield Path(folder)
+
+
+def in_process(body: Callable[[], Mapping[str, Any]], path: Path) -> None:
+    """Run something in a process of its own and leave the tensors that it returns in a file.
+
+    Raises:
+        RunError: it failed.
+        ShardplanError: it refused its arguments.
+    """
+    ready_to_fork()
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            torch.save(dict(body()), path)
+            there.send(None)
+        except ShardplanError as error:
+            there.send(error)
+        except BaseException as error:
+            there.send(RunError(f"{type(error).__name__}: {error}", where="the whole model"))
+
+    process = context.Process(target=run, daemon=True)
+    process.start()
+    there.close()
+    try:
+        found = here.recv()
+    except EOFError:
+        found = RunError("the process ended without an answer", where="the whole model", hint="is memory short?")
+    process.join()
+    if found is not None:
+        raise found

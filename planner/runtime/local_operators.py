@@ -1,0 +1,223 @@
+"""Which operators a rank can run on its pieces alone, and how their attributes change for a piece.
+
+An operator that cannot (its window, statistics or order cross the cut) is run by every rank on the whole tensors, and
+each keeps its piece: the same result, with more exchanged than the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from planner.runtime.layouts import Layout, Mesh, local_shape, piece_start
+from planner.runtime.model_file import Step
+
+Shapes = Mapping[str, tuple[int, ...]]
+Pieces = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An operator whose work a mesh cuts.
+
+    Attributes:
+        step: the operator.
+        reads: layouts of its operands, by position.
+        writes: layouts of its results, by position.
+        shapes: of whole tensors, by name.
+        mesh: the group.
+        values: operands that hold shapes or axes, by position; None where an operand is not whole or has no values.
+    """
+
+    step: Step
+    reads: tuple[Layout, ...]
+    writes: tuple[Layout, ...]
+    shapes: Shapes
+    mesh: Mesh
+    values: tuple[torch.Tensor | None, ...] = ()
+
+    def cut_dims(self, layout: Layout) -> set[int]:
+        """Dimensions that a layout cuts."""
+        return {part.dim for part in layout if part.kind == "S"}
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """Shape of a whole operand."""
+        return self.shapes[self.step.inputs[position]]
+
+    def result_shape(self, position: int = 0) -> tuple[int, ...]:
+        """Shape of a rank's piece of a result."""
+        return local_shape(self.shapes[self.step.outputs[position]], self.writes[position], self.mesh)
+
+    def partial(self) -> bool:
+        """Whether the first result comes out as a partial sum."""
+        return any(part.kind == "P" for part in self.writes[0])
+
+    def first_of_partial(self) -> bool:
+        """Whether this rank is the first along every axis over which the result is a partial sum."""
+        places = zip(self.writes[0], self.mesh.coordinates, strict=True)
+        return all(at == 0 for part, at in places if part.kind == "P")
+
+    def axes(self, position: int, attribute: str) -> list[int] | None:
+        """Axes that an operand or attribute names; None where neither does."""
+        held = self.values[position] if position < len(self.values) else None
+        found = held.reshape(-1).tolist() if held is not None else self.step.attributes.get(attribute)
+        rank = len(self.shape(0))
+        return None if found is None else [int(a) % rank for a in found]
+
+
+Change = Callable[[Cut, Pieces], tuple[Step, Pieces] | None]
+"""The operator and operands as a rank runs them on its pieces; None where it cannot."""
+
+_CHANGES: dict[str, Change] = {}
+
+
+def _for(*names: str) -> Callable[[Change], Change]:
+    def add(function: Change) -> Change:
+        _CHANGES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def local_form(cut: Cut, pieces: Sequence[torch.Tensor | None]) -> tuple[Step, Pieces] | None:
+    """The operator and its operands as a rank runs them on its pieces; None where the whole tensors are needed."""
+    found = _CHANGES.get(cut.step.op)
+    return found(cut, list(pieces)) if found else None
+
+
+@_for(
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip",
+    "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid",
+    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean",
+    "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Shrink",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "SwiGLU", "Swish", "Tan", "Tanh",
+    "ThresholdedRelu", "Transpose", "Where", "Xor", "Einsum", "com.microsoft.BiasGelu", "com.microsoft.FastGelu",
+    "com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.FusedMatMul", "Squeeze", "Unsqueeze",
+)  # fmt: skip
+def _as_it_is(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    return cut.step, pieces
+
+
+@_for("Gemm")
+def _gemm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    # A bias is added once to a partial sum.
+    if len(pieces) > 2 and cut.partial() and not cut.first_of_partial() and pieces[2] is not None:
+        pieces[2] = pieces[2] * 0
+    return cut.step, pieces
+
+
+@_for("Conv")
+def _conv(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    spatial = cut.cut_dims(cut.reads[0]) - {0, 1} or cut.cut_dims(cut.reads[1]) - {0, 1}
+    if spatial or (cut.step.attributes.get("group", 1) != 1 and cut.cut_dims(cut.reads[1])):
+        return None
+    return _gemm(cut, pieces)
+
+
+@_for("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+def _pool(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    return None if cut.cut_dims(cut.reads[0]) - {0, 1} else (cut.step, pieces)
+
+
+@_for("BatchNormalization")
+def _batch_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    shared = {1} if cut.step.attributes.get("training_mode", 0) else {0, 1}
+    return None if cut.cut_dims(cut.reads[0]) - shared else (cut.step, pieces)
+
+
+@_for("InstanceNormalization")
+def _instance_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    return None if cut.cut_dims(cut.reads[0]) - {0, 1} else (cut.step, pieces)
+
+
+@_for("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+def _layer_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    rank = len(cut.shape(0))
+    return None if any(d >= int(cut.step.attributes.get("axis", -1)) % rank for d in cut.cut_dims(cut.reads[0])) else (
+        cut.step, pieces
+    )  # fmt: skip
+
+
+@_for("Softmax", "LogSoftmax", "LpNormalization")
+def _softmax(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    axis = int(cut.step.attributes.get("axis", -1)) % len(cut.shape(0))
+    old = cut.step.opset < 13 and cut.step.op != "LpNormalization"
+    return None if old or axis in cut.cut_dims(cut.reads[0]) else (cut.step, pieces)
+
+
+@_for("Reshape", "Flatten", "Expand")
+def _reshape(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    if cut.step.op == "Flatten":
+        step = replace(cut.step, op="Reshape", attributes={"allowzero": 1, "shape": list(cut.result_shape())})
+        return step, pieces[:1]
+    attributes = {**cut.step.attributes, "allowzero": 1}
+    return replace(cut.step, attributes=attributes), [pieces[0], torch.tensor(cut.result_shape())]
+
+
+@_for("Split")
+def _split(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    axis = int(cut.step.attributes.get("axis", 0)) % len(cut.shape(0))
+    sizes = [cut.result_shape(k)[axis] for k in range(len(cut.step.outputs))]
+    whole = pieces[0]
+    if whole is None or sum(sizes) != whole.shape[axis]:
+        return None
+    runs = {part.runs for part in cut.reads[0] if part.kind == "S" and part.dim == axis}
+    if runs and runs != {len(sizes)}:
+        return None
+    return replace(cut.step, attributes={"axis": axis, "split": sizes}), [whole]
+
+
+@_for("Concat")
+def _concat(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    axis = int(cut.step.attributes["axis"]) % len(cut.shapes[cut.step.outputs[0]])
+    return None if any(axis in cut.cut_dims(layout) for layout in cut.reads) else (cut.step, pieces)
+
+
+@_for("Slice", "Pad")
+def _slice(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    rank = len(cut.shape(0))
+    axes = cut.axes(3, "axes")
+    touched = set(range(rank) if axes is None else axes)
+    return None if cut.cut_dims(cut.reads[0]) & touched else (cut.step, pieces)
+
+
+@_for("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL2")
+def _reduction(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    axes = cut.axes(1, "axes")
+    reduced = set(range(len(cut.shape(0)))) if not axes else set(axes)
+    additive = cut.step.op in ("ReduceSum", "ReduceSumSquare") and cut.partial()
+    return None if cut.cut_dims(cut.reads[0]) & reduced and not additive else (cut.step, pieces)
+
+
+@_for("Gather")
+def _gather(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    axis = int(cut.step.attributes.get("axis", 0)) % len(cut.shape(0))
+    table, places = pieces[0], pieces[1]
+    if axis not in cut.cut_dims(cut.reads[0]):
+        return cut.step, pieces
+    if axis or not cut.partial() or table is None or places is None or table.dim() != 2:
+        return None
+    first = piece_start(cut.shape(0), cut.reads[0], cut.mesh, 0)
+    own = (places >= first) & (places < first + table.shape[0])
+    # Rows of other ranks are looked up in a row of zeros behind the last one.
+    rows = torch.where(own, places - first, torch.full_like(places, table.shape[0]))
+    return cut.step, [torch.cat([table, table.new_zeros(1, table.shape[1])]), rows]
+
+
+@_for("Attention")
+def _attention(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    layouts = [layout for layout, name in zip(cut.reads, cut.step.inputs, strict=False) if name]
+    if len(cut.shape(0)) != 4 or any(cut.cut_dims(layout) - {0, 1} for layout in layouts[:3]):
+        return None
+    return (cut.step, pieces) if len({tuple(layout) for layout in layouts[:3]}) == 1 else None
+
+
+@_for("RotaryEmbedding")
+def _rotary(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    if len(cut.shape(0)) != 4 or any(cut.cut_dims(layout) - {0, 1} for layout in cut.reads[:1]):
+        return None
+    return None if any(cut.cut_dims(layout) for layout in cut.reads[1:]) and len(cut.step.inputs) < 4 else (
+        cut.step, pieces
+    )  # fmt: skip

@@ -1,0 +1,29 @@
+"""Operators in torch, by rule: one entry an operator, its name that of `planner.operators`."""
+
+from planner.runtime.operators import (
+    attention,
+    elementwise,
+    indexing,
+    norms,
+    products,
+    recurrent,
+    reductions,
+    shapes,
+)
+from planner.runtime.operators.call import RULES, Call, Context
+from planner.runtime.operators.elementwise import torch_type
+
+__all__ = [
+    "RULES",
+    "Call",
+    "Context",
+    "attention",
+    "elementwise",
+    "indexing",
+    "norms",
+    "products",
+    "recurrent",
+    "reductions",
+    "shapes",
+    "torch_type",
+]

@@ -1,0 +1,112 @@
+"""Attention and rotary embedding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from planner.errors import ModelError
+from planner.runtime.operators.call import Call, rule
+
+
+def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[b, s, heads * d] as [b, heads, s, d]; tensors of four dimensions as they are."""
+    return x if x.dim() == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+
+
+def _window(q: int, k: int, before: int, after: int) -> torch.Tensor:
+    """Which keys each query sees: of keys that end with the queries, so many before and after; -1 for all."""
+    distance = torch.arange(k)[None, :] - (torch.arange(q)[:, None] + k - q)
+    seen = torch.ones(q, k, dtype=torch.bool)
+    seen = seen if before < 0 else seen & (distance >= -before)
+    return seen if after < 0 else seen & (distance <= after)
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, seen: torch.Tensor | None,
+    scale: float, softcap: float, sinks: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """softmax(q k' * scale + bias) v with grouped keys; `sinks` are scores [heads] that take part in no value."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q * math.sqrt(scale)) @ (k * math.sqrt(scale)).transpose(-1, -2)
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores if bias is None else scores + bias
+    if seen is not None:
+        scores = scores.masked_fill(~seen.to(scores.device), torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1).to(scores.dtype)
+        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ v
+    shares = torch.softmax(scores, -1)
+    # A query that sees no key gets nothing.
+    shares = shares if seen is None else shares.masked_fill(~seen.to(shares.device), 0.0)
+    return shares @ v
+
+
+@rule("Attention")
+def _attention(c: Call) -> list[torch.Tensor]:
+    if c.outputs > 3 or c.has(6):
+        raise ModelError("Attention with scores as a result or padded keys has no torch rule", where=c.name)
+    three = c[0].dim() == 3
+    q = _heads(c[0], int(c.attr("q_num_heads", 0)))
+    k, v = (_heads(c[i], int(c.attr("kv_num_heads", 0))) for i in (1, 2))
+    if c.has(4):
+        k, v = torch.cat([c[4], k], 2), torch.cat([c[5], v], 2)
+    mask, bias, seen = c.get(3), None, None
+    if mask is not None and mask.dtype == torch.bool:
+        seen = mask
+    elif mask is not None:
+        bias = mask
+    before, after = int(c.attr("left_window_size", -1)), int(c.attr("right_window_size", -1))
+    if c.has(4) and max(before, after) >= 0:
+        raise ModelError(
+            "Attention with a window over a cache has no torch rule", where=c.name, hint="export for training"
+        )
+    if c.attr("is_causal", 0):
+        after = 0 if after < 0 else min(after, 0)
+    if before >= 0 or after >= 0:
+        # Queries are aligned with the first keys where no past precedes them.
+        visible = _window(q.shape[2], k.shape[2] if c.has(4) else q.shape[2], before, after)
+        if not c.has(4) and k.shape[2] != q.shape[2]:
+            distance = torch.arange(k.shape[2])[None, :] - torch.arange(q.shape[2])[:, None]
+            visible = (distance <= after if after >= 0 else True) & (distance >= -before if before >= 0 else True)
+        visible = visible.to(q.device)
+        seen = visible if seen is None else seen & visible
+    scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
+    y = _attended(q, k, v, bias, seen, scale, c.attr("softcap", 0.0))
+    y = y.transpose(1, 2).flatten(2) if three else y
+    return [y, k, v]
+
+
+@rule("com.microsoft.GroupQueryAttention")
+def _group_query_attention(c: Call) -> list[torch.Tensor]:
+    if any(c.has(i) for i in (3, 4, 7, 8, 9, 10)) or not c.has(1) or c.outputs > 1 or c.attr("do_rotary", 0):
+        raise ModelError("GroupQueryAttention with a cache has no torch rule", where=c.name, hint="export for training")
+    q = _heads(c[0], int(c.attr("num_heads")))
+    k, v = (_heads(c[i], int(c.attr("kv_num_heads"))) for i in (1, 2))
+    window = int(c.attr("local_window_size", -1))
+    seen = _window(q.shape[2], k.shape[2], window - 1 if window > 0 else -1, 0)
+    scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
+    y = _attended(q, k, v, None, seen, scale, c.attr("softcap", 0.0), c.get(11))
+    return [y.transpose(1, 2).flatten(2)]
+
+
+@rule("RotaryEmbedding")
+def _rotary_embedding(c: Call) -> torch.Tensor:
+    x = c[0]
+    heads = int(c.attr("num_heads", 0))
+    turned = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.dim() == 3 else x.transpose(1, 2)
+    width = int(c.attr("rotary_embedding_dim", 0)) or turned.shape[-1]
+    cos, sin = (t[c[3].long()] if c.has(3) else t for t in (c[1], c[2]))
+    cos, sin = cos[..., : width // 2].unsqueeze(2), sin[..., : width // 2].unsqueeze(2)
+    part, rest = turned[..., :width], turned[..., width:]
+    if c.attr("interleaved", 0):
+        a, b = part[..., 0::2], part[..., 1::2]
+        done = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = part.chunk(2, -1)
+        done = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    y = torch.cat([done, rest], -1)
+    return y.reshape(x.shape) if x.dim() == 3 else y.transpose(1, 2)

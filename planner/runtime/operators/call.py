@@ -1,0 +1,124 @@
+"""One operator call as its torch rule sees it, and the table of rules by operator name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from planner.errors import ModelError
+
+Result: TypeAlias = torch.Tensor | Sequence[Any] | None
+"""What a rule returns: one tensor, or one for each output of the operator, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all calls of one pass have in common.
+
+    Attributes:
+        float_dtype: type of all floating-point work; the file's float types (but bool and integers) give way to it.
+        seed: of dropout masks and random tensors.
+        micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
+    """
+
+    float_dtype: torch.dtype = torch.float32
+    seed: int = 0
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator with its operands.
+
+    Attributes:
+        op: its name; operators of other domains have the domain before a dot.
+        name: its first output.
+        inputs: operands by position; None where one is absent.
+        attributes: as in the file; tensors as torch tensors.
+        outputs: how many outputs are asked for.
+        opset: version of the operator's domain.
+        context: of the pass.
+        values: operands that hold values a rule must read (shapes, axes), where `inputs` has only their shape.
+    """
+
+    op: str
+    name: str
+    inputs: tuple[torch.Tensor | None, ...]
+    attributes: Mapping[str, Any]
+    outputs: int
+    opset: int
+    context: Context
+    values: tuple[torch.Tensor | None, ...] = ()
+
+    def has(self, position: int) -> bool:
+        """Whether that operand is present."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def get(self, position: int) -> torch.Tensor | None:
+        """That operand, or None."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        value = self.get(position)
+        if value is None:
+            raise ModelError(f"{self.op} lacks its input {position}", where=self.name, hint="repair the model")
+        return value
+
+    def attr(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+        """An attribute, or the default."""
+        return self.attributes.get(name, default)
+
+    def ints(self, position: int, attribute: str = "") -> list[int] | None:
+        """Integers of an operand, of the attribute that older operator sets have instead, or None where both lack."""
+        if self.has(position):
+            values = self.values[position] if self.values else self.inputs[position]
+            if values is None or values.is_meta:
+                raise ModelError(
+                    f"{self.op} needs the values of its input {position}, which depend on data",
+                    where=self.name,
+                    hint="export the model with fixed shapes",
+                )
+            return [int(v) for v in values.reshape(-1).tolist()]
+        found = self.attributes.get(attribute)
+        if found is None:
+            return None
+        return [int(v) for v in found] if isinstance(found, Sequence) else [int(found)]
+
+    def scalar(self, position: int, default: float) -> float:
+        """The number in an operand of one element; the default where it is absent."""
+        if not self.has(position):
+            return default
+        values = self.values[position] if self.values else self.inputs[position]
+        return float(values.reshape(-1)[0]) if values is not None and not values.is_meta else default
+
+    def generator(self) -> torch.Generator:
+        """Random numbers of this call: the same for the same model, seed and micro-batch, wherever it runs."""
+        text = f"{self.context.seed}/{self.context.micro_batch}/{self.name}".encode()
+        made = torch.Generator()
+        made.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+        return made
+
+
+Rule = Callable[[Call], Result]
+
+RULES: dict[str, Rule] = {}
+"""Torch rules by operator; names are those of `planner.operators.RULES`."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of these operators."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def dims_of(x: torch.Tensor, axes: Sequence[int] | None) -> tuple[int, ...]:
+    """Dimensions that axes name, negative ones counted from the end; all where none are given."""
+    return tuple(range(x.dim())) if axes is None else tuple(sorted(a % x.dim() for a in axes))

@@ -1,0 +1,190 @@
+"""Element by element: arithmetic, comparisons, activations, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from planner.errors import ModelError
+from planner.runtime.operators.call import RULES, Call, rule
+
+_TORCH_TYPES = {
+    2: torch.uint8, 3: torch.int8, 4: torch.int16, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
+    12: torch.int32, 13: torch.int64,
+}  # fmt: skip
+"""ONNX numbers of element types that are no floats; unsigned ones as the next larger signed type."""
+
+_FLOATS = {1, 10, 11, 16, 17, 18, 19, 20, 23}
+
+
+def torch_type(number: int, float_dtype: torch.dtype) -> torch.dtype:
+    """The type that an ONNX element type is computed in: floats in the type of the pass.
+
+    Raises:
+        ModelError: strings, complex numbers and packed types.
+    """
+    if number in _FLOATS:
+        return float_dtype
+    if number not in _TORCH_TYPES:
+        raise ModelError(f"element type {number} has no torch type", hint="export the model in floats and integers")
+    return _TORCH_TYPES[number]
+
+
+_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
+    "Atan": torch.atan, "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
+    "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "Identity": lambda x: x, "IsNaN": torch.isnan,
+    "Log": torch.log, "Mish": F.mish, "Neg": torch.neg, "Not": torch.logical_not, "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu, "Round": torch.round, "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin,
+    "Sinh": torch.sinh, "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)), "Softsign": F.softsign,
+    "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh, "HardSwish": lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
+    "BitwiseNot": torch.bitwise_not,
+}  # fmt: skip
+
+_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "Add": torch.add, "And": torch.logical_and, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor, "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge,
+    "Less": torch.lt, "LessOrEqual": torch.le, "Mul": torch.mul, "Or": torch.logical_or, "Pow": torch.pow,
+    "Sub": torch.sub, "Xor": torch.logical_xor, "PRelu": lambda x, slope: torch.where(x >= 0, x, slope * x),
+}  # fmt: skip
+
+_MANY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add,
+}  # fmt: skip
+
+RULES.update({name: lambda c, f=f: f(c[0]) for name, f in _UNARY.items()})  # type: ignore[misc]
+RULES.update({name: lambda c, f=f: f(c[0], c[1]) for name, f in _BINARY.items()})  # type: ignore[misc]
+RULES.update({name: lambda c, f=f: reduce(f, [x for x in c.inputs if x is not None]) for name, f in _MANY.items()})  # type: ignore[misc]
+
+
+@rule("Mean")
+def _mean(c: Call) -> torch.Tensor:
+    present = [x for x in c.inputs if x is not None]
+    return reduce(torch.add, present) / len(present)
+
+
+@rule("Div")
+def _divide(c: Call) -> torch.Tensor:
+    if c[0].is_floating_point() or c[1].is_floating_point():
+        return c[0] / c[1]
+    return torch.div(c[0], c[1], rounding_mode="trunc")
+
+
+@rule("Mod")
+def _modulo(c: Call) -> torch.Tensor:
+    return torch.fmod(c[0], c[1]) if c.attr("fmod", 0) else torch.remainder(c[0], c[1])
+
+
+@rule("IsInf")
+def _is_infinite(c: Call) -> torch.Tensor:
+    positive, negative = c.attr("detect_positive", 1), c.attr("detect_negative", 1)
+    return (torch.isposinf(c[0]) & bool(positive)) | (torch.isneginf(c[0]) & bool(negative))
+
+
+@rule("Where")
+def _where(c: Call) -> torch.Tensor:
+    return torch.where(c[0], c[1], c[2])
+
+
+@rule("Clip")
+def _clip(c: Call) -> torch.Tensor:
+    low, high = c.get(1), c.get(2)
+    x = c[0]
+    if low is None and "min" in c.attributes:
+        low = torch.as_tensor(c.attr("min"), dtype=x.dtype)
+    if high is None and "max" in c.attributes:
+        high = torch.as_tensor(c.attr("max"), dtype=x.dtype)
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
+@rule("Cast")
+def _cast(c: Call) -> torch.Tensor:
+    return _to(c[0], torch_type(int(c.attr("to")), c.context.float_dtype))
+
+
+@rule("CastLike")
+def _cast_like(c: Call) -> torch.Tensor:
+    return _to(c[0], c[1].dtype)
+
+
+def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+@rule("Gelu", "com.microsoft.Gelu")
+def _gelu(c: Call) -> torch.Tensor:
+    return F.gelu(c[0], approximate="tanh" if c.attr("approximate", "none") == "tanh" else "none")
+
+
+@rule("com.microsoft.FastGelu", "com.microsoft.BiasGelu")
+def _gelu_with_bias(c: Call) -> torch.Tensor:
+    x = c[0] + c[1] if c.has(1) else c[0]
+    return F.gelu(x, approximate="tanh" if c.op.endswith("FastGelu") else "none")
+
+
+@rule("com.microsoft.QuickGelu")
+def _quick_gelu(c: Call) -> torch.Tensor:
+    return c[0] * torch.sigmoid(c.attr("alpha", 1.702) * c[0])
+
+
+@rule("Swish")
+def _swish(c: Call) -> torch.Tensor:
+    return c[0] * torch.sigmoid(c.attr("alpha", 1.0) * c[0])
+
+
+@rule("SwiGLU")
+def _swiglu(c: Call) -> torch.Tensor:
+    return c[0] * torch.sigmoid(c.attr("alpha", 1.0) * c[0]) * c[1]
+
+
+@rule("LeakyRelu")
+def _leaky_relu(c: Call) -> torch.Tensor:
+    return torch.where(c[0] >= 0, c[0], c.attr("alpha", 0.01) * c[0])
+
+
+@rule("ThresholdedRelu")
+def _thresholded_relu(c: Call) -> torch.Tensor:
+    return torch.where(c[0] > c.attr("alpha", 1.0), c[0], torch.zeros_like(c[0]))
+
+
+@rule("Elu")
+def _elu(c: Call) -> torch.Tensor:
+    return F.elu(c[0], c.attr("alpha", 1.0))
+
+
+@rule("Celu")
+def _celu(c: Call) -> torch.Tensor:
+    return F.celu(c[0], c.attr("alpha", 1.0))
+
+
+@rule("Selu")
+def _selu(c: Call) -> torch.Tensor:
+    alpha, gamma = c.attr("alpha", 1.6732632), c.attr("gamma", 1.0507010)
+    return gamma * torch.where(c[0] > 0, c[0], alpha * torch.expm1(torch.clamp(c[0], max=0)))
+
+
+@rule("HardSigmoid")
+def _hard_sigmoid(c: Call) -> torch.Tensor:
+    return torch.clamp(c.attr("alpha", 0.2) * c[0] + c.attr("beta", 0.5), 0, 1)
+
+
+@rule("Shrink")
+def _shrink(c: Call) -> torch.Tensor:
+    bound, bias, x = c.attr("lambd", 0.5), c.attr("bias", 0.0), c[0]
+    return torch.where(x < -bound, x + bias, torch.where(x > bound, x - bias, torch.zeros_like(x)))
+
+
+@rule("Dropout", "com.microsoft.BitmaskDropout")
+def _dropout(c: Call) -> list[torch.Tensor]:
+    x = c[0]
+    share = c.scalar(1, float(c.attr("ratio", 0.5)))
+    if share == 0 or c.scalar(2, 0.0) == 0:
+        return [x, torch.ones_like(x, dtype=torch.bool)]
+    if x.is_meta:
+        return [x.clone(), torch.ones_like(x, dtype=torch.bool)]
+    kept = torch.rand(x.shape, generator=c.generator()).to(x.device) >= share
+    return [torch.where(kept, x / (1 - share), torch.zeros_like(x)), kept]

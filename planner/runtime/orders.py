@@ -1,0 +1,126 @@
+"""What each rank does in one iteration, one action after the other, in an order that does not block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from planner.errors import PlanError
+from planner.plans import Plan
+from planner.schedules import Action, ActionKind
+
+_BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
+_Key = tuple[ActionKind, int, int]
+
+
+class _Play:
+    """Actions of all ranks, done as soon as what they need is done; time does not count."""
+
+    def __init__(self, plan: Plan, times: int) -> None:
+        self.plan = plan
+        self.lanes = {
+            (rank, k): lane for rank in range(plan.world_size) for k, lane in enumerate(plan.lanes(rank, times))
+        }
+        self.at = dict.fromkeys(self.lanes, 0)
+        self.done: set[tuple[_Key, int]] = set()
+        self.arrived: dict[_Key, set[tuple[int, int]]] = {}
+        self.counts: dict[tuple[int, int, str], int] = {}
+        kinds = {(a.kind, a.stage) for lane in self.lanes.values() for a in lane}
+        self.explicit = kinds
+        self.feeds: dict[int, list[int]] = {}
+        self.readers: dict[int, list[int]] = {}
+        for b in plan.boundaries:
+            for to in b.to_stages:
+                self.feeds.setdefault(to, []).append(b.from_stage)
+                if b.gradient:
+                    self.readers.setdefault(b.from_stage, []).append(to)
+        self.synced = self._expected()
+
+    def _expected(self) -> dict[_Key, int]:
+        """How many ranks take part in each exchange."""
+        found: dict[_Key, int] = {}
+        for lane in self.lanes.values():
+            for a in lane:
+                if a.kind is ActionKind.SYNC:
+                    key = a.kind, a.stage, a.micro_batch
+                    found[key] = found.get(key, 0) + 1
+        return found
+
+    def ready(self, place: tuple[int, int], a: Action) -> bool:
+        """Whether everything that an action needs is done."""
+        if a.kind is ActionKind.SYNC:
+            key = a.kind, a.stage, a.micro_batch
+            self.arrived.setdefault(key, set()).add(place)
+            return len(self.arrived[key]) == self.synced[key]
+        if a.kind is ActionKind.FORWARD and not self._has_room(place[0], a):
+            return False
+        return all(self._did(kinds, stage, a.micro_batch) for kinds, stage in self._needs(a))
+
+    def _needs(self, a: Action) -> Iterable[tuple[tuple[ActionKind, ...], int]]:
+        """(actions of which one is needed, stage)."""
+        received = (ActionKind.RECEIVE_ACTIVATION, a.stage) in self.explicit
+        if a.kind is ActionKind.RECEIVE_ACTIVATION or (a.kind is ActionKind.FORWARD and not received):
+            for stage in self.feeds.get(a.stage, ()):
+                sends = (ActionKind.SEND_ACTIVATION, stage) in self.explicit
+                yield (ActionKind.SEND_ACTIVATION if sends else ActionKind.FORWARD,), stage
+        returned = (ActionKind.RECEIVE_GRADIENT, a.stage) in self.explicit
+        if a.kind is ActionKind.RECEIVE_GRADIENT or (a.kind in _BACK and not returned):
+            for stage in self.readers.get(a.stage, ()):
+                sends = (ActionKind.SEND_GRADIENT, stage) in self.explicit
+                yield (ActionKind.SEND_GRADIENT,) if sends else _BACK, stage
+        if a.kind in _BACK:
+            yield (ActionKind.FORWARD,), a.stage
+        if a.kind is ActionKind.WEIGHT_GRAD:
+            yield (ActionKind.INPUT_GRAD,), a.stage
+
+    def _did(self, kinds: tuple[ActionKind, ...], stage: int, micro_batch: int) -> bool:
+        ranks = self.plan.ranks_for(stage, micro_batch)
+        return any(all(((kind, stage, micro_batch), rank) in self.done for rank in ranks) for kind in kinds)
+
+    def _has_room(self, rank: int, a: Action) -> bool:
+        limits = self.plan.schedule.limits
+        if not limits:
+            return True
+        began, ended = (self.counts.get((rank, a.stage, word), 0) for word in ("F", "end"))
+        return began - ended < limits[a.stage]
+
+    def finish(self, place: tuple[int, int], a: Action) -> None:
+        """Note an action as done."""
+        rank = place[0]
+        self.done.add(((a.kind, a.stage, a.micro_batch), rank))
+        ends = a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
+        if ends or a.kind is ActionKind.FORWARD:
+            word = "end" if ends else "F"
+            self.counts[rank, a.stage, word] = self.counts.get((rank, a.stage, word), 0) + 1
+        self.at[place] += 1
+
+
+def sequences(plan: Plan, times: int = 1) -> Mapping[int, tuple[Action, ...]]:
+    """The actions of every rank in an order in which each can wait for what it needs.
+
+    Lanes of a rank that run side by side are merged as their needs are met. O(actions * ranks) at the worst.
+
+    Args:
+        plan: the plan.
+        times: how often what goes on for ever is repeated.
+
+    Raises:
+        PlanError: the orders block each other; the waiting actions are named.
+    """
+    play = _Play(plan, times)
+    found: dict[int, list[Action]] = {rank: [] for rank in range(plan.world_size)}
+    moved = True
+    while moved:
+        moved = False
+        for place, lane in play.lanes.items():
+            while play.at[place] < len(lane) and play.ready(place, lane[play.at[place]]):
+                action = lane[play.at[place]]
+                found[place[0]].append(action)
+                play.finish(place, action)
+                moved = True
+    waiting = [f"rank {p[0]} at {lane[play.at[p]]}" for p, lane in play.lanes.items() if play.at[p] < len(lane)]
+    if waiting:
+        raise PlanError(
+            f"the orders block each other: {', '.join(waiting[:4])}", where="schedule",
+            hint="shardplan check shows the cycle",
+        )  # fmt: skip
+    return {rank: tuple(actions) for rank, actions in found.items()}

@@ -1,0 +1,78 @@
+"""What the runtime executes of a plan, and what it refuses by name before a process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.errors import PlanError
+from planner.plans import Plan, Requirement
+from planner.schedules import Action, ActionKind
+
+EXECUTED: Mapping[Requirement, str] = {
+    Requirement.PIPELINE: "as it stands",
+    Requirement.REPLICATED_STAGE: "as it stands",
+    Requirement.UNEQUAL_REPLICATION: "as it stands",
+    Requirement.SKIP_EDGES: "sent straight to the stage that reads it",
+    Requirement.MULTI_TENSOR_BOUNDARY: "as it stands",
+    Requirement.DUPLICATED_NODES: "as it stands",
+    Requirement.TIED_PARAMETERS: "summed once over all ranks that hold it, at the end of an iteration",
+    Requirement.SEPARATE_COPIES: "as it stands",
+    Requirement.MID_MODULE_CUT: "as it stands",
+    Requirement.RECOMPUTE: "a stage at a time",
+    Requirement.ZERO1: "as it stands",
+    Requirement.ZERO2: "after every backward where the replicas run the same actions, else once an iteration",
+    Requirement.ZERO3: "for every pass where the replicas run the same actions, else once an iteration",
+    Requirement.ASYNC_WEIGHTS: "without corrections",
+    Requirement.MULTI_STAGE_RANK: "as it stands",
+    Requirement.SPLIT_BACKWARD: "each half runs the shared part of the backward",
+    Requirement.IDLE_RANKS: "as it stands",
+    Requirement.TENSOR_PARALLEL: "as it stands",
+    Requirement.SEQUENCE_PARALLEL: "as it stands",
+    Requirement.EXPERT_PARALLEL: "operators that choose experts are computed whole",
+    Requirement.VOCABULARY_PARALLEL: "as it stands",
+    Requirement.RING_ATTENTION: "keys and values are gathered, not passed around",
+    Requirement.HALO_EXCHANGE: "the whole tensor is gathered, not its borders",
+    Requirement.SHARED_STATISTICS: "the whole tensor is gathered, not its statistics",
+    Requirement.INTERLEAVED_SPLIT: "as it stands",
+    Requirement.PADDED_SPLIT: "pieces are uneven, without padding",
+}
+"""How each requirement of a plan is executed."""
+
+
+def refusals(plan: Plan) -> tuple[str, ...]:
+    """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
+    found = [f"{r.value}: not executed" for r in plan.requires if r not in EXECUTED]
+    schedule = plan.schedule
+    if schedule.parts > 1:
+        found.append(f"parts: {schedule.parts} sub-sequences of a micro-batch need attention over earlier parts")
+    if schedule.corrections:
+        found.append("corrections: learning rates and weights that are corrected for delay are not executed")
+    if schedule.clock_distance is not None:
+        found.append("clock_distance: copies that run ahead of each other are not executed")
+    if any(action.kind is ActionKind.EVICT for rank in _ranks(plan) for action in _actions(plan, rank)):
+        found.append("evictions: activations are not moved to other ranks or the host")
+    if plan.configuration.offload:
+        found.append("offload: state is not moved to the host")
+    return tuple(found)
+
+
+def require_executable(plan: Plan) -> None:
+    """See that the runtime executes everything in a plan.
+
+    Raises:
+        PlanError: it does not; all reasons are named.
+    """
+    found = refusals(plan)
+    if found:
+        raise PlanError(
+            f"cannot be run: {'; '.join(found)}", where=f"schedule {plan.schedule.name}",
+            hint="plan with another --schedule, such as 1f1b or interleaved",
+        )  # fmt: skip
+
+
+def _ranks(plan: Plan) -> list[int]:
+    return [rank for order in plan.schedule.orders for rank in order.ranks[:1]]
+
+
+def _actions(plan: Plan, rank: int) -> tuple[Action, ...]:
+    return plan.actions(rank)

@@ -1,0 +1,213 @@
+"""Training by a plan from Python: one object a rank, under `torchrun` or any other launcher of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import JobError, PlanError, UsageError
+from planner.plans import Plan, read
+from planner.runtime.data import Batch, Data, Loss, loss_by_name
+from planner.runtime.interpreter import Values
+from planner.runtime.layouts import change, whole
+from planner.runtime.model_file import ModelFile, read_model
+from planner.runtime.requirements import require_executable
+from planner.runtime.weights import MakeOptimizer
+from planner.runtime.worker import Report, Worker
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+"""Optimizers by the name that a plan's job has; others are handed in as a function."""
+
+
+def optimizer_of(name: str, learning_rate: float) -> MakeOptimizer:
+    """Makes the optimizer of that name.
+
+    Raises:
+        UsageError: torch has none of that name here.
+    """
+    if name not in OPTIMIZERS:
+        raise UsageError(f"no optimizer {name!r} in the runtime", hint=f"one of {', '.join(OPTIMIZERS)}")
+    return lambda weights: OPTIMIZERS[name](list(weights), lr=learning_rate)
+
+
+class Trainer:
+    """One rank of a plan that trains.
+
+    Args:
+        plan: the plan.
+        model: its model, read.
+        rank: this process.
+        optimizer: makes the optimizer of some weights; the plan's by default. It must work element by element where
+            the plan shards its state.
+        learning_rate: of the plan's optimizer.
+        loss: on outputs, by name or as a function of outputs and micro-batch.
+        dtype: of all floating-point work.
+        seed: of dropout.
+        report: told of every action.
+
+    Raises:
+        PlanError: something in the plan is not executed; all of it is named.
+        JobError: there are more or fewer processes than ranks.
+    """
+
+    def __init__(
+        self, plan: Plan, model: ModelFile, rank: int, *, optimizer: MakeOptimizer | None = None,
+        learning_rate: float = 0.01, loss: str | Loss = "auto", dtype: torch.dtype = torch.float32, seed: int = 0,
+        report: Report = lambda at, text: None,
+    ) -> None:  # fmt: skip
+        require_executable(plan)
+        if dist.get_world_size() != plan.world_size:
+            raise JobError(
+                f"{dist.get_world_size()} processes for a plan of {plan.world_size} ranks",
+                hint=f"start {plan.world_size} processes",
+            )
+        self.plan, self.rank, self.iteration = plan, rank, 0
+        goes_on = loss_by_name(loss, plan) if isinstance(loss, str) else loss
+        make = optimizer or optimizer_of(plan.options.optimizer, learning_rate)
+        self.worker = Worker(plan, model, rank, loss=goes_on, make=make, dtype=dtype, seed=seed, report=report)
+        self._dtype = dtype
+
+    def step(self, batch: Batch | Data) -> float:
+        """Run one iteration and update the weights.
+
+        Args:
+            batch: the global batch, the same on all ranks: tensors by input name with a first dimension of samples; or
+                a function of iteration and micro-batch number that gives micro-batches.
+
+        Returns:
+            The mean loss over the global batch, on every rank.
+        """
+        data = batch if callable(batch) else self._parts(batch)
+        loss = torch.tensor(self.worker.iteration(self.iteration, data), dtype=torch.float64)
+        dist.all_reduce(loss)
+        self.iteration += 1
+        return float(loss)
+
+    def _parts(self, batch: Batch) -> Data:
+        size, count = self.plan.micro_batches.size, self.plan.micro_batches.global_batch
+        wrong = next((name for name, x in batch.items() if x.shape[0] != count), None)
+        if wrong is not None:
+            raise JobError(f"{wrong!r} has {batch[wrong].shape[0]} samples, the plan's batch {count}", where=wrong)
+        cast = {name: x.to(self._dtype) if x.is_floating_point() else x for name, x in batch.items()}
+        return lambda iteration, m: {name: x[m * size : (m + 1) * size] for name, x in cast.items()}
+
+    def weights(self) -> Values:
+        """The whole weights that this rank's stages hold, by name; all ranks call it together."""
+        return {name: x for held in self._states().values() for name, x in held[0].items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights and optimizer state, whole tensors by name, so that any plan of the model can go on."""
+        import torch.distributed.checkpoint as checkpoint
+
+        states: dict[str, Any] = {"iteration": torch.tensor(self.iteration)}
+        for index, (values, kinds) in self._states().items():
+            stage = self.plan.stages[index]
+            if self.rank != stage.replicas[0][0]:
+                continue
+            states.update({f"weights/{name}": x for name, x in values.items()})
+            for kind, held in kinds.items():
+                states.update({f"optimizer/{kind}/{name}": x for name, x in held.items() if name})
+                states.update({f"optimizer/{kind}/": x for name, x in held.items() if not name})
+        checkpoint.save(states, checkpoint_id=str(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from what `save` wrote under this or another plan of the same model.
+
+        Raises:
+            PlanError: a weight is missing there.
+        """
+        import torch.distributed.checkpoint as checkpoint
+
+        known = checkpoint.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+        wanted: dict[str, Any] = {"iteration": torch.tensor(0)}
+        kinds = sorted({key.split("/")[1] for key in known if key.startswith("optimizer/")})
+        for own in self.worker.stages.values():
+            for name in own.program.owned:
+                if f"weights/{name}" not in known:
+                    raise PlanError(f"no weight {name!r}", where=str(folder), hint="is it of the same model?")
+                whole_weight = self.worker.whole_shape(own, name)
+                wanted[f"weights/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
+                for kind in kinds:
+                    if f"optimizer/{kind}/{name}" in known:
+                        wanted[f"optimizer/{kind}/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
+        for kind in kinds:
+            if f"optimizer/{kind}/" in known:
+                wanted[f"optimizer/{kind}/"] = torch.zeros((), dtype=torch.float32)
+        checkpoint.load(wanted, checkpoint_id=str(folder))
+        self.iteration = int(wanted["iteration"])
+        for own in self.worker.stages.values():
+            for weights in (own.weights, own.tied):
+                values = {n: self._piece(own, n, wanted[f"weights/{n}"]) for n in weights.shapes}
+                held: dict[str, Values] = {}
+                for kind in kinds:
+                    found = {
+                        n: self._piece(own, n, wanted[f"optimizer/{kind}/{n}"])
+                        for n in weights.shapes
+                        if f"optimizer/{kind}/{n}" in wanted
+                    }
+                    one = wanted.get(f"optimizer/{kind}/")
+                    held[kind] = {"": one} if one is not None else found
+                weights.restore(values, held)
+
+    def _piece(self, own: Any, name: str, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        if own.sharded is None:
+            return x
+        return change(x, whole(own.mesh.axes), own.sharded.layouts(name)[0], x.shape, own.mesh).clone()
+
+    def _states(self) -> dict[int, tuple[Values, dict[str, Values]]]:
+        """By stage, whole weights and optimizer state by kind."""
+        found = {}
+        for index, own in self.worker.stages.items():
+            values: Values = {}
+            kinds: dict[str, Values] = {}
+            for weights in (own.weights, own.tied):
+                held, states = weights.state()
+                values.update(held)
+                for kind, state in states.items():
+                    kinds.setdefault(kind, {}).update(state)
+            whole_values = {name: self.worker.whole_weight(own, name, x) for name, x in values.items()}
+            whole_kinds = {
+                kind: {name: self.worker.whole_weight(own, name, x) if name else x for name, x in state.items()}
+                for kind, state in kinds.items()
+            }
+            found[index] = whole_values, whole_kinds
+        return found
+
+
+def load(
+    plan: Plan | str | Path,
+    model: ModelFile | str | Path | object,
+    **options: Any,  # noqa: ANN401
+) -> Trainer:
+    """A trainer for this process.
+
+    Where torch.distributed is not ready yet, it is made so from the environment that `torchrun` sets.
+
+    Args:
+        plan: the plan, or its file.
+        model: the ONNX file, or a model in memory.
+        options: as of `Trainer`; `weights_seed` is of weights whose data are not in the file.
+
+    Raises:
+        UsageError: torch.distributed is not ready and the environment does not say how.
+    """
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
+        dist.init_process_group("gloo")
+    found = plan if isinstance(plan, Plan) else read(plan)
+    seed = int(options.pop("weights_seed", 0))
+    known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    return Trainer(found, known, dist.get_rank(), **options)
+
+
+def losses(trainer: Trainer, data: Data, steps: int) -> list[float]:
+    """Train for some steps; the mean loss of each."""
+    return [trainer.step(data) for _ in range(steps)]
+
+
+__all__ = ["OPTIMIZERS", "Trainer", "load", "losses", "optimizer_of"]

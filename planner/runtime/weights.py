@@ -1,0 +1,251 @@
+"""The weights of a stage on one rank: pieces, versions, gradients, their exchange over replicas, ZeRO, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import PlanError
+from planner.runtime.interpreter import Values
+
+MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+"""Makes the optimizer of some weights; its rule must work element by element where ZeRO shards its state."""
+
+
+class StageWeights:
+    """Weights of one stage as one rank trains them.
+
+    Of ZeRO 1 and above a rank updates its share: all weights in a row, cut in as many equal parts as there are
+    replicas. Of 2 and above gradients are scattered after every backward, of 3 weights are whole only during a pass,
+    where all replicas run the same actions (`together`); else both happen once an iteration.
+
+    Args:
+        pieces: this rank's piece of each weight.
+        group: process group of the ranks that hold the same pieces; None for a single replica.
+        ranks: how many these are.
+        place: this rank's place among them.
+        zero: ZeRO stage.
+        together: whether the replicas run the same actions in the same order.
+        make: makes the optimizer.
+        stash: versions that are kept for micro-batches on their way: with 1 all read what is newest.
+        finish: completes a gradient inside the group that shares operators (adds up partial sums).
+    """
+
+    def __init__(
+        self, pieces: Values, *, group: object, ranks: int, place: int, zero: int, together: bool,
+        make: MakeOptimizer, stash: int = 1, finish: Callable[[str, torch.Tensor], torch.Tensor],
+    ) -> None:  # fmt: skip
+        self._group, self._ranks, self._place = group, ranks, place
+        self.zero = zero if ranks > 1 else 0
+        self._together, self._finish, self._stash = together, finish, stash
+        self.shapes = {name: tuple(x.shape) for name, x in pieces.items()}
+        self._sizes = {name: x.numel() for name, x in pieces.items()}
+        self.version = 0
+        self._kept: dict[int, Values] = {}
+        self.gradients: Values = {}
+        self._launched: tuple[Any, torch.Tensor] | None = None
+        self.summed: torch.Tensor | None = None
+        dtype = next((x.dtype for x in pieces.values()), torch.float32)
+        self._total = sum(self._sizes.values())
+        each = -(-self._total // ranks)
+        self._padded = each * ranks
+        self.flat = torch.zeros(self._padded, dtype=dtype)
+        if pieces:
+            self.flat[: self._total] = torch.cat([x.reshape(-1) for x in pieces.values()])
+        share = self.flat[place * each : (place + 1) * each]
+        self.share = share.clone() if self.zero >= 3 else share
+        self._masters = self._leaves(self.flat)
+        self.leaves = self._leaves(self.flat.clone() if stash > 1 else self.flat)
+        self._kept[0] = self.leaves
+        held = self._optimized()
+        self.optimizer = make(held) if held and self._total else None
+
+    def _leaves(self, flat: torch.Tensor) -> Values:
+        """Weights as views of all of them in a row."""
+        found, at = {}, 0
+        for name, shape in self.shapes.items():
+            view = flat.data[at : at + self._sizes[name]].view(shape)
+            found[name] = view.requires_grad_(True)
+            at += self._sizes[name]
+        return found
+
+    def gather(self) -> None:
+        """Make the weights whole for a pass (ZeRO 3)."""
+        if self.zero >= 3 and self._together:
+            if not self.flat.untyped_storage().size():
+                self.flat.untyped_storage().resize_(self._padded * self.flat.element_size())
+            self._all_gather()
+
+    def release(self) -> None:
+        """Drop what other ranks hold (ZeRO 3)."""
+        if self.zero >= 3 and self._together:
+            self.flat.untyped_storage().resize_(0)
+
+    def _all_gather(self) -> None:
+        parts = list(self.flat.data.chunk(self._ranks))
+        dist.all_gather(parts, self.share.detach().clone(), group=self._group)
+
+    def read(self, version: int = -1) -> Values:
+        """The weights to compute with: the newest, or those after so many updates.
+
+        Raises:
+            PlanError: that version is no longer, or not yet, there.
+        """
+        if version < 0 or version == self.version or self._stash == 1:
+            return self.leaves
+        if version not in self._kept:
+            raise PlanError(f"weights after {version} updates are not kept", where="schedule", hint="plan again")
+        return self._kept[version]
+
+    def add(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
+        """Add gradients of a micro-batch, as autograd made them."""
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                before = self.gradients.get(name)
+                self.gradients[name] = gradient.clone() if before is None else before.add_(gradient)
+        if self.zero >= 2 and self._together:
+            own = self._scattered(self._flat_gradient())
+            self.summed = own if self.summed is None else self.summed + own
+
+    def sum_up(self) -> None:
+        """Take the gradients as they are for the sum over replicas."""
+        self.summed = self._flat_gradient(complete=True)
+
+    def _flat_gradient(self, *, complete: bool = False) -> torch.Tensor:
+        """All gradients in a row, complete inside the group that shares operators; forgets them."""
+        rows = []
+        for name, shape in self.shapes.items():
+            gradient = self.gradients.pop(name, None)
+            if gradient is None:
+                gradient = torch.zeros(shape, dtype=self.flat.dtype)
+            rows.append((gradient if complete else self._finish(name, gradient)).reshape(-1))
+        flat = torch.zeros(self._padded, dtype=self.flat.dtype)
+        if rows:
+            flat[: self._total] = torch.cat(rows)
+        return flat
+
+    def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's share of the sum over replicas."""
+        own = torch.empty(self._padded // self._ranks, dtype=flat.dtype)
+        dist.reduce_scatter_tensor(own, flat, group=self._group)
+        return own
+
+    def launch(self) -> None:
+        """Begin to exchange gradients without waiting."""
+        flat = self._flat_gradient()
+        work = dist.all_reduce(flat, group=self._group, async_op=True) if self._ranks > 1 and not self.zero else None
+        self._launched = work, flat
+
+    def exchange(self) -> None:
+        """Sum the gradients over replicas; what `launch` began is waited for."""
+        if self._launched is not None:
+            work, flat = self._launched
+            self._launched = None
+            if work is not None:
+                work.wait()
+        elif self.zero >= 2 and self._together:
+            return
+        else:
+            flat = self._flat_gradient()
+            if self._ranks > 1 and not self.zero:
+                dist.all_reduce(flat, group=self._group)
+        self.summed = self._scattered(flat) if self.zero else flat
+
+    def update(self) -> None:
+        """Apply the summed gradients and go on to the next version."""
+        self.version += 1
+        if self.optimizer is None or self.summed is None:
+            self._kept[self.version] = self.leaves
+            return
+        if self.zero:
+            self.share.grad = self.summed
+        else:
+            at = 0
+            for name, leaf in self._masters.items():
+                leaf.grad = self.summed[at : at + self._sizes[name]].view(leaf.shape)
+                at += self._sizes[name]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.summed = None
+        if self.zero in (1, 2) or (self.zero and not self._together):
+            self._all_gather()
+        if self._stash > 1:
+            self.leaves = self._kept[self.version] = self._leaves(self.flat.clone())
+            self._kept = {version: kept for version, kept in self._kept.items() if version > self.version - self._stash}
+
+    def whole_gradient(self) -> Values:
+        """The summed gradients by name, gathered where they are scattered; all replicas call it together."""
+        if self.summed is None:
+            return {}
+        flat = self.summed
+        if self.zero:
+            flat = torch.empty(self._padded, dtype=self.summed.dtype)
+            dist.all_gather(list(flat.chunk(self._ranks)), self.summed, group=self._group)
+        return self._by_name(flat)
+
+    def _by_name(self, flat: torch.Tensor) -> Values:
+        found, at = {}, 0
+        for name, shape in self.shapes.items():
+            found[name] = flat[at : at + self._sizes[name]].view(shape)
+            at += self._sizes[name]
+        return found
+
+    def state(self) -> tuple[Values, dict[str, Values]]:
+        """Weights, and the optimizer's state by kind and weight: each rank's pieces, whole over replicas.
+
+        State that is one number for all weights has the name "" in place of a weight's.
+        """
+        self.gather()
+        values = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
+        self.release()
+        kinds: dict[str, Values] = {}
+        if self.optimizer is None:
+            return values, kinds
+        if not self.zero:
+            for name, leaf in self._masters.items():
+                for kind, value in self.optimizer.state.get(leaf, {}).items():
+                    shaped = isinstance(value, torch.Tensor) and value.shape == leaf.shape and value.dim()
+                    kinds.setdefault(kind, {})[name if shaped else ""] = torch.as_tensor(value)
+            return values, kinds
+        for kind, value in self.optimizer.state.get(self.share, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == self.share.shape:
+                flat = torch.empty(self._padded, dtype=value.dtype)
+                dist.all_gather(list(flat.chunk(self._ranks)), value.contiguous(), group=self._group)
+                kinds[kind] = self._by_name(flat)
+            else:
+                kinds[kind] = {"": torch.as_tensor(value)}
+        return values, kinds
+
+    def restore(self, values: Mapping[str, torch.Tensor], kinds: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Take weights and optimizer state as `state` gives them."""
+        flat = self._row(values)
+        self.gather()
+        self.flat.data.copy_(flat)
+        each = self._padded // self._ranks
+        if self.zero >= 3:
+            self.share.data.copy_(flat[self._place * each : (self._place + 1) * each])
+        self.release()
+        if self.optimizer is None:
+            return
+        for kind, held in kinds.items():
+            if "" in held:
+                for leaf in self._optimized():
+                    self.optimizer.state[leaf][kind] = held[""].clone()
+            elif self.zero:
+                row = self._row(held)[self._place * each : (self._place + 1) * each]
+                self.optimizer.state[self.share][kind] = row.clone()
+            else:
+                for name, leaf in self._masters.items():
+                    self.optimizer.state[leaf][kind] = held[name].clone()
+
+    def _optimized(self) -> list[torch.Tensor]:
+        return [self.share] if self.zero else list(self._masters.values())
+
+    def _row(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        flat = torch.zeros(self._padded, dtype=self.flat.dtype)
+        if self.shapes:
+            flat[: self._total] = torch.cat([values[name].reshape(-1) for name in self.shapes])
+        return flat

@@ -1,0 +1,478 @@
+"""One rank of a plan: runs its actions in order on torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import PlanError
+from planner.plans import Plan
+from planner.plans.records import Boundary
+from planner.runtime.data import Batch, Data, Loss
+from planner.runtime.interpreter import Values
+from planner.runtime.layouts import Mesh, change, whole
+from planner.runtime.model_file import ModelFile
+from planner.runtime.operators import Context
+from planner.runtime.orders import sequences
+from planner.runtime.sharded import ShardedStage, whole_shapes
+from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
+from planner.runtime.weights import MakeOptimizer, StageWeights
+from planner.schedules import Action, ActionKind, WeightPolicy
+
+Report = Callable[[int, str], None]
+"""Called before every action with its place in the rank's order and its text."""
+
+_BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
+
+
+@dataclass
+class _Stage:
+    """What a rank has of one stage.
+
+    Attributes:
+        program: what it runs.
+        weights: what it trains.
+        tied: weights that other stages hold, too: their gradients are summed at the end of an iteration.
+        constants: initializers that are not trained.
+        replica: number of the replica that this rank belongs to.
+        mesh: the ranks of its group.
+        sharded: how they share the work; None for one rank.
+        passes: micro-batches on their way.
+    """
+
+    program: StageProgram
+    weights: StageWeights
+    tied: StageWeights
+    constants: Values
+    replica: int
+    mesh: Mesh
+    sharded: ShardedStage | None
+    passes: dict[int, Pass] = field(default_factory=dict)
+
+
+class Worker:
+    """One rank of a plan.
+
+    Args:
+        plan: the plan.
+        model: its model.
+        rank: this process; the default process group is ready and has a process for each rank of the plan.
+        loss: on outputs.
+        make: makes the optimizer of some weights.
+        dtype: of all floating-point work.
+        seed: of dropout.
+        report: told of every action.
+
+    Raises:
+        PlanError: the orders block each other, or the plan is not for this model.
+        ModelError: an operator has no torch rule.
+    """
+
+    def __init__(
+        self, plan: Plan, model: ModelFile, rank: int, *, loss: Loss, make: MakeOptimizer,
+        dtype: torch.dtype = torch.float32, seed: int = 0, report: Report = lambda at, text: None,
+    ) -> None:  # fmt: skip
+        self.plan, self.model, self.rank = plan, model, rank
+        self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._sends: list[tuple[Any, torch.Tensor]] = []
+        self._mail: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._losses: list[torch.Tensor] = []
+        self._orders = sequences(plan)
+        kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
+        self._explicit = kinds
+        self._make_groups()
+        self._shapes = whole_shapes(plan, model) if plan.shardings else {}
+        self.stages = {index: self._stage(index) for index in plan.stages_of(rank)}
+
+    def _make_groups(self) -> None:
+        """All process groups, made by all ranks in the same order."""
+        wanted: dict[tuple[int, ...], None] = {}
+        for stage in self.plan.stages:
+            for at in range(stage.group_ranks):
+                wanted[tuple(sorted(group[at] for group in stage.replicas))] = None
+            sharding = self.plan.sharding_of(stage.index)
+            for group in stage.replicas if sharding else ():
+                for axis in range(len(sharding.sizes) if sharding else 0):
+                    for line in _lines(group, sharding.sizes if sharding else (), axis):
+                        wanted[line] = None
+        for shared in self.plan.shared_parameters:
+            ranks = {rank for s in shared.stages for rank in self.plan.stages[s].ranks}
+            wanted[tuple(sorted(ranks))] = None
+        for ranks_of in wanted:
+            if len(ranks_of) > 1:
+                self._groups[ranks_of] = dist.new_group(list(ranks_of))
+
+    def _stage(self, index: int) -> _Stage:
+        plan, stage = self.plan, self.plan.stages[index]
+        program = stage_program(plan, self.model, index)
+        replica = next(j for j, group in enumerate(stage.replicas) if self.rank in group)
+        mesh = self._mesh(index, stage.replicas[replica])
+        sharded = ShardedStage(plan, self.model, program, mesh, self._shapes) if mesh.axes else None
+        holders = [group[mesh.place] for group in stage.replicas]
+        together = len({self._words(rank) for rank in holders}) == 1
+        summed = {s.parameter for s in plan.shared_parameters if s.reduction == "sum"}
+        pieces = {name: self._piece(name, sharded, mesh) for name in program.owned}
+
+        def finish(name: str, gradient: torch.Tensor) -> torch.Tensor:
+            if sharded is None:
+                return gradient
+            value, layout = sharded.layouts(name)
+            return change(gradient, layout, value, sharded.shape(name), mesh)
+
+        group = self._groups.get(tuple(sorted(holders)))
+        own = {name: x for name, x in pieces.items() if name not in summed}
+        tied = {name: x for name, x in pieces.items() if name in summed}
+        weights = StageWeights(
+            own, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together, make=self._make,
+            stash=self._versions(index), finish=finish,
+        )  # fmt: skip
+        both = StageWeights(tied, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish)
+        constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
+        weights.release()
+        return _Stage(program, weights, both, constants, replica, mesh, sharded)
+
+    def _versions(self, index: int) -> int:
+        """Versions of its weights that a stage keeps apart."""
+        schedule = self.plan.schedule
+        if WeightPolicy(schedule.weight_policy) in (WeightPolicy.SYNC, WeightPolicy.NEWEST):
+            return 1
+        return max(2, *schedule.versions)
+
+    def _words(self, rank: int) -> tuple[tuple[object, ...], ...]:
+        """A rank's actions without the numbers of micro-batches."""
+        return tuple((a.kind, a.stage, a.part) for a in self._orders[rank])
+
+    def _mesh(self, index: int, group: tuple[int, ...]) -> Mesh:
+        sharding = self.plan.sharding_of(index)
+        if sharding is None or len(group) == 1:
+            return Mesh()
+        lines = tuple(
+            next((self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line), None)
+            for axis in range(len(sharding.sizes))
+        )
+        return Mesh(sharding.sizes, group.index(self.rank), lines)
+
+    def _piece(self, name: str, sharded: ShardedStage | None, mesh: Mesh) -> torch.Tensor:
+        value = self.model.weight(name, self._dtype)
+        if sharded is None:
+            return value
+        return change(value, whole(mesh.axes), sharded.layouts(name)[0], value.shape, mesh).clone()
+
+    def iteration(self, number: int, data: Data, *, update: bool = True) -> float:
+        """Run one iteration.
+
+        Args:
+            number: of the iteration.
+            data: its micro-batches.
+            update: whether weights are updated; without, `gradients` gives what they would be updated by.
+
+        Returns:
+            This rank's part of the mean loss; the parts of all ranks, one of each group, add up to it.
+        """
+        self._losses = []
+        for at, action in enumerate(self._orders[self.rank]):
+            self._report(at, str(action))
+            self._do(action, number, data, update)
+        self._report(len(self._orders[self.rank]), "tied gradients")
+        self._exchange_tied(update)
+        for work, _ in self._sends:
+            work.wait()
+        self._sends.clear()
+        scale = self.plan.micro_batches.gradient_scale
+        return sum(float(loss.detach()) * scale for loss in self._losses)
+
+    def _do(self, action: Action, number: int, data: Data, update: bool) -> None:
+        own = self.stages[action.stage]
+        kind, micro_batch = action.kind, action.micro_batch
+        if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
+            batch = data(number, micro_batch)
+            own.weights.gather()
+            if kind is ActionKind.FORWARD:
+                self._forward(own, micro_batch, batch, action.version)
+            elif kind is ActionKind.RECOMPUTE:
+                self._again(own, own.passes[micro_batch], batch)
+            else:
+                self._backward(own, own.passes[micro_batch], batch, kind)
+            own.weights.release()
+        elif kind is ActionKind.SEND_ACTIVATION:
+            self._send_results(own, own.passes[micro_batch])
+        elif kind is ActionKind.RECEIVE_ACTIVATION:
+            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
+        elif kind is ActionKind.SEND_GRADIENT:
+            self._send_gradients(own, own.passes[micro_batch])
+        elif kind is ActionKind.RECEIVE_GRADIENT:
+            self._receive_gradients(own, own.passes[micro_batch])
+        elif kind is ActionKind.LAUNCH_SYNC:
+            own.weights.launch()
+        elif kind is ActionKind.SYNC:
+            own.weights.exchange()
+        elif kind is ActionKind.UPDATE and update:
+            own.weights.update()
+
+    def _forward(self, own: _Stage, micro_batch: int, batch: Batch, version: int) -> None:
+        index = own.program.index
+        if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
+            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
+        here = own.passes[micro_batch]
+        here.parameters = {**own.weights.read(version), **own.tied.read(version)}
+        if self.plan.stages[index].recompute:
+            with torch.no_grad():
+                sent, loss = self._run(own, here, batch)
+            here.results = sent
+        else:
+            sent, loss = self._run(own, here, batch)
+            here.results, here.loss = sent, loss
+        if loss is not None and own.mesh.place == 0:
+            self._losses.append(loss)
+            if not torch.isfinite(loss.detach()):
+                raise FloatingPointError(f"the loss of micro-batch {micro_batch} is {float(loss.detach())}")
+        if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
+            self._send_results(own, here)
+
+    def _run(self, own: _Stage, here: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
+        context = Context(self._dtype, self._seed, here.micro_batch)
+        named = {name: here.parameters[parameter] for name, parameter in own.program.parameters.items()}
+        values = {**own.constants, **here.received, **named}
+        if own.sharded is None:
+            return run_stage(own.program, self.model, values, batch, self._loss, context)
+        return own.sharded.run(values, batch, self._loss, context)
+
+    def _again(self, own: _Stage, here: Pass, batch: Batch) -> None:
+        """Repeat a forward whose results were dropped."""
+        here.results, here.loss = self._run(own, here, batch)
+
+    def _backward(self, own: _Stage, here: Pass, batch: Batch, kind: ActionKind) -> None:
+        index = own.program.index
+        first = kind is not ActionKind.WEIGHT_GRAD
+        if first:
+            dropped = self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit
+            if dropped:
+                self._again(own, here, batch)
+            if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
+                self._receive_gradients(own, here)
+        ends, seeds = self._ends(own, here)
+        inputs = {name: x for name, x in here.received.items() if x.requires_grad} if first else {}
+        weights = here.parameters if kind is not ActionKind.INPUT_GRAD else {}
+        found: list[torch.Tensor | None] = []
+        if ends and (inputs or weights):
+            found = list(
+                torch.autograd.grad(
+                    ends, [*inputs.values(), *weights.values()], seeds,
+                    retain_graph=kind is ActionKind.INPUT_GRAD, allow_unused=True,
+                )
+            )  # fmt: skip
+        found += [None] * (len(inputs) + len(weights) - len(found))
+        if first:
+            given = dict(zip(inputs, found, strict=False))
+            here.received = {
+                name: _with_gradient(x, given.get(name)) if name in inputs else x for name, x in here.received.items()
+            }
+            if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
+                self._send_gradients(own, here)
+        if kind is not ActionKind.INPUT_GRAD:
+            made = dict(zip(weights, found[len(inputs) :], strict=True))
+            own.weights.add({name: made.get(name) for name in own.weights.shapes})
+            own.tied.add({name: made.get(name) for name in own.tied.shapes})
+            if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
+                del own.passes[here.micro_batch]
+
+    def _ends(self, own: _Stage, here: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Where a backward begins, and the gradients there."""
+        ends, seeds = [], []
+        for name, gradient in here.gradients.items():
+            result = (here.results or {})[name]
+            if result.requires_grad:
+                ends.append(result)
+                seeds.append(gradient)
+        if here.loss is not None and here.loss.requires_grad:
+            ends.append(here.loss)
+            seeds.append(torch.full_like(here.loss, self.plan.micro_batches.gradient_scale))
+        return ends, seeds
+
+    def _peers(self, stage: int, micro_batch: int) -> tuple[int, ...]:
+        return self.plan.ranks_for(stage, micro_batch)
+
+    def _tag(self, boundary: Boundary, to: int, micro_batch: int, back: bool) -> int:
+        number = self.plan.boundaries.index(boundary) * len(self.plan.stages) + to
+        return (number * self.plan.micro_batches.count * self.plan.schedule.iterations + micro_batch) * 2 + back
+
+    def _post(self, x: torch.Tensor, peer: int, boundary: Boundary, to: int, micro_batch: int, back: bool) -> None:
+        """Send to another rank without waiting, or put aside for this one."""
+        if peer == self.rank:
+            self._mail[boundary.tensor, to if not back else -1 - to, micro_batch] = x.detach()
+            return
+        held = x.detach().contiguous()
+        held = held.to(torch.uint8) if held.dtype is torch.bool else held
+        self._sends.append((dist.isend(held, peer, tag=self._tag(boundary, to, micro_batch, back)), held))
+
+    def _take(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, boundary: Boundary, to: int, micro_batch: int,
+        back: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        if peer == self.rank:
+            return self._mail.pop((boundary.tensor, to if not back else -1 - to, micro_batch))
+        carried = torch.uint8 if dtype is torch.bool else dtype
+        room = torch.empty(shape, dtype=carried)
+        dist.recv(room, peer, tag=self._tag(boundary, to, micro_batch, back))
+        return room.to(dtype)
+
+    def _type(self, boundary: Boundary) -> torch.dtype:
+        if "float" in boundary.dtype:
+            return self._dtype
+        return {"bool": torch.bool, "int32": torch.int32}.get(boundary.dtype, torch.int64)
+
+    def _receive(self, own: _Stage, micro_batch: int) -> Values:
+        """Tensors from other stages, as this rank holds them."""
+        found = {}
+        for boundary in own.program.received:
+            sources = self._peers(boundary.from_stage, micro_batch)
+            x = self._take(
+                boundary.shape, self._type(boundary), sources[own.mesh.place % len(sources)], boundary,
+                own.program.index, micro_batch, False,
+            )  # fmt: skip
+            if own.sharded is not None:
+                layout = own.sharded.layouts(boundary.tensor)[0]
+                x = change(x, whole(own.mesh.axes), layout, boundary.shape, own.mesh).clone()
+            wants = boundary.gradient and x.is_floating_point()
+            found[boundary.tensor] = x.detach().requires_grad_(wants)
+        return found
+
+    def _send_results(self, own: _Stage, here: Pass) -> None:
+        for boundary in own.program.sent:
+            x = (here.results or {})[boundary.tensor].detach()
+            if own.sharded is not None:
+                layout = own.sharded.layouts(boundary.tensor)[0]
+                x = change(x, layout, whole(own.mesh.axes), boundary.shape, own.mesh)
+            for to in boundary.to_stages:
+                targets = self._peers(to, here.micro_batch)
+                width = len(self._peers(own.program.index, here.micro_batch))
+                for at, peer in enumerate(targets):
+                    if at % width == own.mesh.place:
+                        self._post(x, peer, boundary, to, here.micro_batch, False)
+        if self.plan.stages[own.program.index].recompute:
+            here.results = None
+
+    def _send_gradients(self, own: _Stage, here: Pass) -> None:
+        """Gradients of received tensors, back to the stages that made them."""
+        for boundary in own.program.received:
+            x = here.received[boundary.tensor]
+            if not boundary.gradient:
+                continue
+            gradient = x.grad if x.grad is not None else torch.zeros_like(x)
+            if own.sharded is not None:
+                layout = own.sharded.layouts(boundary.tensor)[1]
+                gradient = change(gradient, layout, whole(own.mesh.axes), boundary.shape, own.mesh)
+            sources = self._peers(boundary.from_stage, here.micro_batch)
+            width = len(self._peers(own.program.index, here.micro_batch))
+            for at, peer in enumerate(sources):
+                if at % width == own.mesh.place:
+                    self._post(gradient, peer, boundary, own.program.index, here.micro_batch, True)
+        if (ActionKind.SEND_GRADIENT, own.program.index) in self._explicit:
+            own.passes.pop(here.micro_batch, None)
+
+    def _receive_gradients(self, own: _Stage, here: Pass) -> None:
+        """Gradients of sent tensors, summed over the stages that read them."""
+        here.gradients = {}
+        for boundary in own.program.sent:
+            if not boundary.gradient:
+                continue
+            total: torch.Tensor | None = None
+            for to in boundary.to_stages:
+                readers = self._peers(to, here.micro_batch)
+                peer = readers[own.mesh.place % len(readers)]
+                x = self._take(boundary.shape, self._dtype, peer, boundary, to, here.micro_batch, True)
+                total = x if total is None else total + x
+            if total is not None and own.sharded is not None:
+                layout = own.sharded.layouts(boundary.tensor)[1]
+                total = change(total, whole(own.mesh.axes), layout, boundary.shape, own.mesh)
+            if total is not None:
+                here.gradients[boundary.tensor] = total
+
+    def _exchange_tied(self, update: bool) -> None:
+        """Sum the gradients of weights that several stages hold, each rank's contribution once, and update them."""
+        for shared in self.plan.shared_parameters:
+            here = [s for s in shared.stages if s in self.stages]
+            if shared.reduction != "sum" or not here:
+                continue
+            total: torch.Tensor | None = None
+            for index in here:
+                own = self.stages[index]
+                gradient = own.tied.gradients.pop(shared.parameter, None)
+                if gradient is None:
+                    gradient = torch.zeros(own.tied.shapes[shared.parameter], dtype=self._dtype)
+                if own.sharded is not None:
+                    layout = own.sharded.layouts(shared.parameter)[1]
+                    shape = own.sharded.shape(shared.parameter)
+                    gradient = change(gradient, layout, whole(own.mesh.axes), shape, own.mesh)
+                gradient = gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
+                total = gradient if total is None else total + gradient
+            ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
+            if total is not None and ranks in self._groups:
+                total = total.clone()
+                dist.all_reduce(total, group=self._groups[ranks])
+            for index in here:
+                own = self.stages[index]
+                piece = total
+                if own.sharded is not None and total is not None:
+                    value = own.sharded.layouts(shared.parameter)[0]
+                    piece = change(total, whole(own.mesh.axes), value, total.shape, own.mesh)
+                own.tied.gradients[shared.parameter] = piece
+        for own in self.stages.values():
+            own.tied.sum_up()
+            if update:
+                own.tied.update()
+
+    def gradients(self) -> Mapping[int, Values]:
+        """By stage, the whole gradient of each weight after an iteration without update. All ranks call it together."""
+        found = {}
+        for index in range(len(self.plan.stages)):
+            own = self.stages.get(index)
+            if own is None:
+                continue
+            values = {**own.weights.whole_gradient(), **own.tied.whole_gradient()}
+            found[index] = {name: self.whole_weight(own, name, x) for name, x in values.items()}
+        return found
+
+    def whole_shape(self, own: _Stage, name: str) -> tuple[int, ...]:
+        """Shape of a whole weight."""
+        return tuple(self.model.weights[name].dims)
+
+    def whole_weight(self, own: _Stage, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """A weight, or a tensor that lies like it, gathered from the ranks of a group."""
+        if own.sharded is None:
+            return piece
+        layout = own.sharded.layouts(name)[0]
+        return change(piece, layout, whole(own.mesh.axes), own.sharded.shape(name), own.mesh)
+
+
+def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """A received tensor that carries its gradient until it is sent back."""
+    found = x.detach().requires_grad_(True)
+    found.grad = gradient
+    return found
+
+
+def _lines(group: tuple[int, ...], sizes: tuple[int, ...], axis: int) -> list[tuple[int, ...]]:
+    """The lines of ranks along one axis of a mesh."""
+    inner = 1
+    for size in sizes[axis + 1 :]:
+        inner *= size
+    if not sizes or len(group) != _product(sizes):
+        raise PlanError("a mesh is not as large as its group", where="shardings", hint="plan again")
+    found: dict[int, list[int]] = {}
+    for place, rank in enumerate(group):
+        rest = place - (place // inner % sizes[axis]) * inner
+        found.setdefault(rest, []).append(rank)
+    return [tuple(line) for line in found.values()]
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
