@@ -69,12 +69,8 @@ def _predicted(statement: Statement) -> tuple[float, str, float, str]:
 
     Every matrix is cut over the ranks that share it, as frameworks do, in the fastest way that fits.
     """
-    software = planner.load_stack(statement.stack)
-    launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
-    stack = dataclasses.replace(software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap))
     try:
-        cluster = planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
-        graph = _graph(statement.model, statement.seq)
+        cluster, graph = _machine(statement), _graph(statement.model, statement.seq)
         found = planner.predict_many(graph, cluster, statement.job, statement.tried, fewest_weights=True)
     except planner.ShardplanError as error:
         return math.nan, "", 0.0, error.problem.message
@@ -83,6 +79,14 @@ def _predicted(statement: Statement) -> tuple[float, str, float, str]:
         return math.nan, "", 0.0, found.reasons[best]
     missing = max(0.0, float(found.peak_bytes[best] - found.capacity_bytes[best]))
     return float(found.iteration_s[best]), _words(statement.tried[best]), missing, ""
+
+
+def _machine(statement: Statement) -> planner.Cluster:
+    """The cluster under the row's software."""
+    software = planner.load_stack(statement.stack)
+    launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
+    stack = dataclasses.replace(software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap))
+    return planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
 
 
 @functools.lru_cache(maxsize=4)
@@ -168,6 +172,34 @@ def ranking(predictions: Sequence[Prediction]) -> list[list[str]]:
     return rows
 
 
+def plan_rows(predictions: Sequence[Prediction], backend: str) -> list[list[str]]:
+    """Our plan of each job, within what a framework runs, against the experts' fastest configuration of it.
+
+    Both are priced by one model, under the software of that configuration.
+    """
+    rows = []
+    for job, chosen in grouped(predictions, lambda recipe: recipe.job).items():
+        best = min(chosen, key=lambda one: (one.missing_bytes > 0, one.seconds))
+        statement = best.recipe.statement
+        if statement is None:
+            continue
+        start = [" ".join(map(str, job)), best.configuration, f"{best.seconds:.3f} s"]
+        wanted = dataclasses.replace(statement.job, backends=(backend,), headroom=0.0)
+        try:
+            plan = planner.plan(_graph(statement.model, statement.seq), _machine(statement), wanted)
+        except planner.ShardplanError as error:
+            rows.append([*start, "-", "-", error.problem.message])
+            continue
+        own_s, own = plan.predictions.reached_s, plan.configuration
+        first = own.stages[0]
+        shape = (
+            f"{first.ranks} ranks (cp{first.context} ep{first.expert}) x {len(own.stages)} stages, {own.copies} copies"
+        )
+        shape += f" of {first.replicas}, micro-batch {own.micro_batch}, zero{own.zero} {own.schedule}"
+        rows.append([*start, f"{own_s:.3f} s", f"{best.seconds / own_s:.3f}", shape])
+    return rows
+
+
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
     """The report in Markdown."""
     stated = [one for one in predictions if not one.refused]
@@ -238,9 +270,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("folder", type=Path, help=f"folder of {RECIPES} and {MODELS}")
     parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows alone whose name contains this")
+    parser.add_argument("--plan", metavar="FRAMEWORK", help="plan each job within what this framework runs, too")
     given = parser.parse_args(arguments)
     recipes, pairs = read_recipes(given.folder)
-    sys.stdout.write(tables([predict(recipe) for recipe in recipes], pairs, every_row=given.rows))
+    predictions = [predict(recipe) for recipe in recipes if given.only in recipe.key]
+    sys.stdout.write(tables(predictions, pairs, every_row=given.rows))
+    if given.plan:
+        head = ["job", "experts' fastest configuration", "predicted", "our plan", "times as fast", "our configuration"]
+        rows = plan_rows([one for one in predictions if not one.refused], given.plan)
+        sys.stdout.write(f"\nOur plans for {given.plan}:\n\n{_table(head, rows)}\n")
     return 0
 
 
