@@ -241,9 +241,10 @@ def _precision(row: Mapping[str, Any], assumed: list[str]) -> str:
 
 
 def _chunks(row: Mapping[str, Any], layers: int) -> list[int]:
-    """Numbers of chunks that the layers fill equally."""
-    stages = [row["pp"] * chunks for chunks in range(1, MOST_CHUNKS + 1)]
-    return [count // row["pp"] for count in stages if not layers % count or not (layers + 2) % count]
+    """Numbers of chunks, two and more, that the layers fill equally; 1 where none does."""
+    counts = range(2, MOST_CHUNKS + 1)
+    found = [v for v in counts if not layers % (row["pp"] * v) or not (layers + 2) % (row["pp"] * v)]
+    return found or [1]
 
 
 def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[planner.Degrees, ...]:
@@ -277,6 +278,8 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "zero": _zero(row),
         "recompute": recompute.get("granularity") == "full",
     }
+    if "repeats" in ABLE:
+        named["repeats"] = tuple(recompute.get("modules") or ())
     return tuple(
         planner.Degrees(**named, micro_batch=size * cores, chunks=1 if _layout(row) else count)
         for size, count in itertools.product(micro_batches, chunks)

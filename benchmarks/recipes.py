@@ -1,8 +1,8 @@
 """Hand-tuned training jobs against predictions of exactly their configurations: `python -m benchmarks.recipes FOLDER`.
 
 FOLDER holds `recipes.json` and `models.json`. Each row is stated to the program (`recipe_rows`) and predicted through
-`planner.predict`; nothing is searched, and nothing is fitted but one factor for each software (framework and release)
-and device: predicted over measured seconds. A job is left out of its own factor.
+`planner.predict_many`; nothing is searched, and nothing is fitted but one factor for each software (framework and
+release) and device: predicted over measured seconds. A job is left out of its own factor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prediction:
 
     Attributes:
         recipe: the row.
-        seconds: an iteration as it is played; nan where the planner refuses the configuration.
+        seconds: an iteration; nan where the planner refuses the configuration.
         configuration: the one that was meant, in words.
         missing_bytes: of the fullest device; 0 where the configuration fits.
         refused: why there is no prediction.
@@ -65,26 +65,28 @@ def predict(recipe: Recipe) -> Prediction:
 
 @functools.cache
 def _predicted(statement: Statement) -> tuple[float, str, float, str]:
-    """Seconds, configuration, bytes that are missing, and why it is refused; equal rows are priced once."""
-    found, refused = [], ""
+    """Seconds, configuration, bytes that are missing, and why it is refused; equal rows are priced once.
+
+    Every matrix is cut over the ranks that share it, as frameworks do, in the fastest way that fits.
+    """
+    try:
+        cluster, graph = _machine(statement), _graph(statement.model, statement.seq)
+        found = planner.predict_many(graph, cluster, statement.job, statement.tried, fewest_weights=True)
+    except planner.ShardplanError as error:
+        return math.nan, "", 0.0, error.problem.message
+    best = min(range(len(statement.tried)), key=lambda at: (not found.fits[at], found.iteration_s[at]))
+    if not math.isfinite(found.iteration_s[best]):
+        return math.nan, "", 0.0, found.reasons[best]
+    missing = max(0.0, float(found.peak_bytes[best] - found.capacity_bytes[best]))
+    return float(found.iteration_s[best]), _words(statement.tried[best]), missing, ""
+
+
+def _machine(statement: Statement) -> planner.Cluster:
+    """The cluster under the row's software."""
     software = planner.load_stack(statement.stack)
     launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
     stack = dataclasses.replace(software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap))
-    cluster = planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
-    for degrees in statement.tried:
-        try:
-            own = planner.predict(
-                _graph(statement.model, statement.seq), cluster, statement.job, degrees, fewest_weights=True
-            )
-        except planner.ShardplanError as error:
-            refused = refused or str(error)
-            continue
-        missing = max(0.0, own.fullest.memory.total - own.fullest.capacity_bytes)
-        found.append((missing, own.iteration_s, _words(degrees, own.configuration.schedule)))
-    if not found:
-        return math.nan, "", 0.0, refused
-    missing, seconds, words = min(found, key=lambda one: (one[0] > 0, one[1]))
-    return seconds, words, missing, ""
+    return planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
 
 
 @functools.lru_cache(maxsize=4)
@@ -92,12 +94,12 @@ def _graph(model: str, seq: int) -> planner.Graph:
     return planner.load_graph(model, dims={"seq": seq})
 
 
-def _words(degrees: planner.Degrees, schedule: str) -> str:
+def _words(degrees: planner.Degrees) -> str:
     named = {
         "tp": degrees.tensor, "cp": degrees.context, "ep": degrees.expert, "pp": degrees.pipeline, "dp": degrees.data,
-        "mb": degrees.micro_batch,
+        "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
-    return " ".join(f"{name}{value}" for name, value in named.items()) + f" zero{degrees.zero} {schedule}"
+    return " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
 
 
 Named = Callable[[Recipe], Any]
@@ -167,6 +169,34 @@ def ranking(predictions: Sequence[Prediction]) -> list[list[str]]:
         ]
         if marks:
             rows.append([" ".join(stack), " ".join(map(str, job)), str(len(chosen)), f"{sum(marks)} of {len(marks)}"])
+    return rows
+
+
+def plan_rows(predictions: Sequence[Prediction], backend: str) -> list[list[str]]:
+    """Our plan of each job, within what a framework runs, against the experts' fastest configuration of it.
+
+    Both are priced by one model, under the software of that configuration.
+    """
+    rows = []
+    for job, chosen in grouped(predictions, lambda recipe: recipe.job).items():
+        best = min(chosen, key=lambda one: (one.missing_bytes > 0, one.seconds))
+        statement = best.recipe.statement
+        if statement is None:
+            continue
+        start = [" ".join(map(str, job)), best.configuration, f"{best.seconds:.3f} s"]
+        wanted = dataclasses.replace(statement.job, backends=(backend,), headroom=0.0)
+        try:
+            plan = planner.plan(_graph(statement.model, statement.seq), _machine(statement), wanted)
+        except planner.ShardplanError as error:
+            rows.append([*start, "-", "-", error.problem.message])
+            continue
+        own_s, own = plan.predictions.reached_s, plan.configuration
+        first = own.stages[0]
+        shape = (
+            f"{first.ranks} ranks (cp{first.context} ep{first.expert}) x {len(own.stages)} stages, {own.copies} copies"
+        )
+        shape += f" of {first.replicas}, micro-batch {own.micro_batch}, zero{own.zero} {own.schedule}"
+        rows.append([*start, f"{own_s:.3f} s", f"{best.seconds / own_s:.3f}", shape])
     return rows
 
 
@@ -240,9 +270,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("folder", type=Path, help=f"folder of {RECIPES} and {MODELS}")
     parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows alone whose name contains this")
+    parser.add_argument("--plan", metavar="FRAMEWORK", help="plan each job within what this framework runs, too")
     given = parser.parse_args(arguments)
     recipes, pairs = read_recipes(given.folder)
-    sys.stdout.write(tables([predict(recipe) for recipe in recipes], pairs, every_row=given.rows))
+    predictions = [predict(recipe) for recipe in recipes if given.only in recipe.key]
+    sys.stdout.write(tables(predictions, pairs, every_row=given.rows))
+    if given.plan:
+        head = ["job", "experts' fastest configuration", "predicted", "our plan", "times as fast", "our configuration"]
+        rows = plan_rows([one for one in predictions if not one.refused], given.plan)
+        sys.stdout.write(f"\nOur plans for {given.plan}:\n\n{_table(head, rows)}\n")
     return 0
 
 

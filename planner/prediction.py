@@ -152,8 +152,7 @@ def predict(
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     ways = list(ways_to_share(pricer, job, configuration))
     if fewest_weights:
-        weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
-        ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
+        ways = _with_fewest_weights(ways)
     judged = [(own, judge(pricer, job, own, shelf)) for own, shelf in ways]
     if not fewest_weights:
         least = min(excess(evaluation) for _, evaluation in judged)
@@ -234,7 +233,12 @@ def _assumed(job: Job, asked: Asked, cluster: Cluster) -> Job:
 
 
 def predict_many(
-    graph: Graph, cluster: Cluster, job: Job, configurations: Sequence[Degrees | Configuration]
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    configurations: Sequence[Degrees | Configuration],
+    *,
+    fewest_weights: bool = False,
 ) -> Evaluations:
     """Price many configurations of one model, each as `predict` prices it; nothing is written out or played twice.
 
@@ -243,6 +247,7 @@ def predict_many(
         cluster: the hardware (`load_cluster`).
         job: as of `predict`.
         configurations: by degrees or in full.
+        fewest_weights: share operators in the fastest way that fits of those that leave the fewest weights on a rank.
 
     Returns:
         Arrays in their order: seconds of an iteration by the closed form where the schedule has one (1F1B, GPipe) and
@@ -262,7 +267,8 @@ def predict_many(
             own_job = _assumed(job, asked, cluster)
             if own_job not in pricers:
                 pricers[own_job] = Pricer(graph, cluster, own_job)
-            for own, shelf in ways_to_share(pricers[own_job], own_job, asked):
+            ways = list(ways_to_share(pricers[own_job], own_job, asked))
+            for own, shelf in _with_fewest_weights(ways) if fewest_weights else ways:
                 for number in shelf:
                     key = own_job, own.micro_batch, number
                     costs[key] = shelf[number]
@@ -331,6 +337,12 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
     for costs in _shardings(pricer, job, asked.micro_batch, ranks // (context * expert), context, expert):
         stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
         yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
+
+
+def _with_fewest_weights(ways: Sequence[tuple[Configuration, Shelf]]) -> list[tuple[Configuration, Shelf]]:
+    """The ways to share operators that leave the fewest weights on a rank (`FEW`)."""
+    weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
+    return [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
 
 
 def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
